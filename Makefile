@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXAMPLES := quickstart/plain quickstart/elastic quickstart_transformers/plain quickstart_transformers/elastic own_loop other_trainers fleet_of_three/app stream_service
+EXAMPLES := quickstart/plain quickstart/elastic quickstart_transformers/plain quickstart_transformers/elastic own_loop other_trainers fleet_of_three/app stream_service own_method/taking_turns
 # Where the tests keep their files: in memory, if 4 GB of it are free for that.
 IN_MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4194304 {print "/dev/shm"}')
 ifeq ($(IN_MEMORY),)

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from fl_elastic.budget import Budget
     from fl_elastic.errors import ElasticError
     from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.methods.dampening.forget import forget
     from fl_elastic.training import ElasticTrainer, FitReport, TrainerOptions
     from fl_elastic.training.fine_tune import FineTuned, fine_tune
-    from fl_elastic.training.forget import forget
 
 __version__ = "0.1.0"
 
@@ -37,7 +37,7 @@ _HOMES = {
     "FitReport": "fl_elastic.training",
     "TrainerOptions": "fl_elastic.training",
     "fine_tune": "fl_elastic.training.fine_tune",
-    "forget": "fl_elastic.training.forget",
+    "forget": "fl_elastic.methods.dampening.forget",
 }
 
 

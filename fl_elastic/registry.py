@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoints, entry_points
+from pkgutil import iter_modules
 from typing import Any, Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
@@ -19,6 +20,8 @@ __all__ = ["Factories", "Registry", "closest", "first_line", "from_module", "or_
 T = TypeVar("T")
 Made = TypeVar("Made")
 
+# By name alone: what is registered imports the registry, never the other way round.
+_METHODS = "fl_elastic.methods"
 _NAME = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]")
 
 
@@ -113,6 +116,9 @@ class Registry(Generic[T]):
         its name, which is imported when the name is asked for and not before.
     modules : mapping of str to str, optional
         Modules of this package that register a name, imported in the same way.
+    listed_as : str, optional
+        Attribute of each folder of `fl_elastic.methods` that lists more: a mapping of names to the folder's modules
+        that register them.
 
     Examples
     --------
@@ -127,10 +133,15 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, kind: str, group: str | None = None, modules: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        group: str | None = None,
+        modules: Mapping[str, str] | None = None,
+        listed_as: str | None = None,
     ) -> None:
         self.kind = kind
         self._group = group
+        self._listed_as = listed_as
         self._modules = dict(modules or {})
         self._entries: dict[str, T] = {}
 
@@ -150,7 +161,7 @@ class Registry(Generic[T]):
             raise RegistryError(f"{self.kind} name {name!r} is already registered; choose another")
 
         def add(entry: T) -> T:
-            own = self._modules.get(name)
+            own = self._home(name)
             if own is not None and own != getattr(entry, "__module__", None):
                 raise RegistryError(f"{self.kind} name {name!r} is {own}'s; choose another")
             self._entries[name] = entry
@@ -173,7 +184,7 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         """Return the registered names in alphabetical order."""
-        return sorted({*self._entries, *self._modules, *self._plugins().names})
+        return sorted({*self._entries, *self._modules, *self._listed(), *self._plugins().names})
 
     def _unknown(self, name: str) -> RegistryError:
         known = self.names()
@@ -182,10 +193,26 @@ class Registry(Generic[T]):
 
     def _load(self, name: str) -> None:
         """Import the module that registers a name, where one is known."""
-        if name in self._modules:
-            import_module(self._modules[name])
+        home = self._home(name)
+        if home is not None:
+            import_module(home)
         elif name in self._plugins().names:
             self._plugins()[name].load()
+
+    def _home(self, name: str) -> str | None:
+        """Return the module of this package that registers a name; None if it is none of this package's."""
+        return self._modules.get(name) or self._listed().get(name)
+
+    def _listed(self) -> dict[str, str]:
+        """Return what the folders of methods list: their own `__init__` is imported, and nothing else of them."""
+        if self._listed_as is None:
+            return {}
+        methods = import_module(_METHODS)
+        found: dict[str, str] = {}
+        for each in iter_modules(methods.__path__, f"{_METHODS}."):
+            listed = getattr(import_module(each.name), self._listed_as, {})
+            found |= {name: f"{each.name}.{module}" for name, module in listed.items()}
+        return found
 
     def _plugins(self) -> EntryPoints:
         return EntryPoints() if self._group is None else entry_points(group=self._group)
@@ -196,7 +223,7 @@ class Registry(Generic[T]):
     def __contains__(self, name: object) -> bool:
         # Looking through what is installed takes milliseconds.
         own = name in self._entries or name in self._modules
-        return own or name in self._plugins().names
+        return own or name in self._listed() or name in self._plugins().names
 
 
 class Factories(Registry[Callable[..., Made]], Generic[Made]):

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer
 
 Batch = tuple[Any, Any]
 
@@ -285,7 +286,7 @@ def flat_profile(model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn = sgd
 class Chosen(Policy):
     """Trains the groups it is told, one set per selection; the last set stays."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def __init__(self, *sets: Iterable[str]) -> None:
         self.sets = [set(names) for names in sets]
@@ -301,7 +302,7 @@ class Chosen(Policy):
 class AsTold(Chosen):
     """Trains what it is told, also where the budget leaves time for more."""
 
-    covers = False
+    needs_coverage = False
 
 
 def trainer_of(
@@ -314,7 +315,7 @@ def trainer_of(
 ) -> ElasticTrainer:
     """A trainer that trains the named groups whatever their cost, and looks at no clock."""
     settings: dict[str, Any] = {
-        "closed_loop": False, "deep_every": 0, "charge_probes": False
+        "closed_loop": False, "full_update_every": 0, "charge_probes": False
     } | options  # fmt: skip
     trainer = ElasticTrainer(
         model,
@@ -322,7 +323,7 @@ def trainer_of(
         optimizer_fn,
         budget=budget or Budget(),
         profile=flat_profile(model, batch, optimizer_fn),
-        options=TrainerOptions(**settings),
+        **settings_of(**settings),
     )
     trainer.planner.policy = Chosen(*sets)
     return trainer
@@ -333,7 +334,7 @@ def elastic_trainer(
 ) -> ElasticTrainer:
     """A trainer of the elastic policy that looks at no clock."""
     settings: dict[str, Any] = {
-        "closed_loop": False, "deep_every": 0, "charge_probes": False
+        "closed_loop": False, "full_update_every": 0, "charge_probes": False
     } | options  # fmt: skip
     return ElasticTrainer(
         model,
@@ -341,5 +342,5 @@ def elastic_trainer(
         sgd,
         budget=budget,
         profile=flat_profile(model, batch),
-        options=TrainerOptions(**settings),
+        **settings_of(**settings),
     )

@@ -22,7 +22,14 @@ from fl_elastic.groups.forward import map_tensors
 from fl_elastic.planning import POLICIES, Plan
 from fl_elastic.profiling import estimate_profile, profile_model
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.training import ForwardOptions, apply_plan, evaluate, plan_for
+from fl_elastic.training import (
+    ForwardOptions,
+    Timing,
+    TrainablePart,
+    apply_plan,
+    evaluate,
+    plan_for,
+)
 from fl_elastic.training.head_sums import solve_head
 
 # Where there is none the tests run on the CPU, once.
@@ -80,7 +87,7 @@ def test_every_policy_trains_there(policy: str, places: Place) -> None:
     model = (of_torchvision() if tokens else net()).to(here)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5), policy=policy,
-        options=TrainerOptions(closed_loop=False),
+        options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     before = state(model)
     batches = moved(small_images(4) if tokens else images(4), there)
@@ -126,7 +133,7 @@ def test_a_memory_budget_holds_there(memory: float) -> None:
         model = net().to(device)
         trainer = ElasticTrainer(
             model, loss_fn, sgd, budget=Budget(memory=memory), policy="last_k",
-            options=TrainerOptions(closed_loop=False),
+            options=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
         assert trainer.fit(data(CPU)).steps == 4
         ended[device.type] = state(model)
@@ -178,7 +185,9 @@ def test_above_a_cut_the_weights_are_those_of_plain_steps_there(
     client = ElasticClient(
         net().to(here), data(there), data(there, 1, seed=9), budget=Budget(), policy="full",
         loss_fn=loss_fn, optimizer_fn=plain_sgd, state_dir=tmp_path,
-        options=TrainerOptions(forward=ForwardOptions(keeps), closed_loop=False, cut="6"),
+        options=TrainerOptions(
+            forward=ForwardOptions(keeps), timing=Timing(closed_loop=False), part=TrainablePart("6")
+        ),
     )  # fmt: skip
     found = []
     for _ in range(2):

@@ -24,12 +24,11 @@ FLOW = [
     ["groups"],
     ["ops"],
     ["profiling"],
-    ["importance"],
     ["planning"],
-    ["policies"],
     ["update"],
     ["readout"],
     ["training"],
+    ["methods"],
     ["aggregation"],
     ["testing"],
     ["devices"],
@@ -153,6 +152,24 @@ def test_an_import_against_the_flow_is_found(
     assert set(against_the_flow(path)) == {"fl_elastic.training", "fl_elastic.training.fit"}
 
 
+def another_method(path: Path) -> list[str]:
+    """What a method's folder imports of another one's."""
+    own = ".".join(module_name(path).split(".")[:3])
+    methods = [name for name in imports_of(path) if is_inside(name, "fl_elastic.methods")]
+    return [name for name in methods if name != "fl_elastic.methods" and not is_inside(name, own)]
+
+
+def test_no_method_imports_another() -> None:
+    inside = [path for path in LIBRARY_MODULES if "methods" in path.parts]
+    assert {module_name(path): found for path in inside if (found := another_method(path))} == {}
+
+
+def test_the_core_imports_no_method() -> None:
+    core = ("groups", "ops", "profiling", "planning", "update", "readout", "training")
+    inside = [path for path in LIBRARY_MODULES if part_of(module_name(path)) in core]
+    assert breaking(lambda path: imported(path, "fl_elastic.methods"), inside) == {}
+
+
 def imported(path: Path, *packages: str) -> list[str]:
     return [name for name in imports_of(path) if is_inside(name, *packages)]
 
@@ -199,7 +216,7 @@ def test_torchs_private_names_are_in_one_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["groups", "profiling", "importance", "planning", "update", "training", "testing"]
+    "part", ["groups", "profiling", "planning", "update", "training", "methods", "testing"]
 )
 def test_the_core_needs_only_torch_and_numpy(part: str) -> None:
     allowed = ("fl_elastic", "torch", "numpy", "__future__")
@@ -220,7 +237,8 @@ STANDARD_LIBRARY = {
     "abc", "base64", "bisect", "ctypes", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
     "functools", "gc", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers",
     "operator", "os", "pathlib", "platform", "random",
-    "re", "statistics", "tempfile", "struct", "sys", "time", "types", "typing", "weakref", "zipfile", "zlib",
+    "re", "statistics", "tempfile", "threading", "struct", "sys", "time", "types", "typing", "weakref", "zipfile",
+    "zlib",
 }  # fmt: skip
 
 

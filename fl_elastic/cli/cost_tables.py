@@ -51,8 +51,8 @@ def print_costs(
         ("groups", "depth", "ms", "speed-up", "steps", "MACs", "sent"),
     )
     kept = _table(
-        "bytes that a step keeps; on the right the rules of two published systems",
-        ("saved", "least", "backward", "peak", "tiny-\ntrain", "MACs", "tiny-\ntraining"),
+        "bytes that a step keeps",
+        ("saved", "least", "backward", "peak"),
     )
     for report in reports:
         if isinstance(report, CostReport):
@@ -123,9 +123,6 @@ def _kept(report: CostReport) -> tuple[str, ...]:
             report.least_activation_bytes,
             report.backward_bytes,
             report.peak_bytes,
-            report.legacy.tinytrain_bytes,
-            report.legacy.tinytrain_macs,
-            report.legacy.tiny_training_bytes,
         )
     )
 

@@ -16,21 +16,21 @@ from fl_elastic.errors import BudgetError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, Probe
-from fl_elastic.importance.base import Scores
-from fl_elastic.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
+from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
+from fl_elastic.planning.importance.base import Scores
+from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import SelectionState
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
-from fl_elastic.training.planner import with_channels, worth_for
+from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
 __all__ = ["ForwardTerms", "Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
 
@@ -195,26 +195,25 @@ class _Requests:
             profile=self._profile,
             budget=self._budget,
             importance=self._worth_for(policy),
-            fidelity=self._known_fidelity() if policy.modes else None,
+            fidelity=self._known_fidelity() if policy.needs.modes else None,
             generator=np.random.default_rng(self._seed),
         )
 
     def with_channels(self, policy: Policy, plan: Plan) -> Plan:
         """Return the plan with the channels of its groups chosen, so that it can be trained."""
-        score = CHANNEL_SCORES.make(policy.channel_score_name or TrainerOptions().channel_score)
+        score = CHANNEL_SCORES.make(policy.needs.channel_score or CHANNEL_SCORE)
         return with_channels(
             plan, self._profile.graph, lambda: score, lambda: self._probe(score.batches_needed)
         )
 
     def _worth_for(self, policy: Policy) -> Scores:
-        name = policy.importance_name or self._importance
-        options = TrainerOptions(importance=name, seed=self._seed)
+        name = policy.needs.own_importance or self._importance
         if name not in self._states:
             score, state = IMPORTANCES.make(name), SelectionState()
             state.fit_to(self._profile.group_names)
-            state.absorb(score.score(self._probe(score.batches_needed)), options)
+            state.absorb(score.score(self._probe(score.batches_needed)))
             self._states[name] = state
-        return worth_for(policy, self._states[name], options, self._profile)
+        return worth_for(policy, self._states[name], self._profile)
 
     def _known_fidelity(self) -> Fidelity | None:
         known = self._profile.modes
@@ -259,7 +258,7 @@ def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:
     """Return all modes that the policies may choose, each once."""
-    return list(dict.fromkeys(mode for policy in asked for mode in policy.modes))
+    return list(dict.fromkeys(mode for policy in asked for mode in policy.needs.modes))
 
 
 def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mode]) -> CostProfile:

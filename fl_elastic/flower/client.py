@@ -412,12 +412,12 @@ class ElasticClient(NumPyClient):
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
-        if profile is not None and options.cut:
+        if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy
         if task.groups:
             # Only where the server chooses for all.
-            from fl_elastic.policies.plain import GivenPolicy
+            from fl_elastic.planning.plain import GivenPolicy
 
             policy = GivenPolicy(read_groups(task.groups))
         trainer = ElasticTrainer(
@@ -500,7 +500,7 @@ class ElasticClient(NumPyClient):
         if self.wish is None or self.forgotten:
             return ""
         if not self._wish_digest:
-            from fl_elastic.training.forget import digest_of
+            from fl_elastic.methods.dampening.forget import digest_of
 
             self._wish_digest = digest_of(self.wish, self.client_id)
         self.forgotten = task.forgotten == self._wish_digest
@@ -512,7 +512,7 @@ class ElasticClient(NumPyClient):
         self, task: RoundTask, loss_fn: LossFn = squared_outputs
     ) -> tuple[SquaredGradients, SquaredGradients | None]:
         """Return the squares of gradients of all examples, and of those that are to be forgotten."""
-        from fl_elastic.training.forget import squares_with
+        from fl_elastic.methods.dampening.forget import squares_with
 
         return squares_with(
             self.model, loss_fn, self.train_loader, self.wish,
@@ -540,7 +540,7 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.above_cut import head_sums_above_cut
 
         options = self._options(task)
-        keeps = options.forward is not None and options.cut
+        keeps = options.forward is not None and options.part.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         sums, forward = head_sums_above_cut(
             self.model, self.train_loader, graph, options,
@@ -598,7 +598,7 @@ class ElasticClient(NumPyClient):
     def testing_above_cut(self, task: RoundTask) -> Iterator[_Running | None]:
         """Keep the features of the test data as well, in a file of their own: a fit wipes what it does not meet."""
         options, profile = self._options(task), self._known_profile()
-        forward, cut = options.forward, options.cut
+        forward, cut = options.forward, options.part.cut
         lasts = forward is not None and forward.path is not None and forward.feature_bytes
         if not cut or profile is None or not lasts or not isinstance(self.test_loader, Sized):
             yield None
@@ -638,7 +638,11 @@ class ElasticClient(NumPyClient):
 
     def _since_arrival(self, budget: Budget) -> Budget:
         """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
-        if budget.deadline is None or not self.options.closed_loop or self.options.clock == "cpu":
+        if (
+            budget.deadline is None
+            or not self.options.timing.closed_loop
+            or self.options.timing.clock == "cpu"
+        ):
             return budget
         return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
 
@@ -649,12 +653,13 @@ class ElasticClient(NumPyClient):
         options = round_options(self.options, task)
         if task.kept_head:
             # The server knows the head by what its tensors are called in the model's state.
-            options = replace(options, kept_head=_module_name(self.model, task.kept_head))
+            kept = _module_name(self.model, task.kept_head)
+            options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
             options,
             seed=self.seed(server_round),
             proximal=max(proximal, options.proximal),
-            forward=self._forward(bool(options.cut)),
+            forward=self._forward(bool(options.part.cut)),
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
@@ -719,5 +724,5 @@ class ElasticClient(NumPyClient):
 
         return estimate_profile(
             self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
-            clock=options.clock, memory=self.budget.memory, prefix=options.forward is not None,
+            clock=options.timing.clock, memory=self.budget.memory, prefix=options.forward is not None,
         )  # fmt: skip

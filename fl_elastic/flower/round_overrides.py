@@ -14,7 +14,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import TrainablePart, TrainerOptions
 
 __all__ = [
     "Configure",
@@ -54,17 +54,15 @@ def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:
 
 def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
     """Return a client's options with what the task says about the round; the seed is the client's own."""
-    options = replace(
-        options, cut=task.cut or options.cut, kept_head=task.kept_head or options.kept_head
+    training, own = task if isinstance(task, Train) else Train(), options.part
+    part = TrainablePart(
+        cut=task.cut or own.cut,
+        kept_head=task.kept_head or own.kept_head,
+        keep_statistics=training.keep_statistics or own.keep_statistics,
     )
-    if not isinstance(task, Train):
-        return options
-    return replace(
-        options,
-        # Where the server chooses, everything is trained only if it says so.
-        deep_every=0 if task.groups else options.deep_every,
-        keep_statistics=task.keep_statistics or options.keep_statistics,
-    )
+    # Where the server chooses, everything is trained only if it says so.
+    every = 0 if training.groups else options.full_update_every
+    return replace(options, part=part, full_update_every=every)
 
 
 def round_optimizer(

@@ -39,7 +39,7 @@ class ServerPlanner:
     def __init__(self, quota: int = 0) -> None:
         self._state = SelectionState()
         self._options = TrainerOptions()
-        self._quota = quota or 2 * self._options.deep_every
+        self._quota = quota or 2 * self._options.full_update_every
 
     def choose(
         self,
@@ -70,7 +70,7 @@ class ServerPlanner:
         slowest, costs = _slow(known, deadline)
         self._state.fit_to(costs.names)
         self._state.scores = [importance.get(name, 0.0) for name in costs.names]
-        worth = self._state.worth(self._options, np.array(costs.sent_bytes) + 1.0)
+        worth = self._state.worth(np.array(costs.sent_bytes) + 1.0)
         # The fleet's, not to be remembered here.
         self._state.scores = []
         found = prefix_knapsack(

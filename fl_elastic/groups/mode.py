@@ -104,6 +104,11 @@ class Mode:
         """Whether nothing of the group is trained."""
         return self.kind == "frozen"
 
+    @property
+    def needs_operations(self) -> bool:
+        """Whether it takes another backward pass than torch's layers have."""
+        return self.kind in ("channels", "filtered")
+
     def trains(self, group: TensorGroup) -> tuple[str, ...]:
         """Return the names of the parameters of ``group`` that this mode trains, whole or in part."""
         if self.kind == "frozen":

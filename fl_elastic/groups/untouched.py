@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
 
-__all__ = ["Chances", "chances_kept", "same_chances", "same_start", "untouched"]
+__all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched"]
 
 
 @dataclass(frozen=True, eq=False)
-class Chances:
-    """Where the generators of torch, Python and numpy stand, from which models draw.
+class RngState:
+    """State of the random number generators of torch, Python and numpy.
 
     Those of torch are the CPU's, and each GPU's once CUDA is in use.
     """
@@ -30,13 +30,13 @@ class Chances:
     of_numpy: Any
 
     @classmethod
-    def now(cls) -> Chances:
-        """Return where they stand."""
+    def now(cls) -> RngState:
+        """Return the present state."""
         states = [each.get_state() for each in _generators()]
         return cls(states, random.getstate(), np.random.get_state())
 
     def put_back(self) -> None:
-        """Let the same numbers come again."""
+        """Set the generators to this state."""
         # CUDA may have come into use since.
         for generator, state in zip(_generators(), self.of_torch, strict=False):
             generator.set_state(state)
@@ -45,7 +45,7 @@ class Chances:
 
     def moved(self) -> bool:
         """Return whether anything was drawn since."""
-        now = Chances.now()
+        now = RngState.now()
         drawn = self.of_python != now.of_python or not all(
             map(torch.equal, self.of_torch, now.of_torch)
         )
@@ -60,32 +60,32 @@ def _generators() -> list[torch.Generator]:
 
 
 @contextmanager
-def chances_kept() -> Iterator[None]:
+def preserved_rng() -> Iterator[None]:
     """Put the generators back on leaving the block, so that nobody else draws other numbers for it.
 
     Examples
     --------
-    >>> chances = Chances.now()
-    >>> with chances_kept():
+    >>> before = RngState.now()
+    >>> with preserved_rng():
     ...     _ = torch.rand(3)
-    >>> chances.moved()
+    >>> before.moved()
     False
     """
-    chances = Chances.now()
+    before = RngState.now()
     try:
         yield
     finally:
-        chances.put_back()
+        before.put_back()
 
 
 @contextmanager
-def same_chances(model: nn.Module) -> Iterator[None]:
+def repeated_rng(model: nn.Module) -> Iterator[None]:
     """Let every forward pass inside the block draw the same random numbers.
 
     Passes that are compared then drop the same layers and units.
     """
-    chances = Chances.now()
-    handle = model.register_forward_pre_hook(lambda *_: chances.put_back())
+    before = RngState.now()
+    handle = model.register_forward_pre_hook(lambda *_: before.put_back())
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ def same_start(model: nn.Module) -> Iterator[None]:
     held = Attributes.of(model)
     handle = model.register_forward_pre_hook(lambda *_: held.put_back())
     try:
-        with same_chances(model):
+        with repeated_rng(model):
             yield
     finally:
         handle.remove()
@@ -151,7 +151,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         parameter.grad = None
         own.update(dict.fromkeys((name for name, each in own.items() if _holds_tensors(each))))
     try:
-        with chances_kept(), spared_group_norms(model):
+        with preserved_rng(), spared_group_norms(model):
             yield
     finally:
         for own, names in assigned:

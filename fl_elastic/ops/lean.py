@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward, lean_forward
+from fl_elastic.ops.mode_operation import OPERATIONS
 
 __all__ = ["lean"]
 
@@ -102,16 +103,24 @@ def _forwards(
 
 
 def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, LeanForward]:
-    # Few plans filter gradients: who does not, need not load how.
-    from fl_elastic.ops.joined import joined_forward
-
     by_module = {model.get_submodule(name): mode for name, mode in modes.items()}
+    operations = [
+        OPERATIONS.make(kind) for kind in _brought({mode.kind for mode in modes.values()})
+    ]
     found: dict[nn.Module, LeanForward] = {}
-    for module in model.modules():
-        forward = None if has_foreign_forward(module) else joined_forward(module, by_module)
-        if forward is not None:
-            found[module] = forward
+    for module in () if not operations else model.modules():
+        if has_foreign_forward(module):
+            continue
+        for operation in operations:
+            forward = operation.joined(module, by_module)
+            if forward is not None:
+                found[module] = forward
     return found
+
+
+def _brought(kinds: Iterable[str]) -> list[str]:
+    """Return the kinds of modes whose operations a method brings."""
+    return sorted(kind for kind in kinds if kind in OPERATIONS)
 
 
 def _default_mode(module: nn.Module) -> Mode:

@@ -18,10 +18,12 @@ from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.ops.convolution import channel_conv2d, frozen_conv2d
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
+from fl_elastic.ops.mode_operation import OPERATIONS
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
 from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 
 __all__ = [
+    "ConvForward",
     "Forward",
     "LeanForward",
     "has_foreign_forward",
@@ -127,29 +129,29 @@ def _applies(x: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _Conv(LeanForward):
+class ConvForward(LeanForward):
+    """Base of the replacements of two-dimensional convolutions."""
+
     module: nn.Conv2d
     mode: Mode
     geometry: ConvGeometry
-    subset: ChannelSubset | None = field(default=None, compare=False)
 
     def fits(self, x: Tensor) -> bool:
+        """Return whether anything of it needs a gradient."""
         parameters = self.module.weight, self.module.bias
         return x.dim() == 4 and (
             x.requires_grad or any(p is not None and p.requires_grad for p in parameters)
         )
 
+
+@dataclass(frozen=True)
+class _Conv(ConvForward):
+    subset: ChannelSubset | None = field(default=None, compare=False)
+
     def run(self, x: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
         if self.subset is not None:
             return channel_conv2d(x, weight, bias, self.geometry, self.subset)
-        if self.mode.kind == "filtered":
-            from fl_elastic.ops.filtered_convolution import filtered_conv2d
-
-            inputs = self.mode.filters_input
-            return filtered_conv2d(
-                x, weight, bias, self.geometry, self.mode.patch, filters_input=inputs
-            )
         trains_bias = self.mode.kind == "bias"
         return frozen_conv2d(x, weight, bias, self.geometry, trains_bias=trains_bias)
 
@@ -216,7 +218,9 @@ def _conv(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> Lean
     geometry = ConvGeometry.of(module)
     if geometry is None or mode.kind == "full":
         return None
-    return _Conv(module, mode, geometry, subset)
+    if mode.kind in ("frozen", "bias", "channels"):
+        return _Conv(module, mode, geometry, subset)
+    return OPERATIONS.make(mode.kind).forward(module, geometry, mode)
 
 
 def _linear(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:

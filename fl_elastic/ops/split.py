@@ -17,7 +17,7 @@ from fl_elastic.groups.forward import channels_last as laid_channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import spared_group_norms
-from fl_elastic.groups.untouched import Chances
+from fl_elastic.groups.untouched import RngState
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
 
@@ -228,9 +228,9 @@ class SplitModel:
         to everything do without one: then features are compared beside examples that are masked and that are not.
         """
         place = f"what lies below {self.cut.module!r}"
-        chances = Chances.now()
+        before = RngState.now()
         whole, read = self._watched(inputs, lambda tensor: True)
-        if chances.moved():
+        if before.moved():
             raise ModelError(f"{place} draws random numbers, as a functional dropout does")
         if read and self._watched(inputs, lambda tensor: not _is_mask(tensor))[1]:
             raise ModelError(f"{place} decides by the values of the whole batch")

@@ -4,14 +4,16 @@ from typing import TYPE_CHECKING
 
 from fl_elastic.late import loaded_late
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import POLICIES, PlanRequest, Policy, policies
+from fl_elastic.planning.policy import POLICIES, Needs, Policy, policies
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
 
 if TYPE_CHECKING:
     from fl_elastic.planning.knapsack import Selection, prefix_knapsack
 
 __all__ = [
     "POLICIES",
+    "Needs",
     "Plan",
     "PlanRequest",
     "Policy",

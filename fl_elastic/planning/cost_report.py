@@ -6,14 +6,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, Block
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import PlanRequest
 from fl_elastic.planning.recompute import least_memory
-from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.conventions import LegacyCosts, legacy_costs
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.macs import backward_macs, node_macs
 from fl_elastic.profiling.memory import step_memory
 
@@ -22,7 +20,6 @@ __all__ = [
     "check_feasible",
     "cost_report",
     "forward_working_bytes",
-    "recomputed_blocks",
 ]
 
 _FLOAT = 4
@@ -57,8 +54,6 @@ class CostReport:
         Multiply-adds of the backward pass, recomputed blocks included; one multiply-add is 1.
     uplink_bytes : float
         What a partial update sends as fp32.
-    legacy : LegacyCosts
-        The figures of two published systems, for one example.
     """
 
     policy: str
@@ -74,7 +69,6 @@ class CostReport:
     peak_bytes: float
     backward_macs: float
     uplink_bytes: float
-    legacy: LegacyCosts
 
 
 def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
@@ -86,9 +80,9 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
         If the plan recomputes a module that is no block of the profile.
     """
     profile, modes = request.profile, plan.modes
-    blocks = recomputed_blocks(profile, plan.recomputed)
-    kept = step_memory(profile, modes, lean=plan.lean, recomputed=blocks)
-    least = step_memory(profile, modes, lean=True, recomputed=blocks)
+    case, kept = plan.case(profile), plan.memory(profile)
+    blocks = case.recomputed
+    least = step_memory(case.profile, modes, lean=True, recomputed=blocks)
     weights = float(profile.parameter_bytes.sum())
     working = forward_working_bytes(profile.graph, profile.key.batch_shape)
     return CostReport(
@@ -105,7 +99,6 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
         peak_bytes=kept.total + weights + working,
         backward_macs=backward_macs(profile.graph, modes) + _again(profile.graph, blocks),
         uplink_bytes=request.uplink_bytes(modes),
-        legacy=legacy_costs(profile.graph, modes, profile.key.batch_shape),
     )
 
 
@@ -128,17 +121,6 @@ def forward_working_bytes(graph: BackwardGraph, input_shape: Iterable[int] = ())
             given = sum(sizes[index] for index in node.inputs) if node.inputs else batch
             largest = max(largest, size + given)
     return float(largest)
-
-
-def recomputed_blocks(profile: CostProfile, modules: Iterable[str]) -> list[Block]:
-    """Return the blocks of a profile by the names of their modules; PlanError if one is unknown."""
-    known = {block.module: block for block in profile.graph.blocks}
-    try:
-        return [known[module] for module in modules]
-    except KeyError as missing:
-        raise PlanError(
-            f"module {missing} cannot be recomputed: blocks of this model are {', '.join(known) or 'none'}"
-        ) from None
 
 
 def check_feasible(request: PlanRequest) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.planning.step_transform import StepCase, StepTransform
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import StepMemory, step_memory
 from fl_elastic.profiling.profile import Mask
 
 if TYPE_CHECKING:
-    from fl_elastic.planning.tokens import KeptTokens
-    from fl_elastic.planning.windows import Windows
+    from fl_elastic.planning.lean_layers import LeanLayers
 
 __all__ = ["Plan"]
+
+Kind = TypeVar("Kind", bound=StepTransform)
 
 
 @dataclass(frozen=True)
@@ -36,25 +40,13 @@ class Plan:
         What the budget allows per step; infinite without a time budget.
     predicted_step_bytes : float
         Saved activations, gradients and optimiser state of one step.
-    lean : bool
-        Whether layers run by `fl_elastic.ops`, which keep only what their mode needs.
-    recomputed : tuple of str
-        Modules that keep only their input and run a second time in the backward pass.
     sending_seconds : float
         Share of the round's deadline that sending the update takes; not part of the step times.
     layers : tuple of tuple of str
         Modules in whose operations each group takes part, as often as they run. Empty if no policy made the plan,
         whose groups can only be trained whole.
-    channels : mapping of str to tuple of int
-        Trained channels of each group whose mode is a share of its channels; filled in by the trainer where the
-        policy does not choose them itself.
-    erases_momentum : bool
-        Whether the optimiser forgets which way went what is not trained, so that it starts anew when it is thawed.
-    windows : Windows, optional
-        The channels of inner widths that steps run at all, forward as well; None for all of them. Modes say how
-        a layer's gradient is computed, a window which part of a model of several layers there is.
-    tokens : KeptTokens, optional
-        Behind which blocks of a transformer a step goes on with some of the tokens; None where with all.
+    transforms : tuple of StepTransform
+        What else the steps change: which operations layers run by, what is recomputed, what steps leave out.
     """
 
     policy: str
@@ -65,28 +57,62 @@ class Plan:
     floor_step_seconds: float
     allowed_step_seconds: float
     predicted_step_bytes: float
-    lean: bool = False
-    recomputed: tuple[str, ...] = ()
     sending_seconds: float = 0.0
     layers: tuple[tuple[str, ...], ...] = ()
-    channels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    erases_momentum: bool = False
-    windows: Windows | None = None
-    tokens: KeptTokens | None = None
+    transforms: tuple[StepTransform, ...] = ()
 
     def full(self) -> Plan:
         """Return the plan of a full step: every group is trained whole, by torch's own layers and on all inputs."""
-        return Plan(
-            policy=self.policy,
-            groups=self.groups,
+        return replace(
+            self,
             modes=tuple(Mode.FULL for _ in self.modes),
-            full_step_seconds=self.full_step_seconds,
             predicted_step_seconds=self.full_step_seconds,
-            floor_step_seconds=self.floor_step_seconds,
-            allowed_step_seconds=self.allowed_step_seconds,
-            predicted_step_bytes=self.predicted_step_bytes,
-            layers=self.layers,
+            sending_seconds=0.0,
+            transforms=(),
         )
+
+    def transform(self, kind: type[Kind]) -> Kind | None:
+        """Return the transform of a kind; None if the plan has none."""
+        return next((each for each in self.transforms if isinstance(each, kind)), None)
+
+    def having(self, transform: StepTransform) -> Plan:
+        """Return the plan with a transform, in place of one of the kind that it is of."""
+        others = [each for each in self.transforms if not isinstance(transform, type(each))]
+        return replace(self, transforms=tuple(sorted([*others, transform], key=lambda t: t.stage)))
+
+    @property
+    def channels(self) -> Mapping[str, tuple[int, ...]]:
+        """Trained channels of each group whose mode is a share of its channels."""
+        layers = self.lean_layers
+        return {} if layers is None else layers.channels
+
+    @property
+    def lean(self) -> bool:
+        """Whether all layers run by `fl_elastic.ops`, which keep only what their mode needs."""
+        layers = self.lean_layers
+        return layers is not None and layers.everywhere
+
+    @property
+    def lean_layers(self) -> LeanLayers | None:
+        """The layers that run by `fl_elastic.ops`; None where all are torch's own."""
+        if not self.transforms:
+            return None
+        # Plans of plain steps do not load it.
+        from fl_elastic.planning.lean_layers import LeanLayers
+
+        return self.transform(LeanLayers)
+
+    def case(self, profile: CostProfile) -> StepCase:
+        """Return what the memory of a step is told by, from the costs of plain ones."""
+        case = StepCase(profile)
+        for each in self.transforms:
+            case = each.case(case)
+        return case
+
+    def memory(self, profile: CostProfile) -> StepMemory:
+        """Return what a step keeps, by the costs of a plain one."""
+        case = self.case(profile)
+        return step_memory(case.profile, self.modes, lean=case.lean, recomputed=case.recomputed)
 
     @property
     def mask(self) -> Mask:

@@ -1,291 +1,50 @@
-"""The interface of policies, what they are asked, and their registry."""
+"""The interface of policies, and their registry."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
-from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.groups.graph import Block
-from fl_elastic.importance.base import Probe, Scores
+from fl_elastic.groups import Mode
+from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.sending import too_much_to_send
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.memory import mask_bytes, recompute_seconds, step_memory
-from fl_elastic.profiling.profile import Mask, Seconds
 from fl_elastic.registry import Factories
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from fl_elastic.importance.fidelity import Fidelity
 
-__all__ = ["POLICIES", "PlanRequest", "Policy", "policies", "sent_bytes"]
+__all__ = ["POLICIES", "Needs", "Policy", "policies"]
 
 
-@dataclass(frozen=True, eq=False)
-class PlanRequest:
-    """Everything a policy may look at.
+@dataclass(frozen=True)
+class Needs:
+    """What must be measured before a policy plans.
 
     Attributes
     ----------
-    profile : CostProfile
-        What each group costs here.
-    budget : Budget
-        What may be spent.
-    importance : array, shape (N,)
-        What each group is worth now; zeros for policies that do not ask for it.
-    steps : int
-        Local steps of the round, over which a deadline is spread.
-    correction : float
-        Measured over predicted step time, learnt while training.
-    allowed_override : float, optional
-        Allowed step seconds to plan with instead of the budget's.
-    fidelity : Fidelity, optional
-        What the cheaper modes keep of each group's gradient.
-    reachable : int, optional
-        How many groups, from the loss, may be trained at all; None for all of them.
-    sending_seconds_per_byte : float
-        What sending a byte takes out of the time of each step, see `with_sending`.
-    returns : float
-        How what is gained grows with the steps: 1 in proportion, 1/2 with their square root.
-    generator : numpy.random.Generator
-        The only source of randomness.
-    memory : PolicyMemory
-        What the policy itself keeps from fit to fit.
+    importance : bool or str
+        Whether it reads ``request.importance``: by the trainer's score, or by a registered one that defines it.
+    modes : tuple of Mode
+        Modes besides frozen, bias and full that it may choose, whose costs and fidelity are measured.
+    channel_score : str, optional
+        Registered channel score that it is defined by; left out, the trainer's.
     """
 
-    profile: CostProfile
-    budget: Budget
-    importance: Scores
-    steps: int = 1
-    correction: float = 1.0
-    allowed_override: float | None = None
-    fidelity: Fidelity | None = None
-    reachable: int | None = None
-    sending_seconds_per_byte: float = 0.0
-    returns: float = 1.0
-    generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    memory: PolicyMemory = field(default_factory=PolicyMemory)
+    importance: bool | str = False
+    modes: tuple[Mode, ...] = ()
+    channel_score: str | None = None
 
     @property
-    def allowed_step_seconds(self) -> float:
-        """What the profile may predict for one step, corrected by what was measured."""
-        if self.allowed_override is not None:
-            return self.allowed_override
-        full = self.profile.full_step_seconds
-        return self.budget.allowed_step_seconds(full, self.steps) / self.correction
-
-    @property
-    def may_trade_steps(self) -> bool:
-        """Whether dearer steps may be paid for by taking fewer of them.
-
-        A deadline limits the round, so steps and groups are one choice; a speed-up limits each step, unless not
-        even the head fits, when fewer steps are the only answer left.
-        """
-        floor = self.profile.floor_step_seconds
-        return self.budget.speedup is None or self.allowed_step_seconds < floor
-
-    def allowing(self, step_seconds: float) -> PlanRequest:
-        """Return the same request with another allowed step time."""
-        return replace(self, allowed_override=step_seconds)
-
-    def head_mask(self) -> Mask:
-        """Return the mask that trains the head alone, with other heads that the traced batch did not use."""
-        mask = np.zeros(len(self.profile), dtype=bool)
-        head = self.profile.graph.head
-        mask[[head, *(group for group in self.profile.graph.unused if group < head)]] = True
-        return mask
-
-    def expected_decrease(self, mask: Mask) -> float:
-        """Return the importance of ``mask`` times what the whole steps gain that it can take within the budget."""
-        return float(self.expected_decreases(mask[None])[0])
-
-    def expected_decreases(self, masks: Mask) -> Scores:
-        """Return `expected_decrease` of many masks at once, none of them empty; (K, N) to (K,)."""
-        sending = self.sending_seconds_per_byte * (masks @ self.profile.parameter_bytes)
-        share = (self.allowed_step_seconds - sending) / (self.profile.seconds_of(masks) - sending)
-        return masks @ self.importance * self._gains(share)
-
-    def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
-        """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
-        trained = np.array([not mode.is_frozen for mode in modes])
-        left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
-        return self.gain(left / (step_seconds - self._sending_seconds(trained)))
-
-    def gain(self, share: float) -> float:
-        """Return what is gained with this share of the steps, of which only whole ones are taken."""
-        return float(self._gains(np.array([share]))[0])
-
-    def _gains(self, shares: Seconds) -> Seconds:
-        # A speed-up holds on average, so half a step of it may be overdrawn; a deadline may not.
-        grace = 0.0 if self.budget.deadline is not None else 0.5
-        shares = np.where(np.isfinite(shares), shares.clip(min=0.0), 1.0)
-        taken = np.floor(shares * self.steps + grace + 1e-9)
-        return np.minimum(taken / self.steps, 1.0) ** self.returns
-
-    def _sending_seconds(self, mask: Mask) -> float:
-        """Return what the profile charges per step for sending the groups in ``mask``."""
-        return self.sending_seconds_per_byte * float(self.profile.parameter_bytes[mask].sum())
-
-    def fits(self, mask: Mask) -> bool:
-        """Whether a step of ``mask`` is within reach and fits time, memory and uplink."""
-        if self.reachable is not None and mask[self.reachable :].any():
-            return False
-        in_time = self.profile.step_seconds(mask) <= self.allowed_step_seconds * (1 + 1e-9)
-        return in_time and self.fits_bytes(mask)
-
-    def fits_bytes(self, mask: Mask) -> bool:
-        """Whether a step of ``mask`` fits memory and uplink."""
-        memory, uplink = self.budget.memory, self.budget.uplink
-        sent = float(self.profile.parameter_bytes[mask].sum())
-        if uplink is not None and sent > uplink:
-            return False
-        # A copy of each weight and its state alone, before anything is looked up.
-        if memory is not None and sent * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory:
-            return False
-        return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
-
-    def fits_modes(self, modes: Sequence[Mode]) -> bool:
-        """Whether a step that trains each group in its mode, storing all it needs, is within reach and fits."""
-        if self.reachable is not None and not all(m.is_frozen for m in modes[self.reachable :]):
-            return False
-        memory, uplink = self.budget.memory, self.budget.uplink
-        return (
-            self.profile.plan_seconds(modes) <= self.allowed_step_seconds * (1 + 1e-9)
-            and (uplink is None or self.uplink_bytes(modes) <= uplink)
-            and (memory is None or step_memory(self.profile, modes, lean=self.lean).total <= memory)
-        )
-
-    @property
-    def lean(self) -> bool:
-        """Whether steps will run by operations that keep less: where memory is limited."""
-        return self.budget.memory is not None
-
-    def uplink_bytes(self, modes: Sequence[Mode]) -> float:
-        """Return what a plan sends as fp32; of a layer trained by channels, those channels."""
-        pairs = zip(self.profile.graph.groups, modes, strict=True)
-        return sum(sent_bytes(group, mode) for group, mode in pairs)
-
-    def plan(self, policy: str, modes: Sequence[Mode], recomputed: Sequence[Block] = ()) -> Plan:
-        """Return the plan that trains each group in its mode.
-
-        Where it exceeds the memory, blocks are recomputed until it fits.
-
-        Raises
-        ------
-        BudgetError
-            If it exceeds the memory even so, or the uplink, which fewer steps cannot mend.
-        """
-        profile, budget = self.profile, self.budget
-        memory = step_memory(profile, modes, lean=self.lean, recomputed=recomputed).total
-        if budget.memory is not None and memory > budget.memory:
-            # Only what exceeds the memory loads how to do with less.
-            from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
-
-            found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
-            if found is None:
-                least = math.ceil(least_memory(profile, modes, lean=self.lean))
-                raise BudgetError(
-                    f"policy {policy!r} needs {least} bytes for a step at the least, memory budget is "
-                    f"{budget.memory:.0f}: raise it to {least} or lower the batch size{self._instead()}"
-                )
-            recomputed, memory = found.blocks, found.bytes
-        sent = self.uplink_bytes(modes)
-        if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
-            reason = too_much_to_send(budget, sent, f"policy {policy!r}")
-            raise BudgetError(f"{reason}{self._instead()}")
-        again = sum(recompute_seconds(profile, block) for block in recomputed)
-        everything = np.ones(len(profile), dtype=bool)
-        trained = np.array([not mode.is_frozen for mode in modes])
-        return Plan(
-            policy=policy,
-            groups=profile.graph.groups,
-            modes=tuple(modes),
-            full_step_seconds=profile.full_step_seconds - self._sending_seconds(everything),
-            predicted_step_seconds=profile.plan_seconds(modes)
-            + again
-            - self._sending_seconds(trained),
-            floor_step_seconds=profile.floor_step_seconds - self._sending_seconds(self.head_mask()),
-            allowed_step_seconds=self._allowed_besides_sending(policy, sent),
-            sending_seconds=self.sending_seconds_per_byte * sent * self.steps,
-            predicted_step_bytes=memory,
-            lean=self.lean,
-            recomputed=tuple(block.module for block in recomputed),
-            layers=profile.graph.group_layers,
-        )
-
-    def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
-        """Return the error of a step that breaks memory or uplink: each as given, and the least that would do.
-
-        Parameters
-        ----------
-        what : str
-            What does not fit, up to the colon.
-        memory, sent : float
-            Bytes that its step takes, and that its update does.
-        """
-        budget, reasons = self.budget, []
-        if budget.memory is not None and memory > budget.memory:
-            least = math.ceil(memory)
-            reasons.append(
-                f"it needs {least} bytes of memory, the budget is {budget.memory:.0f}: raise it to {least} or "
-                "lower the batch size"
-            )
-        if budget.uplink is not None and sent > budget.uplink:
-            reasons.append(too_much_to_send(budget, sent))
-        return BudgetError(f"{what} {'; and '.join(reasons)}")
-
-    def head_refusal(self) -> BudgetError:
-        """Return the error of a budget whose memory or uplink do not admit the head."""
-        head = self.head_mask()
-        sent = float(self.profile.parameter_bytes[head].sum())
-        memory = mask_bytes(self.profile, head, lean=self.lean)
-        return self.refusal("not even the head fits:", memory, sent)
-
-    def _instead(self) -> str:
-        return ", or use policy 'elastic'" if self.fits_bytes(self.head_mask()) else ""
-
-    def _allowed_besides_sending(self, policy: str, sent: float) -> float:
-        """Return the time for each step once the update's way to the server is taken off."""
-        allowed = self.allowed_step_seconds - self.sending_seconds_per_byte * sent
-        if self.sending_seconds_per_byte > 0 and not allowed > 0:
-            seconds = self.sending_seconds_per_byte * sent * self.steps
-            raise BudgetError(
-                f"sending the {sent:.0f} bytes that policy {policy!r} trains takes {seconds:.3g} s, the deadline "
-                f"is {self.budget.deadline:.3g} s: allow more, or use a policy that selects, such as 'elastic'"
-            )
-        return allowed
-
-    def plan_of_mask(self, policy: str, mask: Mask) -> Plan:
-        """Return the plan that trains the groups in ``mask`` in full."""
-        return self.plan(policy, self.modes_of(mask))
-
-    def modes_of(self, mask: Mask) -> list[Mode]:
-        """Return the modes that train the groups in ``mask`` in full."""
-        return [Mode.FULL if on else Mode.FROZEN for on in mask]
-
-
-def sent_bytes(group: TensorGroup, mode: Mode) -> float:
-    """Return the bytes that a group trained in ``mode`` sends as fp32."""
-    sent, total = mode.trains(group), 0.0
-    for name, shape in zip(group.parameters, group.shapes, strict=True):
-        size = 4.0 * math.prod(shape) if name in sent else 0.0
-        if mode.trains_part_of(shape) and size:
-            # A depthwise weight has its channels on the first axis only.
-            channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
-            size *= mode.channel_count(channels) / channels
-        total += size
-    return total
+    def own_importance(self) -> str | None:
+        """The registered importance that the policy is defined by; None if there is none."""
+        return self.importance if isinstance(self.importance, str) else None
 
 
 class Policy(ABC):
@@ -296,44 +55,36 @@ class Policy(ABC):
 
     Attributes
     ----------
-    uses_importance : bool
-        Whether `plan` reads ``request.importance``.
-    modes : tuple of Mode
-        Modes besides frozen, bias and full that it may choose, whose costs and fidelity it needs measured.
-    importance_name : str or None
-        Registered importance that it is defined by; None takes the trainer's.
-    channel_score_name : str or None
-        Registered channel score that it is defined by; None takes the trainer's.
-    covers : bool
+    needs : Needs
+        What must be measured before it plans.
+    needs_coverage : bool
         Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
         everything. False for one that is defined by what it trains, such as the head.
+    reduces_uplink : bool
+        Whether it can train and send less; one that cannot refuses memory and uplink budgets that are too small.
+    needs_eval_prefix : bool
+        Whether it makes a choice for each example that lasts, so that layers below its plans must run in eval mode.
+        Trainers then run the prefix apart, also where their options do not say so.
     basis : str or None
         What its plans are based on where neither it nor the trainer chooses, as `FitReport.based_on` says it.
-    selects : bool
-        Whether the policy can train and send less; one that cannot refuses memory and uplink budgets that are
-        too small.
-    reads_steps : bool
-        Whether `after_backward` is to be called in every step.
-    still_prefix : bool
-        Whether what lies below its plans must run as in inference, as what is chosen there belongs to an example
-        for good. Trainers then run the prefix apart, also where their options do not say so.
     """
 
-    uses_importance: ClassVar[bool] = False
-    modes: ClassVar[tuple[Mode, ...]] = ()
-    importance_name: ClassVar[str | None] = None
-    channel_score_name: ClassVar[str | None] = None
-    covers: ClassVar[bool] = True
+    needs: Needs = Needs()
+    needs_coverage: ClassVar[bool] = True
+    reduces_uplink: ClassVar[bool] = True
+    needs_eval_prefix: ClassVar[bool] = False
     basis: ClassVar[str | None] = None
-    selects: ClassVar[bool] = True
-    reads_steps: ClassVar[bool] = False
-    still_prefix: ClassVar[bool] = False
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether `after_backward` is to be called in every step."""
+        return type(self).after_backward is not Policy.after_backward
 
     @property
     def reads_data(self) -> bool:
         """Whether its choice depends on the client's data: on gradients, or on what it observes of the model."""
         observes = type(self).observe is not Policy.observe
-        return self.uses_importance or self.reads_steps or observes or bool(self.modes)
+        return bool(self.needs.importance or self.needs.modes) or self.reads_steps or observes
 
     @abstractmethod
     def plan(self, request: PlanRequest) -> Plan:
@@ -375,34 +126,14 @@ class Policy(ABC):
         return memory
 
 
-_OWN = {
-    "bias": "plain",
-    "bsr": "tokens.bsr",
-    "e_vit": "tokens.e_vit",
-    "elastic": "elastic",
-    "full": "plain",
-    "gradient_filter": "gradient_filter",
-    "head": "plain",
-    "joint": "joint",
-    "last_k": "plain",
-    "neq": "neurons.policy",
-    "random": "random",
-    "scotti": "neurons.scotti",
-    "slice_out": "slice_out",
-    "slice_out_fit": "slice_out",
-    "sparse_update": "sparse_update.policy",
-    "tinytrain": "tinytrain",
-    "tinytrain_in": "tinytrain",
-    "tinytrain_knapsack": "tinytrain",
-    "tinytrain_learned": "tinytrain",
-    "tinytrain_no_depthwise": "tinytrain",
-    "tinytrain_random": "tinytrain",
-    "velocity": "neurons.velocity_policy",
-}
 POLICIES: Factories[Policy] = Factories(
     "policy",
     "fl_elastic.policies",
-    {name: f"fl_elastic.policies.{module}" for name, module in _OWN.items()},
+    {
+        **dict.fromkeys(("bias", "full", "head", "last_k", "random"), "fl_elastic.planning.plain"),
+        "elastic": "fl_elastic.planning.elastic",
+    },
+    listed_as="policies",
 )
 """Policies by name."""
 

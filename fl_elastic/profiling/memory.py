@@ -387,10 +387,10 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
         # Of a depthwise layer each channel that is put out reads one of those that go in.
         channels = node.shape[1] if mode.axis != "in" else given[1]
         return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
-    stride = max(1, round(given[2] / max(node.shape[2], 1)))
-    side = mode.patch * stride
-    patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
-    return _FLOAT * float(given[0] * given[1] * patches)
+    # Few plans have such modes: others do not load who runs them.
+    from fl_elastic.ops.mode_operation import OPERATIONS
+
+    return _FLOAT * OPERATIONS.make(mode.kind).kept_numbers(given, node.shape, mode)
 
 
 def _needs_input(group: TensorGroup, mode: Mode) -> bool:

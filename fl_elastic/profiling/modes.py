@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.ops.lean_forward import lean_forward, owns_weights
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, ModeCosts
@@ -76,7 +76,7 @@ def with_modes(
     if set(modes) <= set(known):
         return profile
     # What was stored must not decide which random numbers come next.
-    with chances_kept():
+    with preserved_rng():
         return measure_modes(profile, model, timer, tuple(dict.fromkeys([*known, *modes])))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -141,12 +141,19 @@ class SavedTensors:
         if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
             raise ProfileError("tensor_bytes holds a negative or non-finite size")
 
-    def bytes_of(self, kept: Mask, outputs: Sequence[int] = ()) -> float:
-        """Return the bytes of all tensors that the nodes in ``kept`` keep, and of whole ``outputs`` of nodes."""
-        used = np.zeros(len(self.tensor_bytes), dtype=bool)
-        used[self.tensors[kept[self.nodes]]] = True
-        used[[tensor for node in outputs if (tensor := int(self.outputs[node])) >= 0]] = True
-        return float(self.tensor_bytes[used].sum())
+    def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
+        """Return the tensors at other sizes: by the share of the node that makes one, else of those that keep it.
+
+        Parameters
+        ----------
+        nodes, outputs : array, shape (M,)
+            Share of its work that each node does, and of its output that it puts out.
+        """
+        share = np.zeros(len(self.tensor_bytes))
+        np.maximum.at(share, self.tensors, nodes[self.nodes])
+        known = self.outputs >= 0
+        share[self.outputs[known]] = outputs[known]
+        return replace(self, tensor_bytes=self.tensor_bytes * share)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.untouched import chances_kept, untouched
+from fl_elastic.groups.untouched import preserved_rng, untouched
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
@@ -102,7 +102,7 @@ class Readout(nn.Module):
                 self.projection = Projection(features.shape[1], self.reading.width, features.device)
                 features = self.projection(features)
         # Its first weights are thrown away; to draw them must not move anybody's random numbers.
-        with chances_kept():
+        with preserved_rng():
             self.head = nn.Linear(
                 features.shape[1], outputs, device=features.device, dtype=features.dtype
             )

@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, call_model, compute_loss, to_device
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
@@ -196,6 +196,6 @@ def score(body: Body, loss_fn: LossFn, rows: Sequence[Row], classes: ClassMap) -
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    with chances_kept():
+    with preserved_rng():
         torch.manual_seed(seed)
         yield

@@ -10,11 +10,11 @@ import torch
 
 from fl_elastic.errors import StreamError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.methods.dampening.forget import dampen, squared_gradients
 from fl_elastic.streaming.body import Body
 from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.training.forget import dampen, squared_gradients
 from fl_elastic.update.squared_gradients import SquaredGradients
 
 __all__ = ["Forgotten", "dampen_body"]

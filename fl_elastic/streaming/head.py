@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ModelError, StreamError
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 
 __all__ = ["ClassMap", "grow_head", "head_name"]
 
@@ -116,7 +116,7 @@ def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
         raise ModelError(f"the weight of {name!r} is tied to another layer, so it cannot grow")
     weight = old.weight.detach()
     # Its own first weights are thrown away; to draw them must not move anybody's random numbers.
-    with chances_kept():
+    with preserved_rng():
         new = nn.Linear(
             old.in_features, outputs, bias=old.bias is not None,
             device=weight.device, dtype=weight.dtype,

@@ -530,10 +530,10 @@ class StreamLearner:
     def forget(self, sample_ids: Iterable[int | str], *, alpha: float | None = None) -> Forgotten:
         """Let the model forget samples, without training, and delete them wherever this learner keeps them.
 
-        See `fl_elastic.training.forget.forget` for what that can do. A head in closed form is afterwards, exactly,
-        what it would be without them: their part of the sums is subtracted. Samples without a label are deleted
-        alone, as nothing was learned from them. One that the store no longer holds cannot be forgotten. If this
-        process dies meanwhile, forget them again.
+        See `fl_elastic.forget` for what that can do. A head in closed form is afterwards, exactly, what it would be
+        without them: their part of the sums is subtracted. Samples without a label are deleted alone, as nothing
+        was learned from them. One that the store no longer holds cannot be forgotten. If this process dies
+        meanwhile, forget them again.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ from torch import nn
 
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.storage import Kind, read_archive, write_archive
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
@@ -350,7 +350,7 @@ def _with_outputs(model: nn.Module, head: str, outputs: int | None) -> nn.Module
     if outputs is not None and isinstance(layer, nn.Linear) and layer.out_features > outputs:
         parent, _, own = name.rpartition(".")
         # Its weights are those of the saved state in a moment; to draw them must not move anybody's numbers.
-        with chances_kept():
+        with preserved_rng():
             shorter = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
         setattr(made.get_submodule(parent), own, shorter.to(layer.weight).train(layer.training))
     return made

@@ -13,8 +13,8 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import ChannelScore, Probe
-from fl_elastic.importance.channels import ChannelScores
+from fl_elastic.planning.importance import ChannelScore, Probe
+from fl_elastic.planning.importance.channels import ChannelScores
 from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
@@ -28,7 +28,7 @@ def channel_score_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.importance import CHANNEL_SCORES
+    >>> from fl_elastic.planning.importance import CHANNEL_SCORES
     >>> for check in channel_score_checks():
     ...     check(CHANNEL_SCORES.make("l2"))
     """

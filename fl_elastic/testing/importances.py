@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.importance import Importance, Probe
+from fl_elastic.planning.importance import Importance, Probe
 from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
@@ -23,7 +23,7 @@ def importance_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.importance.simple import Magnitude
+    >>> from fl_elastic.planning.importance.simple import Magnitude
     >>> for check in importance_checks():
     ...     check(Magnitude)
     """

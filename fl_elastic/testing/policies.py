@@ -30,7 +30,7 @@ def policy_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.policies.plain import HeadPolicy
+    >>> from fl_elastic.planning.plain import HeadPolicy
     >>> for check in policy_checks():
     ...     check(HeadPolicy)
     """
@@ -116,8 +116,7 @@ def check_plan_fits_memory_or_is_refused(subject: Subject) -> None:
             plan = _plan_or_refusal(subject, _request(profile, Budget(memory=full * share)))
             if plan is None:
                 continue
-            blocks = [b for b in profile.graph.blocks if b.module in plan.recomputed]
-            kept = step_memory(profile, plan.modes, lean=plan.lean, recomputed=blocks).total
+            kept = plan.memory(profile).total
             require(kept <= full * share, f"the plan exceeds {share:g} of the full step's memory")
             require(
                 bool(np.isclose(plan.predicted_step_bytes, kept)), "the plan predicts other bytes"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, tensor_groups
 from fl_elastic.groups.torch_private import checkpoint_hook, hooked
-from fl_elastic.importance import Probe
+from fl_elastic.planning.importance import Probe
 from fl_elastic.profiling.optimizers import OptimizerFn, shadow_of
 
 __all__ = ["MadeUpTraining", "Snapshot", "made_up_training"]

@@ -13,9 +13,9 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import Probe
-from fl_elastic.importance.channels import ChannelScores, choose_channels
-from fl_elastic.importance.set_summary import SummaryScore, summarise
+from fl_elastic.methods.learned_selector.set_summary import SummaryScore, summarise
+from fl_elastic.planning.importance import Probe
+from fl_elastic.planning.importance.channels import ChannelScores, choose_channels
 from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
@@ -33,7 +33,7 @@ def selector_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.importance.learned import LearnedChannels
+    >>> from fl_elastic.methods.learned_selector.importance import LearnedChannels
     >>> for check in selector_checks():
     ...     check(LearnedChannels)
     """

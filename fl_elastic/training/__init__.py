@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING
 from fl_elastic.late import loaded_late
 from fl_elastic.training.apply_plan import apply_plan
 from fl_elastic.training.evaluate import evaluate
-from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.options import (
+    ForwardOptions,
+    Timing,
+    TrainablePart,
+    TrainerOptions,
+)
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.training.trainer import ElasticTrainer
@@ -19,6 +24,8 @@ __all__ = [
     "FitReport",
     "ForwardOptions",
     "SelectionState",
+    "Timing",
+    "TrainablePart",
     "TrainerOptions",
     "Variants",
     "apply_plan",

@@ -48,11 +48,11 @@ def passing_above_cut(
     assert options.forward is not None
     device = model_device(model)
     first = first_batches(loader, 1, device, options.count_examples)[0]
-    above = graph.groups_above(options.cut)
+    above = graph.groups_above(options.part.cut)
     forward = ElasticForward(
         model, options.forward, epochs=1,
         examples=loader_size(loader, first, options.count_examples).examples,
-        clock=clock_for(device, options.clock), groups_above=above,
+        clock=clock_for(device, options.timing.clock), groups_above=above,
     )  # fmt: skip
     try:
         with forward.splitting(graph, above - 1, first):

@@ -1,27 +1,22 @@
-"""Make a model train by a plan: frozen, lean, filtered, channel-wise and recomputed parts; then undo it."""
+"""Make a model train by a plan, and leave it as it was before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from numpy.typing import NDArray
+from torch import nn
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups import Mode
-from fl_elastic.groups.graph import GroupKind
-from fl_elastic.groups.held_state import Attributes
-from fl_elastic.groups.torch_private import NormWithStatistics, has_hooks, own_buffers, uncompiled
-from fl_elastic.groups.untouched import Chances
+from fl_elastic.groups.torch_private import has_hooks, uncompiled
 from fl_elastic.planning import Plan
-from fl_elastic.training.frozen import ChannelGuard, StillThroughSteps, frozen_outside
+from fl_elastic.planning.step_transform import StepGuard
+from fl_elastic.training.frozen import StillThroughSteps, frozen_outside
 
-__all__ = ["apply_plan", "realised"]
-
-_Buffers = list[tuple[dict[str, Any], str, Tensor]]
+__all__ = ["apply_plan", "plan_applied", "plan_guards"]
 
 
 @contextmanager
@@ -41,8 +36,7 @@ def apply_plan(
     optimizer : torch.optim.Optimizer, optional
         Whose steps train. What they would move besides is put back after each of them: all that is frozen, where it
         is not torch's own, and the other channels of a layer that is trained by some, which momentum and weight
-        decay would move; the latter on leaving the block without it. Where the plan
-        `erases_momentum`, that of what is frozen is erased.
+        decay would move; the latter on leaving the block without it.
 
     Raises
     ------
@@ -67,26 +61,28 @@ def apply_plan(
     """
     model = uncompiled(model)
     _check(model, plan)
-    guard = ChannelGuard(plan, model, optimizer=optimizer if plan.erases_momentum else None)
+    guards = plan_guards(plan, model, optimizer=optimizer)
     with ExitStack() as stack:
-        stack.callback(guard.settle)
-        stack.callback(guard.put_back)
-        stack.enter_context(realised(plan, model))
+        for guard in guards:
+            stack.callback(guard.finalize)
+            stack.callback(guard.put_back)
+        stack.enter_context(plan_applied(plan, model))
         if optimizer is not None:
             still = StillThroughSteps(model, plan, optimizer)
-            stack.enter_context(_around_steps(optimizer, still, guard))
+            stack.enter_context(_around_steps(optimizer, still, guards))
         yield
 
 
 @contextmanager
 def _around_steps(
-    optimizer: torch.optim.Optimizer, still: StillThroughSteps, guard: ChannelGuard
+    optimizer: torch.optim.Optimizer, still: StillThroughSteps, guards: Sequence[StepGuard]
 ) -> Iterator[None]:
     """Put back after each step inside the block what is not trained."""
 
     def after() -> None:
         still.put_back()
-        guard.put_back()
+        for guard in guards:
+            guard.put_back()
 
     if has_hooks(optimizer):
         before = optimizer.register_step_pre_hook(lambda *_: still.remember())
@@ -123,155 +119,32 @@ def _check(model: nn.Module, plan: Plan) -> None:
             raise PlanError(
                 f"the plan trains {name!r}, which this model does not have: make a plan for this model"
             )
-    if plan.windows is not None:
-        raise PlanError(
-            f"policy {plan.policy!r} trains in windows of channels, which ElasticTrainer opens for each step: "
-            "train with it, or by another policy"
-        )
-    for group, mode in zip(plan.groups, plan.modes, strict=True):
-        if mode.kind == "channels" and group.name not in plan.channels:
-            raise PlanError(
-                f"the plan trains channels of {group.name!r} that were not chosen: make it with plan_for"
-            )
+    for transform in plan.transforms:
+        transform.check(model, plan)
+    unknown = [mode for mode in plan.modes if mode.needs_operations]
+    if unknown and plan.lean_layers is None:
+        raise PlanError(f"nothing of the plan runs mode {unknown[0]}: make it with plan_for")
+
+
+def plan_guards(
+    plan: Plan,
+    model: nn.Module,
+    copies: Mapping[str, NDArray[Any]] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> list[StepGuard]:
+    """Return what puts untrained parts of tensors back after each step, see `StepTransform.guard`."""
+    found = (each.guard(model, plan, copies, optimizer) for each in plan.transforms)
+    return [guard for guard in found if guard is not None]
 
 
 @contextmanager
-def realised(plan: Plan, model: nn.Module) -> Iterator[None]:
-    """Do what `apply_plan` does, but leave the channels that are not trained to the caller's `ChannelGuard`.
+def plan_applied(plan: Plan, model: nn.Module) -> Iterator[None]:
+    """Do what `apply_plan` does, but leave steps, and what they are not to move, to the caller.
 
-    Parameters outside of the plan are frozen. Layers that are trained by channels or with filtered gradients, and
-    all layers of a lean plan, run by `fl_elastic.ops` where it applies and as ever elsewhere.
+    Parameters outside of the plan are frozen, and all of its transforms applied.
     """
     with ExitStack() as stack:
         stack.enter_context(frozen_outside(plan, model))
-        modes = _modes_by_module(plan)
-        if modes or plan.lean:
-            # Plans that train layers whole, with memory to spare, do not load the others.
-            from fl_elastic.ops.lean import lean
-
-            joins = any(mode.filters_input for mode in modes.values())
-            stack.enter_context(
-                lean(
-                    model,
-                    modes,
-                    _channels_by_module(plan),
-                    joins=joins,
-                    only_named=not plan.lean,
-                )
-            )
-        if plan.tokens is not None:
-            # Of transformers alone: other fits do not load it.
-            from fl_elastic.training.kept_tokens import on_kept_tokens
-
-            stack.enter_context(on_kept_tokens(model, plan))
-        for name in plan.recomputed:
-            stack.enter_context(_recomputed(model.get_submodule(name)))
+        for transform in plan.transforms:
+            stack.enter_context(transform.applied(model, plan))
         yield
-
-
-def _modes_by_module(plan: Plan) -> dict[str, Mode]:
-    """Return the modes that torch's own layers do not offer, by the module that owns the group."""
-    found = {}
-    for layers, mode, group in zip(plan.layers, plan.modes, plan.groups, strict=bool(plan.layers)):
-        if group.kind is GroupKind.NORM:
-            # Gradients of its entries come with the error gradient: a part of them costs what all do.
-            continue
-        once = len(layers) == 1 and mode.kind in ("channels", "filtered")
-        # A bias alone needs no input, however often its layer runs.
-        for layer in layers if once or (plan.lean and mode.kind == "bias") else ():
-            if layer:
-                found[layer] = mode
-    return found
-
-
-def _channels_by_module(plan: Plan) -> dict[str, tuple[int, ...]]:
-    return {
-        layers[0]: plan.channels[group.name]
-        for layers, group in zip(plan.layers, plan.groups, strict=bool(plan.layers))
-        if group.name in plan.channels and group.kind is not GroupKind.NORM
-    }
-
-
-@contextmanager
-def _recomputed(module: nn.Module) -> Iterator[None]:
-    """Keep of a block its input alone inside the block; what it draws and its statistics are as if it ran once."""
-    plain = module.forward
-    before = [(module, module.__dict__.get("forward"))]
-
-    def forward(x: Tensor) -> Any:
-        if not torch.is_grad_enabled():
-            return plain(x)
-        chances, buffers, held = Chances.now(), _other_buffers(module), Attributes.of(module)
-        return checkpoint(
-            plain,
-            x,
-            use_reentrant=False,
-            context_fn=lambda: (ExitStack(), _as_before(module, chances, buffers, held)),
-        )
-
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        _put_back(before)
-
-
-def _other_buffers(module: nn.Module) -> _Buffers:
-    """Return copies of the buffers of all but torch's norms, with where each is held."""
-    return [
-        (own_buffers(inner), name, buffer.detach().clone())
-        for inner in module.modules()
-        if not isinstance(inner, NormWithStatistics)
-        for name, buffer in own_buffers(inner).items()
-        if buffer is not None
-    ]
-
-
-@contextmanager
-def _as_before(
-    module: nn.Module, chances: Chances, buffers: _Buffers, attributes: Attributes
-) -> Iterator[None]:
-    """Let a block run again as it ran, also where its statistics, its state and its draws have moved on since."""
-    now, held = Chances.now(), [own[name] for own, name, _ in buffers]
-    moved_on = Attributes.of(module)
-    attributes.put_back()
-    # Other tensors for the while: the values of one that the backward pass needs must not be written.
-    for own, name, before in buffers:
-        own[name] = before
-    chances.put_back()
-    try:
-        with _still_norms(module):
-            yield
-    finally:
-        now.put_back()
-        moved_on.put_back()
-        for (own, name, _), value in zip(buffers, held, strict=True):
-            own[name] = value
-
-
-@contextmanager
-def _still_norms(module: nn.Module) -> Iterator[None]:
-    """Keep running statistics from moving a second time while a block runs again."""
-    norms = [
-        m for m in module.modules() if isinstance(m, NormWithStatistics) and m.track_running_stats
-    ]
-    moving = [(norm, norm.momentum) for norm in norms if norm.training]
-    counts = [(n.num_batches_tracked, n.num_batches_tracked.clone()) for n, _ in moving
-              if n.num_batches_tracked is not None]  # fmt: skip
-    for norm, _ in moving:
-        norm.momentum = 0.0
-    try:
-        yield
-    finally:
-        for norm, momentum in moving:
-            norm.momentum = momentum
-        for count, value in counts:
-            count.copy_(value)
-
-
-def _put_back(before: list[tuple[nn.Module, Any]]) -> None:
-    for module, forward in reversed(before):
-        if forward is None:
-            module.__dict__.pop("forward", None)
-        else:
-            module.__dict__["forward"] = forward

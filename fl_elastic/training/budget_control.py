@@ -17,7 +17,7 @@ _FIRST_LOOK = 3
 _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 _MOST = 0.9
 _HALF = 0.5
-_FEWEST_DEARER = 4
+_FEWEST_COSTLIER = 4
 _TIMES_ITS_COST = 4.0
 
 
@@ -217,21 +217,26 @@ class BudgetControl:
         slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
         return max(self.left_seconds(plan), 0.0) / slower
 
-    def surplus_due(self, plan: Plan) -> bool:
-        """Whether to look for something dearer to train: the plan's steps leave time, and half of them are taken.
+    @property
+    def looks_for_surplus(self) -> bool:
+        """Whether it is time to see if the steps leave something for costlier ones.
 
         Groups are few and large in some models, and the best choice that fits may be far cheaper than allowed. One
         looks after half of the steps, then after half of those that are left, and so on to the last few.
         """
         left = self.requested_steps - self.steps
-        if not self._limited or left < _FEWEST_DEARER or self.steps < self._next_surplus:
-            return False
-        if self.steps_left(plan) == left and self.dearer_step_seconds(plan) > 0:
-            return True
-        self._next_surplus = self.steps + math.ceil(left / 2)
-        return False
+        return self._limited and left >= _FEWEST_COSTLIER and self.steps >= self._next_surplus
 
-    def dearer_step_seconds(self, plan: Plan) -> float:
+    def has_surplus(self, plan: Plan) -> bool:
+        """Whether all steps that are left are paid for by the plan, and could each take longer."""
+        left = self.requested_steps - self.steps
+        return self.steps_left(plan) == left and self.costlier_step_seconds(plan) > 0
+
+    def postpone_surplus(self) -> None:
+        """Wait for half of the steps that are left before the next look for a surplus."""
+        self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
+
+    def costlier_step_seconds(self, plan: Plan) -> float:
         """Return what each step that is left may take by the cost profile, 0 where that is hardly more than now."""
         left = self.requested_steps - self.steps
         pace = self.drift * self.correction if self.correct else 1.0
@@ -243,35 +248,33 @@ class BudgetControl:
             return 0.0
         return allowed * plan.predicted_step_seconds / step
 
-    def looked_for_dearer(self) -> None:
-        """Wait for half of the steps that are left before the next look."""
-        self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
-
     def left_seconds(self, plan: Plan) -> float:
         """Return what is left of the time for all steps; may be infinite."""
         return self.allowed_seconds(plan) - (self.spent if self.correct else self.predicted)
 
-    def wants_replan(self, plan: Plan) -> bool:
-        """Whether the measured steps miss their allowance by more than the tolerance; learns the correction."""
+    def missed_pace(self, plan: Plan) -> float | None:
+        """Return measured over predicted step time, where steps miss their allowance by more than the tolerance."""
         measured = self._measured()
         if not self.correct or measured is None or not self._limited:
-            return False
+            return None
         if self.steps < self._patient_until:
-            return False
+            return None
         if not plan.feasible:
             # Its steps are longer than their share by choice; taking fewer of them holds the budget.
-            return False
+            return None
         allowed = self.allowed_seconds(plan) / self.requested_steps
         wanted = measured / (plan.predicted_step_seconds * self.drift)
         missed = abs(measured - allowed) * (self.requested_steps - self.steps)
-        self.corrected = (
+        misses = (
             abs(measured / allowed - 1) > _TOLERANCE
             and missed > _TIMES_ITS_COST * self.planning_seconds
             and abs(wanted / self.correction - 1) > _TOLERANCE
         )
-        if self.corrected:
-            self.correction = wanted
-        return self.corrected
+        return wanted if misses else None
+
+    def correct_pace(self, pace: float) -> None:
+        """Plan by this pace from now on."""
+        self.correction, self.corrected = pace, True
 
     def _slow(self, plan: Plan) -> float:
         """Return what nine of ten steps do not exceed: before a plan's first, as uneven as those before it."""

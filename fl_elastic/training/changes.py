@@ -14,8 +14,8 @@ from torch import nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.ops.channels import ChannelSubset
 from fl_elastic.planning import Plan
+from fl_elastic.planning.step_transform import Part
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 from fl_elastic.update.parts import Masks
@@ -83,25 +83,28 @@ def trained_parts(
     model : nn.Module
         Which they trained.
     held : mapping of str to sequence of array, optional
-        What windows held of each tensor that plans with windows did not train whole, see `WindowSteps`.
+        What single steps held of each tensor, see `StepOpener.held`.
 
     Examples
     --------
     >>> group = TensorGroup("0", ("0.weight", "0.bias"), ((2, 3), (2,)), "linear")
-    >>> plan = Plan("test", (group,), (Mode.channels(1 / 3),), 1, 1, 1, 1, 1, channels={"0": (1,)})
+    >>> from fl_elastic.planning.lean_layers import LeanLayers
+    >>> layers = LeanLayers(channels={"0": (1,)})
+    >>> plan = Plan("test", (group,), (Mode.channels(1 / 3),), 1, 1, 1, 1, 1, transforms=(layers,))
     >>> trained_parts([plan], nn.Sequential(nn.Linear(3, 2)))
     {'0.weight': (None, array([False,  True, False]))}
     """
     sides: dict[str, list[NDArray[np.bool_]]] = {}
     dims: dict[str, int] = {}
     for plan in plans:
+        opened = any(each.opens_steps for each in plan.transforms)
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in mode.trains(group):
                 weight = model.get_parameter(name)
-                both = list(_rows_and_columns(name, weight, plan, group, mode, model))
-                in_window = (held or {}).get(name) if plan.windows is not None else None
-                if in_window is not None:
-                    both[: len(in_window[:2])] = in_window[:2]
+                both = list(_rows_and_columns(name, plan, group, mode, model))
+                steps_held = (held or {}).get(name) if opened else None
+                if steps_held is not None:
+                    both[: len(steps_held[:2])] = steps_held[:2]
                 dims[name] = weight.dim()
                 before = sides.get(name, both)
                 sides[name] = [one | other for one, other in zip(before, both, strict=True)]
@@ -116,22 +119,16 @@ def trained_parts(
 
 
 def _rows_and_columns(
-    name: str, weight: nn.Parameter, plan: Plan, group: TensorGroup, mode: Mode, model: nn.Module
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    name: str, plan: Plan, group: TensorGroup, mode: Mode, model: nn.Module
+) -> Part:
     """Return which indices of a weight's first and second axis a plan trains."""
+    for each in plan.transforms:
+        part = each.trained_part(name, group, mode, model)
+        if part is not None:
+            return part
     # A vector counts as one column.
-    rows, columns = (np.zeros(length, dtype=np.bool_) for length in (*weight.shape, 1, 1)[:2])
-    if group.name not in plan.channels or not mode.trains_part_of(weight.shape):
-        return ~rows, ~columns
-    if mode.axis == "neuron":
-        rows[list(plan.channels[group.name])] = True
-        return rows, ~columns
-    layer = model.get_submodule(name.rpartition(".")[0])
-    channels, groups = plan.channels[group.name], int(getattr(layer, "groups", 1))
-    for block in ChannelSubset.of(channels, mode.axis, weight.shape, groups).blocks:
-        rows[block.outputs] = True
-        columns[block.columns] = True
-    return rows, columns
+    shape = (*model.get_parameter(name).shape, 1, 1)
+    return np.ones(shape[0], dtype=np.bool_), np.ones(shape[1], dtype=np.bool_)
 
 
 def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:

@@ -58,15 +58,15 @@ def costs_for(
         from fl_elastic.profiling.estimate import estimate_profile
 
         profile = estimate_profile(
-            model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.clock,
+            model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.timing.clock,
             memory=budget.memory, prefix=options.forward is not None,
         )  # fmt: skip
     profile = with_prefix(profile, model, batch, options)
-    if not policy.modes:
+    if not policy.needs.modes:
         return profile
     from fl_elastic.profiling.estimate import estimated_modes
 
-    return estimated_modes(profile, model, policy.modes)
+    return estimated_modes(profile, model, policy.needs.modes)
 
 
 def with_prefix(
@@ -75,7 +75,7 @@ def with_prefix(
     """Return the profile with what a frozen prefix costs, where the options have one and it is not known."""
     if options.forward is None or len(profile.cut_inference_seconds):
         return profile
-    clock = clock_for(model_device(model), options.clock)
+    clock = clock_for(model_device(model), options.timing.clock)
     return measure_prefix(profile, model, batch, clock, repeats=1)
 
 
@@ -114,11 +114,11 @@ def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) 
     """Return the costs of steps in what may be trained, once features of so many examples are kept."""
     profile = accumulated(profile, options.accumulate)
     above, forward = None, options.forward
-    if options.cut:
-        above = profile.graph.groups_above(options.cut)
+    if options.part.cut:
+        above = profile.graph.groups_above(options.part.cut)
         if forward is not None:
             profile = elastic_forward(profile, forward.terms(examples, math.inf), at_least=above)
-    return trainable_part(profile, above, options.kept_head)
+    return trainable_part(profile, above, options.part.kept_head)
 
 
 def passes_above_cut(
@@ -140,7 +140,7 @@ def passes_above_cut(
     speedup : float
         Of the client's budget, which has so much less time.
     """
-    if not options.cut:
+    if not options.part.cut:
         return 1
     full = accumulated(profile, options.accumulate).full_step_seconds
     above = lasting_costs(profile, options, examples).full_step_seconds

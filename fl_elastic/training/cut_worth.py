@@ -18,11 +18,12 @@ from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
+from fl_elastic.training.planner import STEP_GAIN_EXPONENT
 
 __all__ = ["cut_worth"]
 
 # Chosen on the two tasks of the benchmark across rounds: with all of it the cut lay too high on the traffic signs.
-_SHARE_OF_RETURNS = 0.5
+_SHARE_OF_EXPONENT = 0.5
 
 
 def cut_worth(
@@ -41,7 +42,7 @@ def cut_worth(
     The gain is :math:`-\langle \Delta w(A), g(B)\rangle` over the groups above the cut: the optimiser's first step
     by one batch, and the gradient on another one. So it is an unbiased estimate of how much that step decreases the
     loss; an optimiser that makes all steps alike long gains less in first layers of large gradients than the
-    gradients' own product says. It grows with the number of steps to the power of half of `TrainerOptions.returns`,
+    gradients' own product says. It grows with the number of steps to the power of half of `STEP_GAIN_EXPONENT`,
     as a cut is for a whole run and not for a fit, and in the same time there are as many more as a step is shorter
     once the features at the cut are kept. Norms keep their statistics, as they do with a cut. The model is left as
     it was.
@@ -92,16 +93,20 @@ def cut_worth(
         )
         steps = _first_step(made_by(optimizer_fn, model), model, one)
     gains = {name: -float(torch.sum(steps[name] * other[name])) for name in weights}
-    trained = np.array([group.name != options.kept_head for group in graph.groups])
+    trained = np.array([group.name != options.part.kept_head for group in graph.groups])
     scores = np.array([sum(gains[name] for name in group.parameters) for group in graph.groups])
     gained = np.cumsum(np.where(trained, scores, 0.0)).clip(min=0.0)
     found: dict[str, float] = {}
     for above in sorted({*(cut.groups_above for cut in graph.cuts), len(graph.groups)}):
         if above and trained[:above].any():
             name = graph.groups[above - 1].name
-            costs = lasting_costs(profile, replace(options, cut=name), examples)
+            costs = lasting_costs(
+                profile, replace(options, part=replace(options.part, cut=name)), examples
+            )
             more = profile.full_step_seconds / costs.full_step_seconds
-            found[name] = float(gained[above - 1]) * more ** (_SHARE_OF_RETURNS * options.returns)
+            found[name] = float(gained[above - 1]) * more ** (
+                _SHARE_OF_EXPONENT * STEP_GAIN_EXPONENT
+            )
     return found
 
 

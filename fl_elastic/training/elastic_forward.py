@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.planning.tokens import KeptTokens
+from fl_elastic.planning.step_transform import StepTransform
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.profiling.profile_key import model_device
@@ -88,7 +88,7 @@ class ElasticForward:
         self._cut = ""
         self._groups_above = groups_above
         self._locked: int | None = None
-        self._tokens: KeptTokens | None = None
+        self._key: tuple[str, ...] = ()
         self._computed = self._found = self._since_found = 0
         self._met: set[SampleId] = set()
         self._meetings = self._since_new = 0
@@ -124,7 +124,11 @@ class ElasticForward:
 
     @contextmanager
     def splitting(
-        self, graph: BackwardGraph, depth: int, batch: Batch, tokens: KeptTokens | None = None
+        self,
+        graph: BackwardGraph,
+        depth: int,
+        batch: Batch,
+        transforms: Sequence[StepTransform] = (),
     ) -> Iterator[None]:
         """Run the prefix below the group at ``depth`` as inference inside the block, if there is a cut for it.
 
@@ -136,20 +140,21 @@ class ElasticForward:
             Of the plan.
         batch : batch
             The next one.
-        tokens : KeptTokens, optional
-            On which the model goes on inside: features behind such a block are those of these tokens.
+        transforms : sequence of StepTransform
+            Of the plan: they may change what features are.
         """
-        # A shallower plan goes on with the features that are there, unless those are of other tokens.
-        useful = self._groups_above is not None or tokens == self._tokens
+        key = tuple(part for each in transforms for part in each.feature_key())
+        # A shallower plan goes on with the features that are there, unless those are others.
+        useful = self._groups_above is not None or key == self._key
         deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
-        self._tokens = tokens
+        self._key = key
         cut = None if self._whole or not self._has_rows(batch) else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
                 split = stack.enter_context(
                     SplitModel(self._model, graph, cut, channels_last=self.options.channels_last)
                 )
-                place = _place(cut, tokens)
+                place = _place(cut, transforms)
                 if self._works(split, place, batch):
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
@@ -346,15 +351,11 @@ class ElasticForward:
         return self._laid_out(whole)
 
 
-def _place(cut: Cut, tokens: KeptTokens | None) -> str:
-    """Return what features at a cut are, besides the weights below it: where it is, and of which tokens."""
+def _place(cut: Cut, transforms: Sequence[StepTransform]) -> str:
+    """Return what features at a cut are, besides the weights below it: where it is, and by what steps."""
     below = {cut.module, *(name for name, _ in cut.skipped)}
-    drops = [
-        f"{module}:{share}"
-        for module, share in (() if tokens is None else tokens.drops)
-        if any(module == name or module.startswith(f"{name}.") for name in below)
-    ]
-    return "/".join([cut.module, str(cut.at_input), *drops])
+    keys = [part for each in transforms for part in each.feature_key(below)]
+    return "/".join([cut.module, str(cut.at_input), *keys])
 
 
 def _rounding(features: Tensor) -> float:

@@ -26,7 +26,7 @@ from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.head_sums import put_head, solve_head
-from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.options import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
@@ -158,7 +158,7 @@ def fine_tune(
     try:
         with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
             options = replace(
-                options or TrainerOptions(), cut="", kept_head="", keep_statistics=True,
+                options or TrainerOptions(), part=TrainablePart(keep_statistics=True),
                 forward=ForwardOptions(feature_bytes, path=Path(folder) / "features.bin"),
             )  # fmt: skip
             profile = costs_for(
@@ -167,20 +167,15 @@ def fine_tune(
             )  # fmt: skip
             if not cut:
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES), loss_fn=loss_fn)
-                rough = replace(
-                    options,
-                    kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head)),
-                )
+                rough = _keeping(options, model, profile, head)
                 examples = loader_size(loader, first[0]).examples
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
                 )
                 cut = max(worth, key=worth.__getitem__)
-            options = replace(options, cut=cut)
+            options = replace(options, part=replace(options.part, cut=cut))
             start, head = _solve_above_cut(model, loss_fn, loader, profile, options)
-            options = replace(
-                options, kept_head=profile.graph.group_of(ModelState.of(model).parameter_of(head))
-            )
+            options = _keeping(options, model, profile, head)
             trainer = ElasticTrainer(
                 model, loss_fn, optimizer_fn,
                 budget=budget or Budget(), policy=policy, profile=profile, options=options,
@@ -208,6 +203,14 @@ def _refuse_read_once(loader: Iterable[Batch]) -> None:
             f"the loader is a {type(loader).__name__}, which can be read only once, and fine_tune reads it for "
             "each head and each epoch: pass a list or a DataLoader"
         )
+
+
+def _keeping(
+    options: TrainerOptions, model: nn.Module, profile: CostProfile, head: str
+) -> TrainerOptions:
+    """Return the options under which a solved head is not trained."""
+    group = profile.graph.group_of(ModelState.of(model).parameter_of(head))
+    return replace(options, part=replace(options.part, kept_head=group))
 
 
 def _solve_above_cut(

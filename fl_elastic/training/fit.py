@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Container, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.prefix import prefix_seconds
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.batches import READ_ONCE, Epochs
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import stepped
@@ -39,6 +40,23 @@ _UNREAD: Batch = (None, None)
 _NEARLY_FULL = 0.9
 _TELLING_SHARE = 0.25
 _MOST_FOR_LOOKING = 0.2
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a fit that trains by one plan.
+
+    Attributes
+    ----------
+    kind : {"full", "selected", "costlier", "remainder", "one step"}
+        All groups in turn; what the budget was planned for; costlier steps that its rest pays for; what fits a rest
+        that is too short for one more step; and the head, where choosing took all of the time.
+    plan : Plan
+        By which it trains.
+    """
+
+    kind: Literal["full", "selected", "costlier", "remainder", "one step"]
+    plan: Plan
 
 
 @dataclass(eq=False)
@@ -73,6 +91,8 @@ class Fit:
         What was chosen and trained, each with the number of steps before it.
     plan : Plan
         The last of them that the budget was planned for, without what was trained with the rest of it.
+    batch : batch, optional
+        The next one; None at the end of the data.
     loading, unusual : float
         Seconds that reading the batch of the next step took, where they count, and by how much less than usual.
     stayed_here : set of str
@@ -99,9 +119,11 @@ class Fit:
     stayed_here: set[str] = field(default_factory=set)
     step_seconds: float = 0.0
     recent_seconds: float = 0.0
+    batch: Batch | None = None
+    _stream: Epochs = field(init=False)
 
     def run(self, stream: Epochs) -> None:
-        """Train on the batches of a stream until they or the budget end.
+        """Train on the batches of a stream until they or the budget end, phase by phase.
 
         Raises
         ------
@@ -110,71 +132,97 @@ class Fit:
         TrainingError
             If the stream is empty, or a loss is not finite.
         """
-        control, log = self.control, self.log
-        deep = self.planner.deep_plan(control.steps_left)
-        plan = deep or self._choose(self.batches, None)
-        self.plans = [(0, plan)]
-        self._reserve_settling(plan)
-        batch = self._read(stream)
-        dearer = False
-        while batch is not None and control.steps_left(plan) > 0:
-            batch = self._train(plan, batch, stream, to_the_end=plan is deep, dearer=dearer)
-            if batch is None:
+        self._stream = stream
+        for phase in self._phases():
+            self._train(phase)
+        self._close()
+        self.log.ended = self.log.clock()
+        self._refuse_overflow()
+        self._learn()
+
+    def _phases(self) -> Iterator[Phase]:
+        """Yield what is trained one after the other; each has been trained when the next one is asked for."""
+        last = yield from self._planned()
+        yield from self._remainder()
+        if self.control.steps == 0:
+            yield from self._one_step(last)
+
+    def _planned(self) -> Generator[Phase, None, Plan]:
+        """Yield what the budget was planned for, and costlier steps where it leaves some; return the last plan."""
+        control = self.control
+        full = self.planner.full_update_plan(control.steps_left)
+        phase = (
+            Phase("selected", self._choose(self.batches, None))
+            if full is None
+            else Phase("full", full)
+        )
+        self.plans = [(0, phase.plan)]
+        self._reserve_closing(phase.plan)
+        self._read()
+        while self.batch is not None and control.steps_left(phase.plan) > 0:
+            yield phase
+            if self.batch is None:
                 break
             if control.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
-                control.reference(*self._time_full_pass(batch, plan))
-            if plan is deep or control.steps_left(plan) == 0:
-                continue
-            if self._probe_due(plan) or control.corrected:
-                chosen = self._choose([batch, *self.batches[1:]], plan)
-                plan, dearer = chosen, dearer and chosen is plan
-                self.plans.append((control.steps, plan))
-            elif control.surplus_due(plan):
-                found = self._dearer_plan(plan)
-                if found is not None:
-                    if not dearer:
-                        self._note_plan(plan)
-                    control.replanned()
-                    plan, dearer = found, True
-                    self.plans.append((control.steps, plan))
-        if control.steps == 0 and batch is None:
+                control.reference(*self._time_full_pass(self.batch, phase.plan))
+            if phase.kind != "full" and control.steps_left(phase.plan) > 0:
+                phase = self._reconsidered(phase, self.batch)
+        if control.steps == 0 and self.batch is None:
             raise TrainingError(READ_ONCE)
         self.plans = list(stepped(self.plans, control.steps))
-        if not dearer:
-            self._note_plan(self.plans[-1][1] if self.plans else plan)
-        # Also where choosing took what one step of the plan would have needed.
-        rest = None if batch is None else self._rest_plan()
-        if rest is not None and batch is _UNREAD:
-            batch = self._read(stream)
-        if rest is not None and batch is not None:
-            self.plans.append((control.steps, rest))
-            self._train(rest, batch, stream, to_the_end=True)
-            self.plans = list(stepped(self.plans, control.steps))
-        if control.steps == 0 and batch is _UNREAD:
-            batch = self._read(stream)
-        if control.steps == 0 and batch is not None and self._deadline_pays_for(plan):
-            # Choosing has cost the time: it does not cost the round.
-            plan = self.planner.cheapest_plan(plan)
-            control.grant_a_step()
-            self.plans = [(0, plan)]
-            self._train(plan, batch, stream, to_the_end=True)
+        if phase.kind != "costlier":
+            self._note_plan(self.plans[-1][1] if self.plans else phase.plan)
+        return phase.plan
+
+    def _reconsidered(self, phase: Phase, batch: Batch) -> Phase:
+        """Return what to go on with: chosen anew where that is due, costlier where the budget leaves something."""
+        control, plan = self.control, phase.plan
+        if self._probe_due(plan) or control.corrected:
+            chosen = self._choose([batch, *self.batches[1:]], plan)
+            self.plans.append((control.steps, chosen))
+            return phase if chosen is plan else Phase("selected", chosen)
+        found = self._costlier_plan(plan) if self._look_for_surplus(plan) else None
+        if found is None:
+            return phase
+        if phase.kind != "costlier":
             self._note_plan(plan)
-        if control.steps == 0:
+        control.replanned()
+        self.plans.append((control.steps, found))
+        return Phase("costlier", found)
+
+    def _remainder(self) -> Iterator[Phase]:
+        """Yield what fits the rest of a deadline that is too short for one more step, also for the first one."""
+        # Also where choosing took what one step of the plan would have needed.
+        rest = None if self.batch is None else self._remainder_plan()
+        if rest is not None and self.batch is _UNREAD:
+            self._read()
+        if rest is not None and self.batch is not None:
+            self.plans.append((self.control.steps, rest))
+            yield Phase("remainder", rest)
+            self.plans = list(stepped(self.plans, self.control.steps))
+            if self.plans and self.plans[0][1] is rest:
+                self._note_plan(rest)
+
+    def _one_step(self, plan: Plan) -> Iterator[Phase]:
+        """Yield the cheapest step there is: choosing has cost the time, it does not cost the round."""
+        if self.batch is _UNREAD:
+            self._read()
+        if self.batch is not None and self._deadline_pays_for(plan):
+            plan = self.planner.cheapest_plan(plan)
+            self.control.grant_a_step()
+            self.plans = [(0, plan)]
+            yield Phase("one step", plan)
+            self._note_plan(plan)
+        if self.control.steps == 0:
             raise self._no_step(plan)
-        if self.plans[0][1] is rest:
-            self._note_plan(rest)
-        self._settle()
-        log.ended = log.clock()
-        self._refuse_overflow()
-        self._learn()
 
     def _deadline_pays_for(self, plan: Plan) -> bool:
         """Whether a deadline would pay for one step of the cheapest plan, had choosing not taken its time."""
         deadline = self.budget.deadline
         if deadline is None:
             return False
-        selects = self.planner.policy.selects
+        selects = self.planner.policy.reduces_uplink
         seconds = plan.floor_step_seconds if selects else plan.predicted_step_seconds
         return seconds * self.control.drift + plan.sending_seconds <= deadline
 
@@ -189,36 +237,20 @@ class Fit:
         if self.step.worth is not None:
             self.planner.learn(self.step.worth.scores())
 
-    def _train(
-        self,
-        plan: Plan,
-        batch: Batch,
-        stream: Epochs,
-        *,
-        to_the_end: bool = False,
-        dearer: bool = False,
-    ) -> Batch | None:
-        """Train by one plan until the data or the budget ends, or a full step or new choice is due.
-
-        Parameters
-        ----------
-        to_the_end : bool
-            Whether no choice is due before the end.
-        dearer : bool
-            Whether its steps take longer than those that the budget was planned for.
-        """
-        next_batch: Batch | None = batch
+    def _train(self, phase: Phase) -> None:
+        """Train by one plan until the data or the budget ends, or a full step or new choice is due."""
+        plan, batch = phase.plan, self.batch
+        assert batch is not None
         control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
-        plain = forward is None and not plan.lean and not plan.recomputed
         share = plan.predicted_step_seconds / self.profile.full_step_seconds
-        nearly_full = plain and share >= _NEARLY_FULL
+        nearly_full = forward is None and not plan.transforms and share >= _NEARLY_FULL
         with ExitStack() as stack:
             started = log.clock()
-            stack.enter_context(realised(plan, model))
+            stack.enter_context(plan_applied(plan, model))
             if forward is not None:
-                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.tokens))
+                stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
             stack.enter_context(self.free.watching(model, in_flight(graph).inference))
             # Looked up one by one they take longer than a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
@@ -228,15 +260,15 @@ class Fit:
             statistics = self._statistics(tensors)
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
-            while next_batch is not None and control.steps_left(plan) > 0:
+            while self.batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 computed = 0 if forward is None else forward.computed
                 seconds, whole = log.step(
-                    next_batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
+                    self.batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
                 )
                 log.read(self.loading)
                 seconds += self.loading
-                # Filling a cache makes the first epoch dearer; the budget goes by what a step takes on average.
+                # Filling a cache makes the first epoch longer; the budget goes by what a step takes on average.
                 steady = seconds + self.unusual
                 if forward is not None and forward.terms is not None:
                     steady += expected * control.drift - (forward.prefix_seconds - before)
@@ -249,80 +281,88 @@ class Fit:
                 )
                 self._predict_first_pass(computed)
                 self.planner.state.steps_since_probe += 1
-                look = not step.waits and (
-                    control.reference_due()
-                    or (
-                        not to_the_end
-                        and (
-                            self._probe_due(plan)
-                            or control.surplus_due(plan)
-                            or (not dearer and control.wants_replan(plan))
-                        )
-                    )
-                )
+                interrupted = not step.waits and self._interrupts(phase)
                 # Looking at the clock and at what is due is part of the loop, and of its time.
                 control.spent += log.after_step()
                 if self.loading_seconds is not None and not control.steps_left(plan):
                     # Reading a batch that nobody has the time for takes as long as any.
-                    next_batch = _UNREAD
+                    self.batch = _UNREAD
                     break
-                next_batch = self._read(stream)
-                if next_batch is None or look:
+                self._read()
+                if interrupted:
                     break
             control.spent += log.finish(tensors, step.finish)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
-        return next_batch
 
-    def _read(self, stream: Epochs) -> Batch | None:
-        """Return the next batch, None at the end; what reading took is a part of the step on it."""
+    def _interrupts(self, phase: Phase) -> bool:
+        """Look whether a full step, or another choice, is due before the next step of a phase."""
+        control, plan = self.control, phase.plan
+        if control.reference_due():
+            return True
+        if phase.kind not in ("selected", "costlier"):
+            return False
+        if self._probe_due(plan) or self._look_for_surplus(plan):
+            return True
+        pace = control.missed_pace(plan) if phase.kind == "selected" else None
+        if pace is not None:
+            control.correct_pace(pace)
+        return pace is not None
+
+    def _look_for_surplus(self, plan: Plan) -> bool:
+        """Look whether the budget leaves something for costlier steps, if it is time to; later again if not."""
+        if not self.control.looks_for_surplus:
+            return False
+        found = self.control.has_surplus(plan)
+        if not found:
+            self.control.postpone_surplus()
+        return found
+
+    def _read(self) -> None:
+        """Read the next batch, None at the end; what reading took is a part of the step on it."""
         started = self.log.clock()
-        batch = next(stream, None)
+        self.batch = next(self._stream, None)
         if self.loading_seconds is not None:
             self.loading = self.log.clock() - started
             # What was read before the first step is paid for, and tells nothing of those to come.
-            self.unusual = self.loading_seconds if stream.read_before else 0.0
-        return batch
+            self.unusual = self.loading_seconds if self._stream.read_before else 0.0
 
     def _price(self) -> None:
         """Tell the planner what steps cost now that some of the features are there."""
         forward = self.step.forward
         if forward is not None:
-            kept_head = self.planner.options.kept_head
+            kept_head = self.planner.options.part.kept_head
             costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
 
-    def _reserve_settling(self, plan: Plan) -> None:
-        """Count the time that running statistics will take after steps on windows."""
-        if plan.windows is not None:
-            from fl_elastic.training.window_steps import settling_passes
-
-            passes = settling_passes(self.step.model, self.control.requested_steps)
+    def _reserve_closing(self, plan: Plan) -> None:
+        """Count the time that forward passes after the steps will take."""
+        passes = self._closing_passes(plan)
+        if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
             self.control.predicted += seconds
             self.log.predicted_seconds += seconds
 
-    def _settle(self) -> None:
-        """Take the running statistics of the whole model anew if steps left channels out."""
-        log = self.step.window_log
-        if log is None:
-            return
-        from fl_elastic.training.window_steps import settle_statistics, settling_passes
+    def _closing_passes(self, plan: Plan) -> int:
+        model, steps = self.step.model, self.control.requested_steps
+        return sum(each.closing_passes(model, steps) for each in plan.transforms)
 
-        model, batches = self.step.model, list(log.batches)
-        passes = settling_passes(model, self.control.requested_steps)
-        if passes and batches:
-            with realised(self.plan, model):
-                before = self._statistics()
-                settle_statistics(model, batches[-passes:])
-                moved = self._moved(before)
-            self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
+    def _close(self) -> None:
+        """Make the whole model fit for use where steps held a part of it."""
+        opener = self.step.opener
+        if opener is None:
+            return
+        with plan_applied(self.plan, self.step.model):
+            before = self._statistics()
+            opener.close(self.control.requested_steps)
+            moved = self._moved(before)
+        self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
 
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
         planner, control, log = self.planner, self.control, self.log
-        charged = planner.options.charge_probes
+        charged = planner.options.timing.charge_probes
         started = log.clock()
         keep = False
         self._price()
@@ -340,7 +380,7 @@ class Fit:
             planning = self._pay_for_plan()
             began = log.clock()
             plan = planner.plan(control.correction)
-            closed = planner.options.closed_loop
+            closed = planner.options.timing.closed_loop
             planner.state.planning_seconds = log.clock() - began if closed else planning
             control.planning_seconds = planner.state.planning_seconds
         control.replanned()
@@ -359,30 +399,30 @@ class Fit:
         left = np.inf if plan is None else self.control.left_seconds(plan)
         return self.planner.probe_due(self.control.correction, left)
 
-    def _dearer_plan(self, plan: Plan) -> Plan | None:
+    def _costlier_plan(self, plan: Plan) -> Plan | None:
         """Return what to train in the steps that are left, of which each may take longer than planned.
 
         None where nothing is, or where looking takes more than it gains.
         """
         planner, control, log = self.planner, self.control, self.log
         steps = control.requested_steps - control.steps
-        allowed = control.dearer_step_seconds(plan)
-        control.looked_for_dearer()
-        known = planner.state.planning_seconds or planner.options.planning_seconds
+        allowed = control.costlier_step_seconds(plan)
+        control.postpone_surplus()
+        known = planner.state.planning_seconds or planner.options.timing.planning_seconds
         gained = steps * (allowed - plan.predicted_step_seconds)
         if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
             return None
         started = log.clock()
         self._pay_for_plan()
         self._price()
-        dearer = planner.dearer_plan(plan, allowed, steps)
+        costlier = planner.costlier_plan(plan, allowed, steps)
         self.charge(log.clock() - started)
-        return dearer
+        return costlier
 
-    def _rest_plan(self) -> Plan | None:
+    def _remainder_plan(self) -> Plan | None:
         """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
         started = self.log.clock()
-        rest = self.planner.rest_plan(self.plan, self.control.rest_seconds(self.plan))
+        rest = self.planner.remainder_plan(self.plan, self.control.rest_seconds(self.plan))
         self.charge(self.log.clock() - started)
         self.control.replanned()
         return rest if rest is not None and self.control.steps_left(rest) > 0 else None
@@ -419,7 +459,7 @@ class Fit:
         """Count time that went into choosing, timing or making ready instead of into steps."""
         self.log.selection_seconds += seconds
         self.log.preparing_seconds += seconds * preparing
-        if self.planner.options.charge_probes:
+        if self.planner.options.timing.charge_probes:
             self.control.spent += seconds
 
     def _expected_prefix_seconds(self, plan: Plan) -> float:

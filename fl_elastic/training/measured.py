@@ -22,8 +22,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.training.apply_plan import realised
-from fl_elastic.training.frozen import ChannelGuard
+from fl_elastic.training.apply_plan import plan_applied, plan_guards
 
 __all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
 
@@ -70,22 +69,21 @@ def measure_plan(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
-        windows = None
-        if plan.windows is not None:
-            from fl_elastic.training.window_steps import WindowLog, WindowSteps
-
-            windows = WindowSteps(model, plan.windows, WindowLog())
+        openers = [each.opener(model, None) for each in plan.transforms]
+        opener = next((each for each in openers if each is not None), None)
         for repeat in range(repeats + 1):
             for full in (True, False):
-                with realised(everything if full else plan, model):
-                    guard = ChannelGuard(everything if full else plan, model)
+                taken = everything if full else plan
+                with plan_applied(taken, model):
+                    guards = plan_guards(taken, model)
                     started = timer()
                     opened: AbstractContextManager[Any] = (
-                        nullcontext() if full or not windows else windows.step(optimizer, batch)
+                        nullcontext() if full or opener is None else opener.step(optimizer, batch)
                     )
                     with opened:
                         _step(model, loss_fn, batch, optimizer)
-                    guard.put_back()
+                    for guard in guards:
+                        guard.put_back()
                     if repeat:
                         seconds[full].append(timer() - started)
         with torch.no_grad():

@@ -1,21 +1,21 @@
-"""How an elastic trainer selects and keeps its pace, and how what it freezes runs."""
+"""Settings of an elastic trainer beyond budget and policy."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
 from fl_elastic.groups.batch_size import CountExamples
-from fl_elastic.importance import CHANNEL_SCORES, IMPORTANCES, ChannelScore, Importance
+from fl_elastic.planning.importance import IMPORTANCES, Importance
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 
-__all__ = ["ForwardOptions", "TrainerOptions"]
+__all__ = ["ForwardOptions", "Timing", "TrainablePart", "TrainerOptions"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,65 @@ class ForwardOptions:
 
 
 @dataclass(frozen=True)
+class TrainablePart:
+    """What of a model may be trained, whatever the policy says.
+
+    Parameters
+    ----------
+    cut : str
+        The fleet's cut: the deepest group, or module, that is trained. Empty for none.
+    kept_head : str
+        Group of a head that was solved for (`fl_elastic.update.closed_form.closed_form_head`) and is not trained.
+        Empty for none.
+    keep_statistics : bool
+        Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
+        pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
+        Their weights and biases are trained as ever.
+    """
+
+    cut: str = ""
+    kept_head: str = ""
+    keep_statistics: bool = False
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a part of the model stays as it is, so that nobody takes full steps."""
+        return bool(self.cut or self.kept_head)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a fit knows the time of its steps, and which time counts.
+
+    Parameters
+    ----------
+    closed_loop : bool
+        Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
+        alone, so that a simulation is reproducible.
+    clock : {"auto", "wall", "cpu"}
+        See `fl_elastic.profiling.clock_for`.
+    charge_probes : bool
+        Whether a deadline holds for the probes of importance as well.
+    profile_seconds, planning_seconds : float
+        Where times are not measured: what a fit is charged with for costs that it had to estimate first, and for
+        each plan that has to be made, as a simulation says.
+    """
+
+    closed_loop: bool = True
+    clock: str = "auto"
+    charge_probes: bool = True
+    profile_seconds: float = 0.0
+    planning_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.clock not in CLOCKS:
+            raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
+        for name in ("profile_seconds", "planning_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BudgetError(f"{name} {getattr(self, name)} must not be negative")
+
+
+@dataclass(frozen=True)
 class TrainerOptions:
     """Settings of `ElasticTrainer` beyond budget and policy.
 
@@ -73,56 +132,22 @@ class TrainerOptions:
     ----------
     importance : str or Importance
         Registered score, or an object, used by policies that need one.
-    reselect_every : int
-        Steps between two probes of importance. While importance stays alike the gap doubles, up to
-        eight times; once it has drifted it falls back. It is longer where a probe would take more than a hundredth
-        of the time between two.
-    drift : float
-        Cosine similarity of old and new importance below which the tensors are selected anew, in [-2, 2]: above 1
-        always, below -1 never.
-    smoothing : float
-        Weight of the old score in the moving average over probes, in [0, 1).
-    exploration : float
-        Worth that every group has besides its share of the importance: its share of the weights (and of the
-        number of groups), times one more than the fits in which it was last left out. It fills the budget
-        where importance is lost in noise, and brings every affordable group back in turn.
-    deep_every : int
+    full_update_every : int
         On average every so many fits, and at least every twice as many, a policy that leaves groups out for the
-        budget's sake (`Policy.covers`) trains all of them for fewer steps in the same time (deep-few-steps against
-        shallow-many-steps), so that each client trains every group with a known probability under any time budget.
-        Where memory or uplink exclude everything at once, it trains what fits of the groups left out for longest.
-        The same is done where a first fit cannot pay for a probe, and where making a plan takes more than a
-        twentieth of a deadline. 0 turns it off, 1 does so always.
-    charge_probes : bool
-        Whether a deadline holds for the probes of importance as well.
-    closed_loop : bool
-        Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
-        alone, so that a simulation is reproducible.
-    channel_score : str or ChannelScore
-        Registered score, or an object, by which the channels of a group are chosen that is trained in part.
-    returns : float
-        How what a fit gains grows with its steps, where steps and groups are one choice (a deadline): 1 in
-        proportion; below that further steps are worth less, as in federated rounds, where they drift apart from
-        the other clients, and more groups are trained for fewer steps. The default, with the square root, was
-        chosen on two seeds of a quarter of the CIFAR-10 benchmark, where 1 ended 1.8 and 3.4 points lower.
+        budget's sake (`Policy.needs_coverage`) trains all of them for fewer steps in the same time, so that each
+        client trains every group with a known probability under any time budget. Where memory or uplink exclude
+        everything at once, it trains what fits of the groups left out for longest. The same is done where a first
+        fit cannot pay for a probe, and where making a plan takes more than a twentieth of a deadline. 0 turns it
+        off, 1 does so always.
     proximal : float
         Weight of FedProx's pull towards the weights that the fit started from (Li et al., MLSys 2020), on the
         tensors that are trained; 0 for none.
-    fleet_importance : mapping of str to float
-        Shares of importance by group name, of other clients or of a server; empty for none.
-    blend : float
-        Weight of ``fleet_importance`` against the model's own, in [0, 1).
     forward : ForwardOptions, optional
         Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
-    cut : str
-        The fleet's cut: the deepest group, or module, that is trained; what lies below it stays as it is whatever
-        the policy says. Empty for none.
-    kept_head : str
-        Group of a head that was solved for (`fl_elastic.update.closed_form.closed_form_head`) and is not trained.
-    keep_statistics : bool
-        Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
-        pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
-        Their weights and biases are trained as ever.
+    part : TrainablePart
+        What may be trained.
+    timing : Timing
+        How the time of steps is known.
     count_examples : callable, optional
         ``count_examples(inputs, targets)`` returns how many examples a batch has, which weigh the client's update
         and the means of its evaluation; left out, the targets say it, see
@@ -130,72 +155,25 @@ class TrainerOptions:
     accumulate : int
         Batches whose mean gradient each step of the optimiser takes. Budgets and reports go on counting batches;
         the steps of an update are those of the optimiser.
-    profile_seconds, planning_seconds : float
-        Where times are not measured (``closed_loop`` off): what a fit is charged with for costs that it had to
-        estimate first, and for each plan that has to be made, as a simulation says.
-    clock : {"auto", "wall", "cpu"}
-        See `fl_elastic.profiling.clock_for`.
     seed : int
         Seed of random choices: in a federation a new one for each client and round.
-    shared_seed : int, optional
-        Seed of what the policy draws, where all clients of a round shall draw the same; left out, ``seed``.
     """
 
     importance: str | Importance = "elastic"
-    reselect_every: int = 100
-    drift: float = 0.8
-    smoothing: float = 0.5
-    exploration: float = 0.3
-    deep_every: int = 4
-    charge_probes: bool = True
-    closed_loop: bool = True
-    channel_score: str | ChannelScore = "fisher"
-    returns: float = 0.5
+    full_update_every: int = 4
     proximal: float = 0.0
-    fleet_importance: Mapping[str, float] = field(default_factory=dict)
-    blend: float = 0.0
     forward: ForwardOptions | None = None
-    cut: str = ""
-    kept_head: str = ""
-    keep_statistics: bool = False
+    part: TrainablePart = TrainablePart()
+    timing: Timing = Timing()
     count_examples: CountExamples | None = None
     accumulate: int = 1
-    profile_seconds: float = 0.0
-    planning_seconds: float = 0.0
-    clock: str = "auto"
     seed: int = 0
-    shared_seed: int | None = None
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether a part of the model stays as it is whatever the policy says, so that nobody takes full steps."""
-        return bool(self.cut or self.kept_head)
 
     def __post_init__(self) -> None:
         IMPORTANCES.check(self.importance)
-        CHANNEL_SCORES.check(self.channel_score)
-        if self.clock not in CLOCKS:
-            raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
-        if not -2 <= self.drift <= 2:
-            raise BudgetError(
-                f"drift {self.drift} must be a cosine, or up to 2 for always, -2 for never"
-            )
-        if self.reselect_every < 1:
-            raise BudgetError(f"reselect_every {self.reselect_every} must be at least 1 step")
-        if not 0 <= self.smoothing < 1:
-            raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
         if self.accumulate < 1:
             raise BudgetError(f"accumulate {self.accumulate} must be at least 1 batch")
-        if self.deep_every < 0:
-            raise BudgetError(f"deep_every {self.deep_every} must not be negative")
-        if not 0 <= self.returns <= 1:
-            raise BudgetError(f"returns {self.returns} must be in [0, 1]")
-        if not 0 <= self.blend < 1:
-            raise BudgetError(f"blend {self.blend} must be in [0, 1)")
+        if self.full_update_every < 0:
+            raise BudgetError(f"full_update_every {self.full_update_every} must not be negative")
         if not 0 <= self.proximal < float("inf"):
             raise BudgetError(f"proximal {self.proximal} must not be negative")
-        for name in ("profile_seconds", "planning_seconds"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise BudgetError(f"{name} {getattr(self, name)} must not be negative")
-        if not self.exploration >= 0:
-            raise BudgetError(f"exploration {self.exploration} must not be negative")

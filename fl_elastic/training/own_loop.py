@@ -54,7 +54,7 @@ def plan_for(
     Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given, and
     importance is measured on all of them (a probe of two batches is two steps or so).
 
-    Where not even the cheapest step fits, or dearer steps are worth more under a deadline, the budget is kept by
+    Where not even the cheapest step fits, or costlier steps are worth more under a deadline, the budget is kept by
     fewer steps: take no more than ``plan.step_fraction`` of those that were meant to be taken. A warning says so.
 
     Parameters
@@ -76,8 +76,7 @@ def plan_for(
     profile : CostProfile, optional
         Costs, measured by `fl_elastic.profiling.profile_model`.
     options : TrainerOptions, optional
-        What may be trained (``cut``, ``kept_head``), importance, channel score, seed, and the batches of a step
-        (``accumulate``).
+        What may be trained (``part``), importance, seed, and the batches of a step (``accumulate``).
     state : SelectionState, optional
         Scores remembered from before; it takes in what is measured now.
 
@@ -112,9 +111,11 @@ def plan_for(
         optimizer_fn=optimizer_fn, budget=budget, options=options,
     )  # fmt: skip
     whole = accumulated(whole, options.accumulate)
-    above = whole.graph.groups_above(options.cut) if options.cut else None
-    planner.begin(planned_with(whole, None, above, options.kept_head), steps, batches, whole=whole)
-    if planner.policy.uses_importance or planner.policy.modes:
+    above = whole.graph.groups_above(options.part.cut) if options.part.cut else None
+    planner.begin(
+        planned_with(whole, None, above, options.part.kept_head), steps, batches, whole=whole
+    )
+    if planner.policy.needs.importance or planner.policy.needs.modes:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
     planner.state.memory = planner.memory
@@ -129,8 +130,13 @@ def plan_for(
 def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
     """Raise TrainingError for options that say how steps are taken: the loop takes them."""
     usual = TrainerOptions()
-    for name in ("forward", "proximal", "keep_statistics"):
-        if getattr(options, name) != getattr(usual, name):
+    given = {
+        "forward": options.forward != usual.forward,
+        "proximal": options.proximal != usual.proximal,
+        "keep_statistics": options.part.keep_statistics,
+    }
+    for name, is_given in given.items():
+        if is_given:
             raise TrainingError(
                 f"option {name!r} says how steps are taken, which a loop of one's own does: leave it out, or use "
                 "ElasticTrainer"

@@ -188,7 +188,7 @@ class FitReport:
     based_on : str
         What the choice of the plan was based on: "everything fits", "fixed rule" (a policy without importance),
         "measured importance" (of all groups, in this fit), "remembered importance" (of earlier probes and training
-        steps), "the fleet's importance", "size and turns" (no scores at all), "everything, in turn" (a fit that
+        steps), "size and turns" (no scores at all), "everything, in turn" (a fit that
         trains everything for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe),
         "everything, as choosing takes too long" (of a deadline), "the head, as choosing took all of the time" (of a
         deadline that pays for a step of it), or "the server's choice".

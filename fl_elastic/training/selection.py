@@ -12,13 +12,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fl_elastic.importance.base import Scores
+from fl_elastic.errors import BudgetError
+from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["SelectionState"]
+__all__ = ["Reselection", "SelectionState"]
 
 _LONGEST_GAP = 8
+
+
+@dataclass(frozen=True)
+class Reselection:
+    """When importance is measured anew, and how old and new scores make what groups are worth.
+
+    Attributes
+    ----------
+    probe_every : int
+        Steps between two probes of importance. While importance stays alike the gap doubles, up to eight times;
+        once it has drifted it falls back. It is longer where a probe would take more than a hundredth of the time
+        between two.
+    below_cosine : float
+        Cosine similarity of old and new importance below which groups are selected anew; above 1 always, below -1
+        never.
+    smoothing : float
+        Weight of the old score in the moving average over probes, in [0, 1).
+    exploration : float
+        Worth that every group has besides its share of the importance: its share of the weights (and of the
+        number of groups), times one more than the fits in which it was last left out. It fills the budget
+        where importance is lost in noise, and brings every affordable group back in turn.
+    """
+
+    probe_every: int = 100
+    below_cosine: float = 0.8
+    smoothing: float = 0.5
+    exploration: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.probe_every < 1:
+            raise BudgetError(f"probe_every {self.probe_every} must be at least 1 step")
+        if not -2 <= self.below_cosine <= 2:
+            raise BudgetError(
+                f"below_cosine {self.below_cosine} must be a cosine, or up to 2 for always, -2 for never"
+            )
+        if not 0 <= self.smoothing < 1:
+            raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
+        if not self.exploration >= 0:
+            raise BudgetError(f"exploration {self.exploration} must not be negative")
 
 
 @dataclass
@@ -40,6 +79,8 @@ class SelectionState:
         What the last plan took to make; 0 while none was made.
     memory : PolicyMemory
         What the policy itself keeps.
+    rules : Reselection
+        How scores are kept; not part of what `to_facts` returns.
     known : bool
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
     """
@@ -51,6 +92,7 @@ class SelectionState:
     probe_gap: int = 0
     planning_seconds: float = 0.0
     memory: PolicyMemory = field(default_factory=PolicyMemory, compare=False)
+    rules: Reselection = field(default_factory=Reselection, compare=False)
     known: bool = True
 
     def fit_to(self, names: Sequence[str]) -> None:
@@ -76,15 +118,13 @@ class SelectionState:
         """Whether every group was measured at some time."""
         return bool(self.scores) and None not in self.scores
 
-    def absorb(self, scores: Scores, options: TrainerOptions, *, together: bool = True) -> bool:
+    def absorb(self, scores: Scores, *, together: bool = True) -> bool:
         """Take in new scores; return whether importance has drifted (always for the first).
 
         Parameters
         ----------
         scores : ndarray, shape (N,)
             NaN where nothing was measured: those groups keep what they had.
-        options : TrainerOptions
-            Gives smoothing, drift and the gap between probes.
         together : bool
             Whether all that can be trained was measured at once, as a probe does.
         """
@@ -93,60 +133,52 @@ class SelectionState:
         if not now.any():
             return False
         norms = float(np.linalg.norm(old[both]) * np.linalg.norm(new[both]))
-        drifted = norms == 0 or float(old[both] @ new[both]) / norms < options.drift
+        drifted = norms == 0 or float(old[both] @ new[both]) / norms < self.rules.below_cosine
         if not self.scores or together:
-            longest = options.reselect_every * _LONGEST_GAP
+            longest = self.rules.probe_every * _LONGEST_GAP
             go_on = bool(self.scores) and not drifted
-            self.probe_gap = min(2 * self.probe_gap, longest) if go_on else options.reselect_every
+            self.probe_gap = min(2 * self.probe_gap, longest) if go_on else self.rules.probe_every
         if together:
             self.steps_since_probe = 0
         if together and norms > 0:
             # What a step is worth falls while the model learns: the shares are averaged, not the sizes.
             old = old * (np.abs(new[both]).max() / np.abs(old[both]).max())
-        keep = options.smoothing
+        keep = self.rules.smoothing
         merged = np.where(both, keep * old + (1 - keep) * new, np.where(now, new, old))
         self.scores = [float(each) if np.isfinite(each) else None for each in merged]
         return drifted
 
-    def worth(self, options: TrainerOptions, sizes: ArrayLike) -> Scores:
+    def worth(self, sizes: ArrayLike) -> Scores:
         """Return what the policy sees: the share of importance, and the bonus for being left out.
 
-        Without scores of its own the fleet's count in full; without either, the bonus alone, or each group's size
-        if there is none. A group that was never measured counts beside those that were as it does in the fleet,
-        else by its size.
+        Without scores the bonus alone counts, or each group's size if there is none. A group that was never
+        measured counts beside those that were by its size.
 
         Parameters
         ----------
-        options : TrainerOptions
-            Gives the weight of the bonus.
         sizes : array-like, shape (N,)
             Weights per group: the bonus grows with a group's share of them, and with its mere presence.
         """
         presence = (1.0 / len(self.names) + np.asarray(sizes, dtype=float) / np.sum(sizes)) / 2
-        others = np.array([options.fleet_importance.get(name, 0.0) for name in self.names])
         scores = self.measured.clip(min=0.0)
         known = np.isfinite(scores)
         total = scores[known].sum()
         if total > 0:
-            stand_in = others if others[known].sum() > 0 else presence
-            scores[~known] = stand_in[~known] * (total / stand_in[known].sum())
+            scores[~known] = presence[~known] * (total / presence[known].sum())
             total = scores.sum()
         shares = scores / total if total > 0 else np.zeros(len(scores))
-        if options.fleet_importance:
-            blend = options.blend if total > 0 else 1.0
-            shares = (1 - blend) * shares + blend * others
         turns = 1.0 + np.array(self.left_out, dtype=float)
-        worth: Scores = shares + options.exploration * presence * turns
+        worth: Scores = shares + self.rules.exploration * presence * turns
         return worth if worth.any() else presence
 
-    def deep_due(self, options: TrainerOptions, generator: np.random.Generator) -> bool:
-        """Draw whether this fit trains every group; certain once one was left out for too long."""
-        if options.deep_every == 1:
+    def draw_full_update(self, every: int, generator: np.random.Generator) -> bool:
+        """Draw whether a fit trains every group, as one of ``every`` fits does; certain after twice as many."""
+        if every == 1:
             return True
-        if options.deep_every == 0 or (self.known and not any(self.left_out)):
+        if every == 0 or (self.known and not any(self.left_out)):
             return False
-        overdue = max(self.left_out, default=0) >= 2 * options.deep_every
-        return bool(generator.random() < 1 / options.deep_every) or overdue
+        overdue = max(self.left_out, default=0) >= 2 * every
+        return bool(generator.random() < 1 / every) or overdue
 
     def trained(self, mask: Sequence[bool]) -> None:
         """Count one fit in which the groups in ``mask`` were trained."""
@@ -158,7 +190,7 @@ class SelectionState:
     def to_facts(self) -> dict[str, Any]:
         """Return the state as what JSON can hold."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        del facts["known"], facts["memory"]
+        del facts["known"], facts["memory"], facts["rules"]
         return deepcopy(facts) | ({"memory": self.memory.to_facts()} if self.memory.owner else {})
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,16 +15,16 @@ from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
+from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by, refusing_closures, undriven
+from fl_elastic.training.apply_plan import plan_guards
 from fl_elastic.training.evaluate import right_examples
-from fl_elastic.training.frozen import ChannelGuard, StillThroughSteps
+from fl_elastic.training.frozen import StillThroughSteps
 from fl_elastic.training.step_importance import StepImportance
 
 if TYPE_CHECKING:
-    from fl_elastic.ops.windowed import Narrow
     from fl_elastic.training.elastic_forward import ElasticForward
-    from fl_elastic.training.window_steps import WindowLog, WindowSteps
 
 __all__ = ["Judge", "KeptOptimizer", "ProximalPull", "TrainingStep"]
 
@@ -48,28 +48,26 @@ class TrainingStep:
         Towards the weights that the fit started from.
     clock : callable
         Gives seconds.
+    forward : ElasticForward, optional
+        Runs what lies below the cut, where the forward pass is elastic.
+    worth : StepImportance, optional
+        Reads importance from gradients, where steps tell it.
+    watch : callable, optional
+        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
+    judge : callable, optional
+        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
+    accumulate : int
+        Batches whose mean gradient a step takes.
 
     Attributes
     ----------
-    forward : ElasticForward or None
-        Runs what lies below the cut, where the forward pass is elastic.
-    worth : StepImportance or None
-        Reads importance from gradients, where steps tell it.
-    watch : callable or None
-        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
-    judge : callable or None
-        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
     optimizer_seconds : list of float
         What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
-    windows : WindowSteps or None
-        Opens the windows of a plan that has some.
-    window_log : WindowLog or None
-        What windows held so far in the fit, if there were any.
+    opener : StepOpener or None
+        The last one that prepared steps, with what those held so far in the fit.
     moved : set of int
-        Ids of the parameters that the last step trained in part, whose gradients are their windows', or that it may
-        have moved without a gradient.
-    accumulate : int
-        Batches whose mean gradient a step takes.
+        Ids of the parameters that the last step trained in part, whose gradients are their stand-ins', or that it
+        may have moved without a gradient.
     stepped : bool
         Whether the last batch ended a step.
     """
@@ -81,23 +79,27 @@ class TrainingStep:
         optimizing: KeptOptimizer,
         pull: ProximalPull,
         clock: Clock,
+        *,
+        forward: ElasticForward | None = None,
+        worth: StepImportance | None = None,
+        watch: Watch | None = None,
+        judge: Judge | None = None,
+        accumulate: int = 1,
     ) -> None:
         self.clock = clock
         self.optimizer_seconds: list[float] = []
         self.model = model
         self.loss_fn = loss_fn
         self.optimizing = optimizing
-        self.forward: ElasticForward | None = None
-        self.worth: StepImportance | None = None
-        self.watch: Watch | None = None
-        self.judge: Judge | None = None
+        self.forward, self.worth, self.accumulate = forward, worth, accumulate
+        self._watch, self._judge = watch, judge
         self._right: Tensor | None = None
         self._pull = pull
-        self.windows: WindowSteps | None = None
-        self.window_log: WindowLog | None = None
+        self.opener: StepOpener | None = None
+        self._opener: StepOpener | None = None
         self.moved: set[int] = set()
-        self.accumulate, self.stepped, self._waiting = 1, False, 0
-        self._guard: ChannelGuard | None = None
+        self.stepped, self._waiting = False, 0
+        self._guards: list[StepGuard] = []
         self._still: StillThroughSteps | None = None
         self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
@@ -106,37 +108,35 @@ class TrainingStep:
     def begin(self, plan: Plan, unmoved: Mapping[str, np.ndarray]) -> None:
         """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
-        self.settle()
-        if self.watch is not None:
+        self.finalize()
+        if self._watch is not None:
             known = dict(self.model.named_parameters(remove_duplicate=False))
             self._trained = {name: known[name] for name in plan.trained_parameters}
         optimizer = self.optimizing()
-        erased = optimizer if plan.erases_momentum else None
-        self._guard = ChannelGuard(plan, self.model, unmoved, erased)
+        self._guards = plan_guards(plan, self.model, unmoved, optimizer)
         self._still = StillThroughSteps(self.model, plan, optimizer)
         self._moved_anyway = set()
         if self._still.anything_moves:
             trained = map(self.model.get_parameter, plan.trained_parameters)
             self._moved_anyway = {id(each) for each in trained}
         self.moved = set()
-        self.windows = None
-        if plan.windows is not None:
-            # Only such plans load what opens windows.
-            from fl_elastic.training.window_steps import WindowLog, WindowSteps
-
+        self._opener = None
+        for transform in plan.transforms:
+            self._opener = transform.opener(self.model, self.opener) or self._opener
+        if self._opener is not None:
             if self.accumulate > 1:
                 raise PlanError(
-                    f"policy {plan.policy!r} draws windows for each batch, and accumulate {self.accumulate} would "
-                    "add up gradients of different ones: use accumulate 1, or another policy"
+                    f"policy {plan.policy!r} draws another part of the model for each batch, and accumulate "
+                    f"{self.accumulate} would add up gradients of different ones: use accumulate 1, or another "
+                    "policy"
                 )
-            self.window_log = self.window_log or WindowLog()
-            self.windows = WindowSteps(self.model, plan.windows, self.window_log)
+            self.opener = self._opener
         self.optimizer_seconds = []
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Leave the optimiser as the present plan leaves it."""
-        if self._guard is not None:
-            self._guard.settle()
+        for guard in self._guards:
+            guard.finalize()
 
     def take(self, batch: Batch) -> float:
         """Take one step, or a part of it, and return the loss of the batch.
@@ -147,21 +147,20 @@ class TrainingStep:
             If the loss is not finite.
         """
         optimizer = self.optimizing()
-        with self._opened(optimizer, batch) as narrow:
-            value = self._take(optimizer, batch, narrow)
-            self.moved = {id(each.whole) for each in narrow if each.part.grad is not None}
+        opener = self._opener
+        opened: AbstractContextManager[Sequence[StandIn]] = (
+            nullcontext(()) if opener is None else opener.step(optimizer, batch)
+        )
+        with opened as stand_ins:
+            value = self._take(optimizer, batch, stand_ins)
+            self.moved = {id(each.whole) for each in stand_ins if each.part.grad is not None}
             self.moved |= self._moved_anyway
         return value
 
-    def _opened(
-        self, optimizer: torch.optim.Optimizer, batch: Batch
-    ) -> AbstractContextManager[list[Narrow]]:
-        return nullcontext([]) if self.windows is None else self.windows.step(optimizer, batch)
-
     def _take(
-        self, optimizer: torch.optim.Optimizer, batch: Batch, narrow: Iterable[Narrow]
+        self, optimizer: torch.optim.Optimizer, batch: Batch, stand_ins: Iterable[StandIn]
     ) -> float:
-        """Take the step; ``narrow`` are the parameters that have a window in their place."""
+        """Take the step; ``stand_ins`` are trained in the place of some parameters."""
         if not self._waiting:
             optimizer.zero_grad(set_to_none=True)
         self.stepped = False
@@ -172,15 +171,15 @@ class TrainingStep:
                 f"the loss is {value}: check the batch for NaN and the learning rate; "
                 "the model was put back to where the fit started"
             )
-        if self.judge is not None:
-            self._tell(self.judge)
+        if self._judge is not None:
+            self._tell(self._judge)
         if loss.requires_grad:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
             self._waiting += 1
         # Else nothing that the plan trains took part, as with routing: the batch is passed over.
         if self._waiting == self.accumulate:
-            self.finish(narrow)
+            self.finish(stand_ins)
         return value
 
     @property
@@ -188,7 +187,7 @@ class TrainingStep:
         """Whether gradients of some batches wait for those of more."""
         return self._waiting > 0
 
-    def finish(self, narrow: Iterable[Narrow] = ()) -> bool:
+    def finish(self, stand_ins: Iterable[StandIn] = ()) -> bool:
         """Take the optimiser's step with the gradients that there are; return whether there were any."""
         self.stepped, self._waiting = self.waits, 0
         if not self.stepped:
@@ -196,9 +195,9 @@ class TrainingStep:
         optimizer = self.optimizing()
         if self.worth is not None:
             self.worth.observe(self._whole)
-        if self.watch is not None:
-            self.watch(self._trained, optimizer)
-        self._pull.add_to_gradients(narrow)
+        if self._watch is not None:
+            self._watch(self._trained, optimizer)
+        self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
         if self._still is not None:
@@ -209,8 +208,8 @@ class TrainingStep:
             self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
-        if self._guard is not None:
-            self._guard.put_back()
+        for guard in self._guards:
+            guard.put_back()
         return True
 
     def _loss(self, batch: Batch) -> Tensor:
@@ -225,7 +224,7 @@ class TrainingStep:
 
     def _judged_loss(self, batch: Batch) -> Tensor:
         outputs, loss = outputs_and_loss(self.model, self.loss_fn, batch)
-        if self.judge is not None:
+        if self._judge is not None:
             self._right = right_examples(outputs, batch[1])
         return loss
 
@@ -263,19 +262,19 @@ class ProximalPull:
         return cls(weight, tuple((p, p.detach().clone()) for p in parameters))
 
     @torch.no_grad()
-    def add_to_gradients(self, narrow: Iterable[Narrow] = ()) -> None:
+    def add_to_gradients(self, stand_ins: Iterable[StandIn] = ()) -> None:
         """Add the pull to every gradient there is: parameters without one are not trained now.
 
         Parameters
         ----------
-        narrow : iterable of Narrow
-            Those that have a window in their place, which is pulled instead.
+        stand_ins : iterable of StandIn
+            What is pulled in the place of some parameters.
         """
-        windows = {id(each.whole): each for each in narrow}
+        instead = {id(each.whole): each for each in stand_ins}
         for parameter, anchor in self.anchors:
-            each = windows.get(id(parameter))
+            each = instead.get(id(parameter))
             if each is not None:
-                parameter, anchor = each.part, each.window.take(anchor)
+                parameter, anchor = each.part, each.take(anchor)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.weight)
 

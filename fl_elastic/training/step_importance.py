@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import TensorGroup
-from fl_elastic.importance.base import Scores
+from fl_elastic.planning.importance.base import Scores
 
 __all__ = ["StepImportance"]
 

@@ -7,7 +7,7 @@ import math
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -48,12 +48,12 @@ from fl_elastic.training.costs import accumulated, costs_for, planned_with, refi
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.frozen import erase_momentum, frozen_parameters, held_in_eval
+from fl_elastic.training.frozen import held_in_eval
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import KeptOptimizer, ProximalPull, TrainingStep
+from fl_elastic.training.step import Judge, KeptOptimizer, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
@@ -141,10 +141,10 @@ class ElasticTrainer:
         )  # fmt: skip
         self._base: dict[str, NDArray[Any]] | None = None
         self._start: FitStart
-        self._step: TrainingStep
+        self._forward: ElasticForward | None = None
         self._tensor_steps: Counter[str] = Counter()
         self._trained: tuple[Plan, ...] = ()
-        self._held: dict[str, list[NDArray[np.bool_]]] = {}
+        self._held: Mapping[str, Sequence[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         self._stayed_here: list[str] = []
         self._loading_seconds = 0.0
@@ -220,16 +220,11 @@ class ElasticTrainer:
         log = StepLog(batch_shape(batches[0]), clock, began if self._charges_loading else clock())
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
-        self._step = TrainingStep(
-            self.model, self.loss_fn, self._optimizing,
-            ProximalPull.towards_present(self.model, self.options.proximal), clock,
-        )  # fmt: skip
-        self._step.judge = judge
         self._tensor_steps.clear()
-        kept = held_in_eval(self.model) if self.options.keep_statistics else nullcontext()
+        kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, passes, epochs, size, batches, log)
+                return self._fit(loader, passes, epochs, size, batches, log, judge)
         except BaseException:
             # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -238,21 +233,21 @@ class ElasticTrainer:
             passes.close()
             for parameter in self.model.parameters():
                 parameter.grad = None
-            if self._step.forward is not None:
-                self._step.forward.close()
+            if self._forward is not None:
+                self._forward.close()
                 # With it go the features that it kept in memory.
-                self._step.forward = None
+                self._forward = None
 
     @property
     def _charges_loading(self) -> bool:
         """Whether the time of the loader counts: a deadline holds for it, a speed-up is one of steps."""
-        return self.budget.deadline is not None and self.options.closed_loop
+        return self.budget.deadline is not None and self.options.timing.closed_loop
 
     @property
     def _clock_kind(self) -> str:
         """A deadline passes also while nothing is computed."""
-        by_wall = self._charges_loading and self.options.clock == "auto"
-        return "wall" if by_wall else self.options.clock
+        by_wall = self._charges_loading and self.options.timing.clock == "auto"
+        return "wall" if by_wall else self.options.timing.clock
 
     def _follow_flags(self) -> None:
         """Go by what the model's owner lets train now: layers are thawed, frozen and exchanged between fits."""
@@ -270,27 +265,33 @@ class ElasticTrainer:
         size: LoaderSize,
         batches: list[Batch],
         log: StepLog,
+        judge: Judge | None,
     ) -> FitReport:
         requested = size.batches * epochs
-        closed_loop, step, clock = self.options.closed_loop, self._step, log.clock
+        closed_loop, clock = self.options.timing.closed_loop, log.clock
+        pull = ProximalPull.towards_present(self.model, self.options.proximal)
         reading = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
         whole = self._profile_for(batches[0])
-        estimating = self.options.profile_seconds
+        estimating = self.options.timing.profile_seconds
         if closed_loop:
             estimating = clock() - began if whole is not known else 0.0
         profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
-        cut = self.options.cut
+        cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
-        step.forward = self._elastic_forward(epochs, clock, above)
-        step.accumulate = self.options.accumulate
-        costs = planned_with(profile, step.forward, above, self.options.kept_head)
+        forward = self._forward = self._elastic_forward(epochs, clock, above)
+        costs = planned_with(profile, forward, above, self.options.part.kept_head)
         self.planner.begin(costs, requested, batches, budget, profile)
+        worth = None
         if self.planner.learns_from_steps:
-            step.worth = StepImportance(self.model, self._start.before, costs.graph.groups)
-        step.watch = self.planner.after_backward if self.planner.policy.reads_steps else None
+            worth = StepImportance(self.model, self._start.before, costs.graph.groups)
+        step = TrainingStep(
+            self.model, self.loss_fn, self._optimizing, pull, clock,
+            forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
+            watch=self.planner.after_backward if self.planner.policy.reads_steps else None,
+        )  # fmt: skip
         fit = Fit(
             self.planner, step, self._start, profile,
             self._control(profile, budget, requested, size.ends), log,
@@ -312,8 +313,8 @@ class ElasticTrainer:
         if (
             profile.estimated
             and closed_loop
-            and step.forward is None
-            and not self.options.leaves_out
+            and forward is None
+            and not self.options.part.leaves_out
         ):
             found = _refined(accumulated(whole, self.options.accumulate), fit)
             self.profile = replace(
@@ -330,15 +331,15 @@ class ElasticTrainer:
                 "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it as a "
                 "buffer, or train it", moved[0],
             )  # fmt: skip
-        self._held = {} if step.window_log is None else step.window_log.held
+        self._held = {} if step.opener is None else step.opener.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
-        if step.forward is not None:
-            step.forward.forget_others(loader)
+        if forward is not None:
+            forward.forget_others(loader)
         report = self._report(fit, epochs)
         self.state.memory = self.planner.memory
-        step.settle()
-        if fit.plan.erases_momentum:
-            erase_momentum(self._optimizing(), frozen_parameters(fit.plan, self.model))
+        step.finalize()
+        for transform in fit.plan.transforms:
+            transform.finished(self.model, fit.plan, self._optimizing())
         self._closing_seconds = clock() - log.ended
         return report
 
@@ -348,12 +349,13 @@ class ElasticTrainer:
         return BudgetControl(
             budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
             requested,
-            correct=self.options.closed_loop,
+            correct=self.options.timing.closed_loop,
             open_ended=not ends,
             relative=self.budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
-            times_full_steps=self.planner.full_step_fits_memory and not self.options.leaves_out,
+            times_full_steps=self.planner.full_step_fits_memory
+            and not self.options.part.leaves_out,
         )
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:
@@ -424,7 +426,7 @@ class ElasticTrainer:
         self, epochs: int, clock: Clock, groups_above: int | None
     ) -> ElasticForward | None:
         options = self.options.forward
-        if options is None and not self.planner.policy.still_prefix:
+        if options is None and not self.planner.policy.needs_eval_prefix:
             return None
         # Most fits run the whole model in each step, and do not load how to run a part of it.
         from fl_elastic.training.elastic_forward import ElasticForward
@@ -490,8 +492,8 @@ def _whole_number(epochs: object) -> int:
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
-    """Return the profile by what the fit measured: of steps on windows by the full passes between them alone."""
-    if fit.plan.windows is None:
+    """Return the profile by what the fit measured: of steps of a part by the full passes between them alone."""
+    if not any(each.runs_part for each in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
         taken = fit.recent_seconds - loading

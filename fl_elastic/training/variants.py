@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 
 __all__ = ["Variants"]
 
@@ -55,6 +55,6 @@ class Variants(Dataset[tuple[Tensor, Any]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Any]:
         inputs, target = self._dataset[index]
         variant = int(torch.randint(self._count, ()))
-        with chances_kept():
+        with preserved_rng():
             torch.manual_seed(hash((self._seed, index, variant)) % (1 << 63))
             return self._augment(inputs), target

@@ -232,7 +232,7 @@ def decode_squares(
     UpdateError
         If the bytes are damaged or of another model, or the numbers are no such squares: all examples contain those
         that are to be forgotten, and each example's gradient has a length of 1
-        (`fl_elastic.training.forget.squared_gradients`).
+        (`fl_elastic.methods.dampening.forget.squared_gradients`).
     """
     _, header, payload = unpack(data, manifest, Kind.SQUARES)
     indices = index_field(header, "indices", manifest)

@@ -17,9 +17,9 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.cli import planned
 from fl_elastic.groups import Mode
-from fl_elastic.importance.channel_scores import FisherChannels
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, policies
+from fl_elastic.planning.importance.channel_scores import FisherChannels
 from fl_elastic.profiling import load_profile, modes, profile_model
 
 MODELS = """
@@ -82,7 +82,7 @@ GROUP_KEYS = {
 POLICY_KEYS = {
     "policy", "groups", "depth", "recomputed", "predicted_step_seconds", "predicted_speedup",
     "step_fraction", "activation_bytes", "least_activation_bytes", "backward_bytes", "peak_bytes",
-    "backward_macs", "uplink_bytes", "legacy",
+    "backward_macs", "uplink_bytes",
 }  # fmt: skip
 SMALL = ("--input", "3,16,16", "--batch-size", "4", "--threads", "1")
 
@@ -155,7 +155,7 @@ def test_all_plans_that_are_timed_share_one_fisher_pass(monkeypatch: pytest.Monk
     everything = POLICIES.make("full").plan(requests.request_for(policy))
     for count, share in ((2, 1 / 2), (1, 1 / 4)):
         modes = Mode.FULL, Mode.channels(share, "out")
-        ready = requests.with_channels(policy, replace(everything, modes=modes, channels={}))
+        ready = requests.with_channels(policy, replace(everything, modes=modes, transforms=()))
         assert len(ready.channels["0"]) == count
     assert len(passes) == 1
 
@@ -189,9 +189,6 @@ def test_every_policy_stands_beside_the_chosen_one(plan: Plan) -> None:
         assert "0 of its blocks were found" in reports.pop(name)["refused"]
     for report in reports.values():
         assert set(report) == POLICY_KEYS
-        assert set(report["legacy"]) == {
-            "tinytrain_macs", "tinytrain_bytes", "tiny_training_bytes",
-        }  # fmt: skip
     chosen = reports["last_k"]
     assert chosen["predicted_step_seconds"] == found["predicted_step_seconds"]
     assert chosen["uplink_bytes"] == found["uplink_bytes"]

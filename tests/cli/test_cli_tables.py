@@ -18,7 +18,7 @@ from fl_elastic.cli.tables import print_table
 from fl_elastic.fleet.doctor.finding import Finding
 from fl_elastic.fleet.rounds import NodeRound
 from fl_elastic.fleet.status import NodeStatus
-from fl_elastic.planning.cost_report import CostReport, LegacyCosts
+from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 
 words = st.text("abc0123456789.%", min_size=1, max_size=12)
@@ -64,7 +64,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], s
 def costs(policy: str) -> CostReport:
     return CostReport(
         policy, 17, 15, 2, 1.2345, 21.37, 0.73, 111_000, 112_000, 113_000, 114_000, 115_000_000,
-        116_000_000, LegacyCosts(117_000, 118_000, 119_000),
+        116_000_000,
     )  # fmt: skip
 
 
@@ -82,7 +82,6 @@ def test_costs_of_policies(
         *(f"{n}k" for n in range(111, 115)),
         "115M",
         "116M",
-        "117k",
     ):
         assert re.search(rf"(?<!\S){re.escape(each)}(?!\S)", out), (each, out)
     assert out.count("neuron") == 2 and max(map(len, out.splitlines())) <= 80

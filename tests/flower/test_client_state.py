@@ -20,10 +20,10 @@ from fl_elastic.flower import ElasticClient
 from fl_elastic.flower import client as client_module
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
-from fl_elastic.policies.neurons import NeqPolicy
+from fl_elastic.methods.neurons.policy import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
 from fl_elastic.storage import Kind, read_archive, write_archive
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -36,7 +36,7 @@ def build(norm: str = "none") -> nn.Module:
 def elastic(
     state_dir: Path | None, model: nn.Module | None = None, **options: Any
 ) -> ElasticClient:
-    steady = TrainerOptions(closed_loop=False, seed=3)
+    steady = TrainerOptions(seed=3, timing=Timing(closed_loop=False))
     defaults = {"policy": "elastic", "budget": Budget(speedup=1.5), "options": steady}
     return elastic_client(model or build(), 4, state_dir=state_dir, **(defaults | options))
 

@@ -21,13 +21,13 @@ from fl_elastic.flower import ElasticClient, elastic_client_app
 from fl_elastic.flower.records import PACKED, instruction
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import encode_weights
 
 ROUNDS = 24
-OPTIONS = TrainerOptions(closed_loop=False, deep_every=4)
+OPTIONS = TrainerOptions(full_update_every=4, timing=Timing(closed_loop=False))
 
 
 def build() -> nn.Module:
@@ -121,13 +121,15 @@ def test_deep_fits_come_for_every_policy_at_rounds_of_each_clients_own(
         trained = [node.trained(each) for each in range(1, ROUNDS + 1)]
         for name in EVERYTHING:
             rounds = [each for each, names in enumerate(trained, start=1) if name in names]
-            assert np.diff([0, *rounds, ROUNDS + 1]).max() <= 2 * OPTIONS.deep_every + 1, name
+            assert np.diff([0, *rounds, ROUNDS + 1]).max() <= 2 * OPTIONS.full_update_every + 1, (
+                name
+            )
         deep.append(tuple(each for each, names in enumerate(trained) if names == EVERYTHING))
     assert all(deep) and len(set(deep)) > 1
 
 
 def test_policies_say_whether_what_they_leave_out_comes_back() -> None:
-    kept = {name for name in policies() if not POLICIES.make(name).covers}
+    kept = {name for name in policies() if not POLICIES.make(name).needs_coverage}
     assert kept == {"bias", "bsr", "e_vit", "full", "head", "neq", "slice_out", "slice_out_fit"}
 
 
@@ -146,7 +148,12 @@ def test_what_one_node_keeps_is_written_by_no_other(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_the_counters_are_in_the_nodes_own_context() -> None:
-    node = Node(1, "elastic", None, options=TrainerOptions(closed_loop=False, deep_every=0))
+    node = Node(
+        1,
+        "elastic",
+        None,
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False)),
+    )
     for number in (1, 2, 3):
         node.trained(number)
     record = node.context.state["fl_elastic.selection"]

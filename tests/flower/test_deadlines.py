@@ -42,7 +42,7 @@ from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
 from fl_elastic.flower.tasks.task import DEADLINE, TASK
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -258,7 +258,7 @@ def profile() -> CostProfile:
 
 
 def client(profile: CostProfile, **options: Any) -> ElasticClient:
-    steady = TrainerOptions(closed_loop=False, deep_every=0)
+    steady = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
     defaults: dict[str, Any] = {"policy": "elastic", "options": steady, "profile": profile}
     return elastic_client(build(), 4, **(defaults | options))
 

@@ -35,7 +35,7 @@ from fl_elastic.flower.records import ERROR, PACKED, instruction
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -81,7 +81,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_both_kinds_of_app_reply_with_the_same_bytes(name: str, profile: CostProfile) -> None:
     def client() -> ElasticClient:
-        steady = TrainerOptions(closed_loop=False, seed=3)
+        steady = TrainerOptions(seed=3, timing=Timing(closed_loop=False))
         return elastic_client(
             build(), 4, options=steady, profile=profile, client_id="one", **OPTIONS[name]
         )

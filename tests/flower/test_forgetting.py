@@ -35,7 +35,7 @@ from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
-from fl_elastic.training.forget import dampen, digest_of, squared_gradients
+from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.squared_gradients import (
     SquaredGradients,
@@ -487,7 +487,7 @@ def test_a_node_that_always_wants_something_else_forgotten_is_heard_ever_more_ra
 
 
 def test_tied_weights_are_dampened_under_each_of_their_names() -> None:
-    from fl_elastic.training.forget import under_every_name
+    from fl_elastic.methods.dampening.forget import under_every_name
 
     torch.manual_seed(0)
     first = nn.Linear(6, 6)

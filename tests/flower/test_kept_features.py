@@ -23,7 +23,7 @@ from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.storage import only_one
-from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.training import ForwardOptions, Timing, TrainerOptions
 from fl_elastic.training.report import ForwardReport
 
 CUT = "4"
@@ -59,7 +59,7 @@ def client_of(
     return ElasticClient(
         model, data, list(tests), budget=Budget(), policy="full", loss_fn=loss_fn,
         optimizer_fn=plain_sgd, state_dir=folder,
-        options=TrainerOptions(forward=forward, closed_loop=False),
+        options=TrainerOptions(forward=forward, timing=Timing(closed_loop=False)),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fl_elastic.flower import (
     elastic_client_app,
     initial_arrays,
 )
-from fl_elastic.policies.plain import GivenPolicy
+from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.update import Manifest, load_weights, weights_of

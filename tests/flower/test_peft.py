@@ -22,7 +22,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.trace import trace_step
-from fl_elastic.policies.plain import GivenPolicy
+from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.update import Manifest, load_weights, weights_of
 
 transformers: Any = pytest.importorskip("transformers")

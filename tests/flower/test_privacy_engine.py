@@ -17,6 +17,7 @@ from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig
 from fl_elastic.planning import policies
+from fl_elastic.training import Timing
 
 opacus = pytest.importorskip("opacus")
 
@@ -73,7 +74,7 @@ def test_steps_are_those_of_the_engine(policy: str, budget: str) -> None:
     # By measured times a plan may change in the middle, as the machine's load does.
     trainer = ElasticTrainer(
         model, cross_entropy, lambda _: optimizer, budget=BUDGETS[budget], policy=policy,
-        options=TrainerOptions(closed_loop=False, deep_every=0),
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(loader)
     assert len({plan.trained_parameters for _, plan in report.plans}) == 1

@@ -38,6 +38,7 @@ from fl_elastic.flower import (
     RoundConfig,
     elastic_client_app,
 )
+from fl_elastic.training import Timing
 from fl_elastic.update import CODECS
 
 NODES, ROUNDS = (1, 2, 3), 4
@@ -103,7 +104,7 @@ class Federation:
             {
                 "policy": one(POLICIES), "codec": one(CODECS.names()), "epochs": one([1, 1, 2]),
                 "optimizer_fn": one([plain_sgd, adamw]), "budget": Budget(one([None, 1.5, 2.5])),
-                "options": TrainerOptions(closed_loop=False, proximal=one([0.0, 0.1])),
+                "options": TrainerOptions(proximal=one([0.0, 0.1]), timing=Timing(closed_loop=False)),
             }
             for _ in NODES
         ]  # fmt: skip

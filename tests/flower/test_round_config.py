@@ -21,6 +21,7 @@ from small_federation import (
 )
 from small_models import conv_net, flat_profile
 from torch import nn
+from trainer_settings import options_of
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError, UpdateError
@@ -37,7 +38,6 @@ from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import DEADLINE, TASK, RoundTask, config_key, task_in
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -128,9 +128,8 @@ def client(
     speedup: float = 2.0,
     **options: Any,
 ) -> ElasticClient:
-    settings = TrainerOptions(
-        charge_probes=False,
-        **({"closed_loop": False, "deep_every": 0, "exploration": 0.0} | options),
+    settings = options_of(
+        **{"closed_loop": False, "full_update_every": 0, "charge_probes": False} | options
     )
     return elastic_client(
         build(), node, policy, budget=Budget(speedup=speedup), profile=profile, options=settings

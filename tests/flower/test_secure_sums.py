@@ -31,7 +31,7 @@ from fl_elastic.flower._compat import (
 from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 
 GROUPS = config_key("groups")
@@ -56,7 +56,7 @@ def profile() -> CostProfile:
 def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
-        options=TrainerOptions(closed_loop=False, seed=node, charge_probes=False),
+        options=TrainerOptions(seed=node, timing=Timing(closed_loop=False, charge_probes=False)),
     )  # fmt: skip
 
 

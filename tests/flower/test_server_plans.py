@@ -39,7 +39,7 @@ from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.flower.tasks.train import read_groups
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -61,7 +61,7 @@ def profile() -> CostProfile:
 
 
 def client(profile: CostProfile, node: int, speedup: float, **options: Any) -> ElasticClient:
-    settings = TrainerOptions(closed_loop=False, charge_probes=False)
+    settings = TrainerOptions(timing=Timing(closed_loop=False, charge_probes=False))
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
         options=settings, **options,

@@ -21,12 +21,12 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, config_key
 from fl_elastic.losses import classification_loss, squared_outputs
+from fl_elastic.methods.dampening.forget import squared_gradients
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.visit import Mark
 from fl_elastic.training import evaluate
-from fl_elastic.training.forget import squared_gradients
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.squared_gradients import decode_squares

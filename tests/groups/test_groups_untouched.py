@@ -7,8 +7,8 @@ import torch
 from small_models import Batch, conv_net, images, loss_fn
 from torch import Tensor, nn
 
-from fl_elastic.groups.untouched import Chances, same_chances, untouched
-from fl_elastic.importance.elastic import probe_gradients
+from fl_elastic.groups.untouched import RngState, repeated_rng, untouched
+from fl_elastic.planning.importance.elastic import probe_gradients
 from fl_elastic.testing.probes import Snapshot, made_up_training
 
 
@@ -71,18 +71,18 @@ def test_a_gpu_draws_the_same_numbers_as_if_the_block_had_not_been(
     expected = torch.randn(4, generator=torch.Generator().manual_seed(5))
     with untouched(model):
         model(torch.zeros(4))
-    with untouched(model), same_chances(model):
+    with untouched(model), repeated_rng(model):
         assert torch.equal(model(torch.zeros(4)), model(torch.zeros(4)))
     assert torch.equal(model(torch.zeros(4)), expected)
 
 
 def test_that_a_gpu_has_drawn_is_seen(generator: torch.Generator) -> None:
-    chances = Chances.now()
-    assert not chances.moved()
+    before = RngState.now()
+    assert not before.moved()
     torch.randn(1, generator=generator)
-    assert chances.moved()
-    chances.put_back()
-    assert not chances.moved()
+    assert before.moved()
+    before.put_back()
+    assert not before.moved()
 
 
 def test_importance_compares_gradients_under_the_same_draws_of_a_gpu(

@@ -16,7 +16,7 @@ from fl_elastic.groups.torch_private import spared_group_norms
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import profile_model
-from fl_elastic.training import ElasticTrainer, TrainerOptions, apply_plan
+from fl_elastic.training import ElasticTrainer, Timing, TrainablePart, TrainerOptions, apply_plan
 
 
 def norm_alone(model: nn.Module) -> AbstractContextManager[object]:
@@ -65,6 +65,6 @@ def test_group_norms_above_what_is_frozen_train_in_any_layout(policy: str) -> No
     for cut in ("", *(group.name for group in profile.graph.groups)):
         trainer = ElasticTrainer(
             model, loss_fn, sgd, budget=Budget(), policy=policy, profile=profile,
-            options=TrainerOptions(cut=cut, closed_loop=False),
+            options=TrainerOptions(part=TrainablePart(cut=cut), timing=Timing(closed_loop=False)),
         )  # fmt: skip
         assert trainer.fit(batches).steps == 3

@@ -19,8 +19,9 @@ from fl_elastic.planning.cost_report import (
     check_feasible,
     cost_report,
     forward_working_bytes,
-    recomputed_blocks,
 )
+from fl_elastic.planning.recompute import Recomputation
+from fl_elastic.planning.step_transform import StepCase
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.testing import made_up_profile
@@ -111,7 +112,7 @@ def test_a_recomputed_block_keeps_less_and_multiplies_more(profile: CostProfile)
     request = asking(profile)
     everything = [Mode.FULL] * len(profile)
     plain = cost_report(request, request.plan("mine", everything))
-    blocks = recomputed_blocks(profile, ["two"])
+    blocks = [block for block in profile.graph.blocks if block.module == "two"]
     again = cost_report(request, request.plan("mine", everything, blocks))
     assert again.recomputed == 1
     assert again.backward_macs == plain.backward_macs + MACS["two.0"] + MACS["two.2"]
@@ -121,7 +122,7 @@ def test_a_recomputed_block_keeps_less_and_multiplies_more(profile: CostProfile)
 
 def test_an_unknown_block_is_refused(profile: CostProfile) -> None:
     with pytest.raises(PlanError, match="'three'"):
-        recomputed_blocks(profile, ["three"])
+        Recomputation(("three",)).case(StepCase(profile))
 
 
 def test_the_step_share_is_the_plans(profile: CostProfile) -> None:
@@ -139,7 +140,6 @@ def test_every_policy_has_a_report(name: str, profile: CostProfile) -> None:
     assert 0 < report.least_activation_bytes <= report.activation_bytes
     assert report.activation_bytes < report.backward_bytes < report.peak_bytes
     assert report.backward_macs > 0 and report.uplink_bytes > 0
-    assert report.legacy.tiny_training_bytes > 0 and report.legacy.tinytrain_bytes > 0
 
 
 def test_unknown_shapes_count_as_nothing() -> None:

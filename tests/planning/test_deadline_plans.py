@@ -8,7 +8,7 @@ import pytest
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.testing import made_up_profile
 
 STEPS = 10
@@ -25,7 +25,7 @@ def request(budget: Budget, *, returns: float = 1.0) -> PlanRequest:
         np.random.default_rng(0).uniform(0.1, 1.0, 8),
         steps=STEPS,
         sending_seconds_per_byte=rate,
-        returns=returns,
+        step_gain_exponent=returns,
     )
 
 

@@ -23,7 +23,7 @@ from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.memory import mask_bytes, step_memory
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 
 
 class Pooled(nn.Module):
@@ -154,7 +154,7 @@ def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> No
     for mask in masks:
         plan = request.plan_of_mask("test", mask)
         predicted = step_memory(profile, plan.modes, lean=lean).activations
-        with untouched(model), realised(plan, model):
+        with untouched(model), plan_applied(plan, model):
             kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         # Besides activations a trained norm keeps its batch's mean and deviation, the loss a few numbers.
         assert abs(kept - predicted) <= 0.05 * kept + 600, (mask.tolist(), kept, predicted)
@@ -208,7 +208,7 @@ def test_what_a_step_takes_at_its_peak_is_predicted(name: str, lean: bool, tmp_p
 
     for mask in (everything, late):
         plan = request.plan_of_mask("test", mask)
-        with untouched(model), realised(plan, model):
+        with untouched(model), plan_applied(plan, model):
             taken = peak_bytes(step, tmp_path)
         moment = step_memory(profile, plan.modes, lean=lean).moment
         assert taken <= max(inference, 1.3 * (counted_on + moment)) + 20_000
@@ -257,7 +257,7 @@ def test_a_decoder_needs_no_more_than_its_peak_beyond_inference(name: str, tmp_p
         inference = peak_bytes(lambda: model.eval()(inputs), tmp_path)
     for mask in (request.head_mask(), np.ones(len(profile), dtype=bool)):
         plan = request.plan_of_mask("test", mask)
-        with untouched(model), realised(plan, model):
+        with untouched(model), plan_applied(plan, model):
             taken = peak_bytes(
                 lambda: compute_loss(model, distance, batch).backward(),
                 tmp_path,  # type: ignore[no-untyped-call]
@@ -333,7 +333,7 @@ def test_dropping_out_takes_memory_also_below_what_is_trained(name: str, tmp_pat
     counted_on = in_flight(profile.graph).inference
     for count in (1, 2, 3, len(profile)):
         plan = request.plan_of_mask("test", np.arange(len(profile)) < count)
-        with untouched(model), realised(plan, model):
+        with untouched(model), plan_applied(plan, model):
             taken = peak_bytes(
                 lambda: compute_loss(model, loss_fn, batch).backward(),
                 tmp_path,  # type: ignore[no-untyped-call]

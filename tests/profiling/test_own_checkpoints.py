@@ -24,7 +24,7 @@ from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 
 Subject = tuple[nn.Module, LossFn, Batch]
 WIDTH, BLOCKS, EXAMPLES = 64, 4, 256
@@ -120,7 +120,7 @@ def test_a_plan_trains_what_it_would_train_without(make: Callable[[str], Subject
         (model, _, _), (reference, _, _) = make("again"), make("never")
         for name, parameter in reference.named_parameters():
             parameter.requires_grad_(name in trained)
-        with realised(plan, model):
+        with plan_applied(plan, model):
             for each in (model, reference):
                 optimizer = torch.optim.SGD([p for p in each.parameters() if p.requires_grad], 0.1)
                 for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_step_takes_no_more_memory_than_is_said(measured: bool, tmp_path: Path
     beside = 2 * EXAMPLES * WIDTH * 4
     for groups in choices(profile):
         plan = plan_of(profile, groups)
-        with realised(plan, model):
+        with plan_applied(plan, model):
 
             def step() -> None:
                 compute_loss(model, loss_fn, batch).backward()  # type: ignore[no-untyped-call]

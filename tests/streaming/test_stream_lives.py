@@ -19,7 +19,7 @@ from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleSto
 from fl_elastic.streaming import learner as stream_learner
 from fl_elastic.streaming.replay import DarkReplay, ExperienceReplay
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]
 REPLAYS = [
@@ -46,7 +46,7 @@ class Settings:
         }  # fmt: skip
         options = StreamOptions(
             steps=one([1, 4]), save_every=one([0, 1, 7, 40]), most_classes=one([2, 3, 1000]),
-            training=TrainerOptions(closed_loop=False),
+            training=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
         for name, counts in {
             "_NEW": [5, 60, 512],

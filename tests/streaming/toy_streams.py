@@ -15,7 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import EverySamples, OnDrift
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]
 CENTRES = np.random.default_rng(7).normal(size=(8, 6)).astype(np.float32) * 3
@@ -68,7 +68,7 @@ def learner_in(
         "trigger": EverySamples(50) | OnDrift(20),
         "options": StreamOptions(
             steps=steps, save_every=save_every, most_classes=most_classes,
-            training=TrainerOptions(closed_loop=False),
+            training=TrainerOptions(timing=Timing(closed_loop=False)),
         ),
     }  # fmt: skip
     store = SampleStore(folder / "samples.db", capacity, encoding=encoding)

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError, TrainingError
-from fl_elastic.policies.slice_out import SliceOutPolicy
+from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
@@ -60,7 +60,7 @@ def test_a_choice_waits_for_the_end_of_a_step() -> None:
     model, batches = chain(), vectors(9)
     trainer = trainer_of(
         model, batches[0], ["6"], ["6", "4"], optimizer_fn=adam, budget=Budget(speedup=1.2),
-        accumulate=3, reselect_every=2, drift=2.0,
+        accumulate=3, probe_every=2, below_cosine=2.0,
     )  # fmt: skip
     report = trainer.fit(batches)
     assert all(start % 3 == 0 for start, _ in report.plans) and len(report.plans) > 1
@@ -147,7 +147,7 @@ def test_windows_of_channels_are_refused() -> None:
     batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 4) for _ in range(6)]
     trainer = ElasticTrainer(
         model, nn.functional.cross_entropy, adam, budget=Budget(), policy=SliceOutPolicy(0.5),
-        options=TrainerOptions(accumulate=2, deep_every=0),
+        options=TrainerOptions(accumulate=2, full_update_every=0),
     )  # fmt: skip
     with pytest.raises(PlanError, match="accumulate 2"):
         trainer.fit(batches)

@@ -20,11 +20,13 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
+from fl_elastic.planning.lean_layers import LeanLayers
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
+from fl_elastic.training.apply_plan import plan_applied
 
 
 class Block(nn.Module):
@@ -57,16 +59,26 @@ def graph_of(model: nn.Module) -> BackwardGraph:
         return trace_step(model, loss_fn, images()[0]).graph
 
 
-def plan_of(graph: BackwardGraph, modes: dict[str, Mode], **extra: Any) -> Plan:
+def plan_of(
+    graph: BackwardGraph,
+    modes: dict[str, Mode],
+    *,
+    lean: bool = False,
+    channels: dict[str, tuple[int, ...]] | None = None,
+    recomputed: tuple[str, ...] = (),
+) -> Plan:
     chosen = tuple(modes.get(group.name, Mode.FROZEN) for group in graph.groups)
-    layers = graph.group_layers
-    return Plan("test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, layers=layers, **extra)
+    transforms = LeanLayers(everywhere=lean, channels=channels or {}), Recomputation(recomputed)
+    return Plan(
+        "test", graph.groups, chosen, 1.0, 1.0, 0.1, 1.0, 0.0, layers=graph.group_layers,
+        transforms=transforms,
+    )  # fmt: skip
 
 
 def gradients(model: nn.Module, plan: Plan, graph: BackwardGraph) -> dict[str, Tensor]:
     inputs, targets = images()[0]
     model.zero_grad(set_to_none=True)
-    with realised(plan, model):
+    with plan_applied(plan, model):
         loss_fn(model(inputs), targets).backward()
         return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
@@ -82,7 +94,7 @@ def kept_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph) -> int:
         return tensor
 
     inputs, targets = images()[0]
-    with realised(plan, model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+    with plan_applied(plan, model), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         loss = loss_fn(model(inputs), targets)
         del inputs
         assert loss.requires_grad
@@ -133,7 +145,7 @@ def test_channel_gradients_are_the_mask_times_the_dense_ones(group: str, axis: A
         plan_of(graph, {"10": Mode.FULL, group: Mode.FULL}),
         plan_of(graph, modes, channels={group: channels}),
     ):
-        with realised(plan, model):
+        with plan_applied(plan, model):
             model.zero_grad(set_to_none=True)
             loss_fn(model(inputs.double()), targets).backward()
             found[len(found)] = model.get_parameter(f"{group}.weight").grad.clone()  # type: ignore[union-attr]
@@ -184,7 +196,7 @@ def test_lean_layers_keep_far_less_than_plain_ones() -> None:
 class ByChannels(Policy):
     """Trains the head, and some channels of one layer; others from the second plan on."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the plan of the layer named 6 by input channels."""
@@ -200,7 +212,7 @@ def test_channels_that_are_not_trained_stay_where_they_are(optimizer_fn: Any) ->
     model = net()
     trainer = ElasticTrainer(
         model, loss_fn, optimizer_fn, budget=Budget(),
-        options=TrainerOptions(closed_loop=False, clock="cpu", deep_every=0, channel_score="l2"),
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False, clock="cpu")),
     )  # fmt: skip
     # A first fit of everything leaves momentum in every channel.
     trainer.fit(images(3))
@@ -233,7 +245,7 @@ def peaks(model: nn.Module, plan: Plan, graph: BackwardGraph, folder: Path) -> t
 
     with untouched(model), torch.no_grad():
         inference = peak_bytes(lambda: model.eval()(inputs), folder)
-    with untouched(model), realised(plan, model):
+    with untouched(model), plan_applied(plan, model):
         return inference, peak_bytes(step, folder)
 
 
@@ -244,7 +256,10 @@ def test_a_memory_budget_is_held_in_training(policy: str, tmp_path: Path) -> Non
     for memory in memory_budgets(profile, (0.9, 0.5, 0.3)):
         trainer = ElasticTrainer(
             copy.deepcopy(model), loss_fn, sgd, budget=Budget(memory=memory), policy=policy,
-            profile=profile, options=TrainerOptions(closed_loop=False, clock="cpu", deep_every=0),
+            profile=profile,
+            options=TrainerOptions(
+                full_update_every=0, timing=Timing(closed_loop=False, clock="cpu")
+            ),
         )  # fmt: skip
         try:
             plan = trainer.fit(images(2)).plan

@@ -132,13 +132,13 @@ def test_making_ready_is_told_apart_from_choosing(
 ) -> None:
     made, full = with_ten_steps()
     monkeypatch.setattr(trainer, "FitStart", taking(clock, full, FitStart))
-    realised, plans = fit.realised, list[Plan]()
+    plan_applied, plans = fit.plan_applied, list[Plan]()
 
     def slowly(plan: Plan, model: Any) -> Any:
         plans.append(plan)
-        return taking(clock, 0.5 * full, realised)(plan, model)
+        return taking(clock, 0.5 * full, plan_applied)(plan, model)
 
-    monkeypatch.setattr(fit, "realised", slowly)
+    monkeypatch.setattr(fit, "plan_applied", slowly)
     # What a policy looks at before its first plan, and the plan.
     monkeypatch.setattr(made.planner, "begin", taking(clock, 0.5 * full, made.planner.begin))
     monkeypatch.setattr(made.planner, "plan", taking(clock, 2 * full, made.planner.plan))
@@ -261,7 +261,7 @@ def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
     full = flat().full_step_seconds
     made = trainer_of(
         chain(), vectors(1)[0], ["6"], ["4"], budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True, drift=2.0,
+        closed_loop=True, charge_probes=True, below_cosine=2.0,
     )  # fmt: skip
     asked: list[float] = []
 

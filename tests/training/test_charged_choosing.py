@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
+from trainer_settings import options_of, settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
-from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, Timing
 from fl_elastic.training.planner import Planner
+from fl_elastic.training.selection import Reselection
 
 # A full step of the chain takes 15 s, one of its head 6.
 STEPS, FULL, HEAD = 10, 15.0, 6.0
 
 
-def report_of(budget: Budget, policy: str = "elastic", **changes: object) -> FitReport:
-    options = {"closed_loop": False, "deep_every": 0} | changes
+def report_of(
+    budget: Budget, policy: str = "elastic", rules: Reselection | None = None, **changes: object
+) -> FitReport:
+    options: dict[str, Any] = {"closed_loop": False, "full_update_every": 0} | changes
     model, batches = chain(), vectors(STEPS)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(**options),  # type: ignore[arg-type]
+        options=options_of(**options),
         # Scores at hand, so that no probe is due.
-        state=SelectionState(("6", "4", "2", "0"), [1.0] * 4, [0] * 4, 0, 10_000),
+        state=SelectionState(
+            ("6", "4", "2", "0"), [1.0] * 4, [0] * 4, 0, 10_000, rules=rules or Reselection()
+        ),
     )  # fmt: skip
     return trainer.fit(batches)
 
@@ -63,7 +70,7 @@ def test_each_plan_that_is_made_is_charged(plans: int) -> None:
     taken = [
         report_of(
             Budget(deadline=140.0), planning_seconds=planning,
-            reselect_every=STEPS // plans, drift=2.0, charge_probes=False,
+            rules=Reselection(STEPS // plans, below_cosine=2.0), charge_probes=False,
         )
         for planning in (0.0, 3.0)
     ]  # fmt: skip
@@ -111,18 +118,19 @@ def test_where_times_are_measured_nothing_is_charged_besides() -> None:
 def test_seconds_below_none_are_refused() -> None:
     for name in ("profile_seconds", "planning_seconds"):
         with pytest.raises(BudgetError, match=f"{name} -1"):
-            TrainerOptions(**{name: -1.0})  # type: ignore[arg-type]
+            Timing(**{name: -1.0})
 
 
 def test_a_plan_too_dear_for_the_deadline_is_not_made_but_tried_now_and_then() -> None:
     batches, model = vectors(STEPS), chain()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(deadline=100.0), profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(
-            closed_loop=False, deep_every=1000, planning_seconds=6.0, exploration=0.0
-        ),
+        options=options_of(full_update_every=1000, closed_loop=False, planning_seconds=6.0),
         # All worth is in the head: a choice trains nothing else.
-        state=SelectionState(("6", "4", "2", "0"), [1.0, 0.0, 0.0, 0.0], [0] * 4, 0, 10_000),
+        state=SelectionState(
+            ("6", "4", "2", "0"), [1.0, 0.0, 0.0, 0.0], [0] * 4, 0, 10_000,
+            rules=Reselection(exploration=0.0),
+        ),
     )  # fmt: skip
     reports = [trainer.fit(batches) for _ in range(5)]
     told = [report.based_on for report in reports]
@@ -153,7 +161,9 @@ def test_later_probes_are_a_hundredth_of_the_time_over_many_fits(
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=speedup),
         profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(closed_loop=False, deep_every=0, reselect_every=10, drift=2.0),
+        **settings_of(
+            full_update_every=0, closed_loop=False, probe_every=10, below_cosine=2.0
+        ),
     )  # fmt: skip
     taken = sum(trainer.fit(batches).predicted_seconds for _ in range(20))
     assert probes

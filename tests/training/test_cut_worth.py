@@ -11,9 +11,10 @@ from torch import nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.training import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.training.costs import lasting_costs, with_prefix
 from fl_elastic.training.cut_worth import cut_worth
+from fl_elastic.training.planner import STEP_GAIN_EXPONENT
 
 OPTIONS = TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20))
 EXAMPLES = 20
@@ -58,15 +59,14 @@ def gains(model: nn.Module, batches: Any, optimizer_fn: Any) -> dict[str, float]
 
 
 @pytest.mark.parametrize("optimizer_fn", [sgd, adamw])
-@pytest.mark.parametrize("returns", [0.5, 1.0])
 @pytest.mark.parametrize("head", ["", "12"])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_the_gain_above_each_place_for_as_many_steps_as_there_are_in_the_time(
-    returns: float, head: str, seed: int, optimizer_fn: Any
+    head: str, seed: int, optimizer_fn: Any
 ) -> None:
     model, batches = build(seed), images(2, seed=seed)
     profile = costs(model, batches[0])
-    options = TrainerOptions(forward=OPTIONS.forward, kept_head=head, returns=returns)
+    options = TrainerOptions(forward=OPTIONS.forward, part=TrainablePart(kept_head=head))
     found = cut_worth(
         model, loss_fn, batches, profile, options, EXAMPLES, optimizer_fn=optimizer_fn
     )
@@ -75,16 +75,18 @@ def test_it_is_the_gain_above_each_place_for_as_many_steps_as_there_are_in_the_t
     for place, value in found.items():
         above = profile.graph.groups[: profile.graph.groups_above(place)]
         gained = sum(by_name[n] for g in above if g.name != head for n in g.parameters)
-        part = TrainerOptions(forward=OPTIONS.forward, kept_head=head, cut=place)
+        part = TrainerOptions(
+            forward=OPTIONS.forward, part=TrainablePart(kept_head=head, cut=place)
+        )
         seconds = lasting_costs(profile, part, EXAMPLES).full_step_seconds
-        steps = (profile.full_step_seconds / seconds) ** (returns / 2)
+        steps = (profile.full_step_seconds / seconds) ** (STEP_GAIN_EXPONENT / 2)
         assert value == pytest.approx(max(gained, 0.0) * steps, rel=1e-3, abs=1e-9)
 
 
 def test_a_head_that_nobody_trains_is_no_place() -> None:
     model, batches = build(), images(2)
     profile = costs(model, batches[0])
-    options = TrainerOptions(forward=OPTIONS.forward, kept_head="12")
+    options = TrainerOptions(forward=OPTIONS.forward, part=TrainablePart(kept_head="12"))
     found = cut_worth(model, loss_fn, batches, profile, options, EXAMPLES, optimizer_fn=sgd)
     assert "12" not in found
     assert "12" in cut_worth(model, loss_fn, batches, profile, OPTIONS, EXAMPLES, optimizer_fn=sgd)

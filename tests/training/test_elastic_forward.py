@@ -19,14 +19,15 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
-from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, Variants
+from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, Variants
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.selection import Reselection
 
 
 def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None) -> ElasticTrainer:
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(),
-        options=TrainerOptions(closed_loop=False, clock="cpu", forward=forward),
+        options=TrainerOptions(forward=forward, timing=Timing(closed_loop=False, clock="cpu")),
     )  # fmt: skip
     trainer.planner.policy = Chosen(names)
     return trainer
@@ -269,7 +270,10 @@ def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
 
 def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
     trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(feature_bytes=1 << 20))
-    trainer.options = replace(trainer.options, reselect_every=4, drift=2.0, charge_probes=False)
+    trainer.options = replace(
+        trainer.options, timing=replace(trainer.options.timing, charge_probes=False)
+    )
+    trainer.state.rules = Reselection(probe_every=4, below_cosine=2.0)
     trainer.planner.options = trainer.options
     trainer.planner.policy = Chosen({"11", "6"}, {"11"})
     trainer.budget = trainer.planner.budget = Budget(speedup=1.01)

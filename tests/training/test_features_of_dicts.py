@@ -15,7 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import LossFn, tensor_groups
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
-from fl_elastic.training import ElasticTrainer, FitReport, ForwardOptions, TrainerOptions
+from fl_elastic.training import ElasticTrainer, FitReport, ForwardOptions, Timing, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
 
 transformers: Any = pytest.importorskip("transformers")
@@ -90,7 +90,7 @@ def fitted(
 ) -> FitReport:
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(),
-        options=TrainerOptions(closed_loop=False, clock="cpu", forward=forward),
+        options=TrainerOptions(forward=forward, timing=Timing(closed_loop=False, clock="cpu")),
     )  # fmt: skip
     trainer.planner.policy = Chosen(names)
     return trainer.fit(batches, epochs=epochs)

@@ -27,8 +27,14 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.torch_private import NormWithStatistics
 from fl_elastic.planning import POLICIES
-from fl_elastic.policies.plain import GivenPolicy
-from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
+from fl_elastic.planning.plain import GivenPolicy
+from fl_elastic.training import (
+    ElasticTrainer,
+    ForwardOptions,
+    Timing,
+    TrainablePart,
+    TrainerOptions,
+)
 
 TOKENS = ("bsr", "e_vit")
 
@@ -76,8 +82,10 @@ def test_the_rest_trains_as_in_a_plain_loop(
         trainer = ElasticTrainer(
             elastic.train(), loss_fn, sgd, budget=Budget(), policy="full",
             options=TrainerOptions(
-                closed_loop=False, cut=groups[place].name, forward=forward,
-                kept_head=groups[0].name if kept_head else "", keep_statistics=kept_statistics,
+                forward=forward, timing=Timing(closed_loop=False),
+                part=TrainablePart(
+                    groups[place].name, groups[0].name if kept_head else "", kept_statistics
+                ),
             ),
         )  # fmt: skip
         trainer.fit(batches)
@@ -95,7 +103,11 @@ def test_norms_run_as_before_after_the_fit() -> None:
     model = conv_net().train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(), options=TrainerOptions(keep_statistics=True)
+        model,
+        loss_fn,
+        sgd,
+        budget=Budget(),
+        options=TrainerOptions(part=TrainablePart(keep_statistics=True)),
     )
     trainer.fit(images(3))
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
@@ -109,7 +121,7 @@ def test_a_speed_up_above_a_cut_is_still_over_full_training() -> None:
     model = conv_net()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.1), profile=flat_profile(model, images(1)[0]),
-        options=TrainerOptions(cut="11", deep_every=0, closed_loop=False),
+        options=TrainerOptions(full_update_every=0, part=TrainablePart(cut="11"), timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(images(6))
     assert set(trainer.update().steps) == {"11.weight", "11.bias"}
@@ -118,7 +130,11 @@ def test_a_speed_up_above_a_cut_is_still_over_full_training() -> None:
 
 def test_a_fit_below_whose_cut_nothing_is_says_so() -> None:
     trainer = ElasticTrainer(
-        chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(cut="nowhere")
+        chain(),
+        loss_fn,
+        sgd,
+        budget=Budget(),
+        options=TrainerOptions(part=TrainablePart(cut="nowhere")),
     )
     with pytest.raises(PlanError, match="no group 'nowhere'"):
         trainer.fit(vectors(2))
@@ -131,7 +147,7 @@ def test_a_policy_with_nothing_to_choose_above_the_cut_trains_what_is_there(poli
     head = tensor_groups(model, loss_fn, batches[0])[0]
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(), policy=policy, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(cut=head.name, closed_loop=False),
+        options=TrainerOptions(part=TrainablePart(cut=head.name), timing=Timing(closed_loop=False)),
     )  # fmt: skip
     trainer.fit(batches)
     assert set(trainer.update().deltas) == set(head.parameters)
@@ -140,7 +156,12 @@ def test_a_policy_with_nothing_to_choose_above_the_cut_trains_what_is_there(poli
 def test_a_policy_with_nothing_to_choose_in_the_whole_model_is_refused_with_a_cut_too() -> None:
     model = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
     trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(), policy="tinytrain", options=TrainerOptions(cut="2")
+        model,
+        loss_fn,
+        sgd,
+        budget=Budget(),
+        policy="tinytrain",
+        options=TrainerOptions(part=TrainablePart(cut="2")),
     )
     with pytest.raises(PlanError, match="none besides its head"):
         trainer.fit(images(1))
@@ -150,7 +171,7 @@ def test_groups_that_the_server_named_are_not_replaced_by_others() -> None:
     model = conv_net()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(), policy=GivenPolicy(["4"]),
-        options=TrainerOptions(cut="11"),
+        options=TrainerOptions(part=TrainablePart(cut="11")),
     )  # fmt: skip
     with pytest.raises(PlanError, match=r"groups \['4'\] that this model does not have"):
         trainer.fit(images(1))

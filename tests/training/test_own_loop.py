@@ -17,9 +17,12 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.planning import Plan
+from fl_elastic.planning.lean_layers import LeanLayers
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,
+    Timing,
+    TrainablePart,
     TrainerOptions,
     apply_plan,
     changed,
@@ -106,7 +109,6 @@ def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
     before = state_of(model)
     plan = plan_for(
         model, LOSS, data[:2], budget=budget, policy=policy, optimizer_fn=sgd,
-        options=TrainerOptions(channel_score="l2"),
     )  # fmt: skip
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     if policy.startswith("tinytrain"):
@@ -161,7 +163,8 @@ def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> Non
 
 
 def test_it_is_what_the_trainer_does() -> None:
-    data, options = batches(), TrainerOptions(closed_loop=False, deep_every=0, exploration=0.0)
+    data = batches()
+    options = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
     model = network().train()
     plan = plan_for(model, LOSS, data[:2], budget=Budget(), policy="head", optimizer_fn=sgd)
     trainer = ElasticTrainer(
@@ -216,7 +219,7 @@ def test_what_does_not_fit_is_said() -> None:
         pass
     with (
         pytest.raises(PlanError, match="not chosen"),
-        apply_plan(model, replace(plan, channels={})),
+        apply_plan(model, replace(plan, transforms=(LeanLayers(),))),
     ):
         pass
     with pytest.raises(TrainingError, match="measures on 2 batches, 1 were given"):
@@ -239,7 +242,7 @@ def test_a_deadline_is_shared_by_the_steps() -> None:
 @pytest.mark.parametrize("place", ["7", "3"])
 def test_an_own_loop_trains_above_the_cut_as_the_trainer_does(policy: str, place: str) -> None:
     model, data = network(), batches(2)
-    options = TrainerOptions(cut=place)
+    options = TrainerOptions(part=TrainablePart(cut=place))
     plan = plan_for(
         model, LOSS, data, budget=Budget(), policy=policy, optimizer_fn=sgd, options=options
     )
@@ -251,7 +254,7 @@ def test_an_own_loop_trains_above_the_cut_as_the_trainer_does(policy: str, place
 
 
 def test_an_own_loop_leaves_a_kept_head_alone() -> None:
-    options = TrainerOptions(kept_head="7")
+    options = TrainerOptions(part=TrainablePart(kept_head="7"))
     plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="full", options=options)
     assert {name.split(".")[0] for name in plan.trained_parameters} == {"0", "1", "3"}
 
@@ -260,7 +263,7 @@ def test_steps_of_several_batches_cost_a_part_of_the_optimisers_time() -> None:
     plans = [
         plan_for(
             network(), LOSS, batches(2), budget=Budget(), policy="full", optimizer_fn=sgd,
-            profile=None, options=TrainerOptions(accumulate=count, clock="cpu"),
+            profile=None, options=TrainerOptions(accumulate=count, timing=Timing(clock="cpu")),
         )
         for count in (1, 1000)
     ]  # fmt: skip
@@ -270,11 +273,15 @@ def test_steps_of_several_batches_cost_a_part_of_the_optimisers_time() -> None:
 def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
     with pytest.raises(PlanError, match="no group 'nowhere'"):
         plan_for(
-            network(), LOSS, batches(2), budget=Budget(), options=TrainerOptions(cut="nowhere")
+            network(),
+            LOSS,
+            batches(2),
+            budget=Budget(),
+            options=TrainerOptions(part=TrainablePart(cut="nowhere")),
         )
     for name, options in {
         "proximal": TrainerOptions(proximal=0.1),
-        "keep_statistics": TrainerOptions(keep_statistics=True),
+        "keep_statistics": TrainerOptions(part=TrainablePart(keep_statistics=True)),
         "forward": TrainerOptions(forward=ForwardOptions()),
     }.items():
         with pytest.raises(TrainingError, match=f"'{name}' says how steps are taken"):
@@ -283,10 +290,7 @@ def test_an_own_loop_refuses_what_it_cannot_heed() -> None:
 
 def test_a_full_plan_has_none_of_what_a_plan_may_change_in_a_step() -> None:
     plan = plan_for(network(), LOSS, batches(2), budget=Budget(), policy="head")
-    changed_plan = replace(
-        plan, lean=True, recomputed=("3",), channels={"3": (0,)}, erases_momentum=True,
-        windows=object(), tokens=object(),
-    )  # fmt: skip
+    changed_plan = replace(plan, transforms=(LeanLayers(everywhere=True, channels={"3": (0,)}),))
     usual = {each.name for each in fields(Plan) if each.default is not MISSING}
     full = changed_plan.full()
     for each in fields(Plan):

@@ -28,10 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fl_elastic import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
-from fl_elastic.importance import Probe
-from fl_elastic.importance.elastic import ElasticImportance
+from fl_elastic.planning.importance import Probe
+from fl_elastic.planning.importance.elastic import ElasticImportance
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.step_importance import StepImportance, _along
 
 
@@ -65,7 +65,7 @@ def test_two_steps_tell_what_a_probe_of_their_batches_tells(
     trainer = ElasticTrainer(
         model, loss_fn, optimizer_fn, budget=Budget(),
         profile=flat_profile(model, batches[0], optimizer_fn),
-        options=TrainerOptions(closed_loop=False),
+        options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(batches)
     assert report.importance == pytest.approx(expected, rel=1e-3, abs=1e-7)
@@ -74,7 +74,7 @@ def test_two_steps_tell_what_a_probe_of_their_batches_tells(
 def test_the_pull_towards_the_fleet_is_no_importance() -> None:
     batches, model = vectors(3), chain()
     expected = probed(model, batches, sgd)
-    options = TrainerOptions(closed_loop=False, proximal=5.0)
+    options = TrainerOptions(proximal=5.0, timing=Timing(closed_loop=False))
     profile = flat_profile(model, batches[0])
     trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), profile=profile, options=options)
     assert trainer.fit(batches).importance == pytest.approx(expected, rel=1e-3, abs=1e-7)
@@ -139,7 +139,7 @@ def test_random_models_tell_what_plain_steps_tell(seed: int) -> None:
     plain = copy.deepcopy(model)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(), profile=profile,
-        options=TrainerOptions(closed_loop=False),
+        options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     torch.manual_seed(seed)
     told = trainer.fit(batches).importance

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.errors import TrainingError
 from fl_elastic.profiling import estimate_profile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -72,7 +72,7 @@ def test_groups_of_an_optimizer_have_their_own_rates_in_probes_and_steps(
     model, batches = conv_net(), images(4)
     trainer = ElasticTrainer(
         model, loss_fn, make(model), budget=Budget(speedup=1.5),
-        options=TrainerOptions(importance=importance, closed_loop=False),
+        options=TrainerOptions(importance=importance, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(batches)
     assert any(score != 0 for score in report.importance.values()) and report.importance["11"] != 0
@@ -147,7 +147,7 @@ def test_schedules_and_clipping_hang_on_the_optimizers_own_hooks() -> None:
     model = conv_net()
     trainer = ElasticTrainer(
         model, loss_fn, optimizer_fn, budget=Budget(speedup=1.3),
-        options=TrainerOptions(closed_loop=False, importance="elastic_same_batch"),
+        options=TrainerOptions(importance="elastic_same_batch", timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(images(5))
     optimizer = trainer.optimizer
@@ -196,7 +196,7 @@ def test_mixed_precision_and_checkpointing_train_by_every_policy(
     model = wrapped(conv_net())
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.5), policy=policy,
-        options=TrainerOptions(closed_loop=False),
+        options=TrainerOptions(timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(images(3))
     assert report.steps > 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.testing import made_up_profile
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import TrainablePart, TrainerOptions
 from fl_elastic.training.costs import passes_above_cut
 
 
@@ -22,21 +22,33 @@ def test_they_take_as_long_as_one_pass_over_everything_within_the_budget(
 ) -> None:
     profile = made_up_profile(groups, seed=seed)
     cut = profile.group_names[min(place, groups - 1)]
-    options = TrainerOptions(cut=cut)
+    options = TrainerOptions(part=TrainablePart(cut=cut))
     above = trainable_part(profile, profile.graph.groups_above(cut)).full_step_seconds
     found = passes_above_cut(profile, options, 100, speedup)
     allowed = profile.full_step_seconds / speedup
     assert 1 <= found <= 16
     assert found == 1 or found * above <= allowed * (1 + 1e-9)
     assert found == 16 or (found + 1) * above > allowed * (1 - 1e-9)
-    assert passes_above_cut(profile, replace(options, cut=""), 100, speedup) == 1
+    assert (
+        passes_above_cut(profile, replace(options, part=TrainablePart(cut="")), 100, speedup) == 1
+    )
 
 
 def test_a_cut_below_everything_changes_nothing() -> None:
     profile = made_up_profile(5)
-    assert passes_above_cut(profile, TrainerOptions(cut=profile.group_names[-1]), 100) == 1
+    assert (
+        passes_above_cut(
+            profile, TrainerOptions(part=TrainablePart(cut=profile.group_names[-1])), 100
+        )
+        == 1
+    )
 
 
 def test_who_has_little_time_still_passes_once() -> None:
     profile = made_up_profile(5)
-    assert passes_above_cut(profile, TrainerOptions(cut=profile.group_names[0]), 9, 1e6) == 1
+    assert (
+        passes_above_cut(
+            profile, TrainerOptions(part=TrainablePart(cut=profile.group_names[0])), 9, 1e6
+        )
+        == 1
+    )

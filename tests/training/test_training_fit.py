@@ -23,12 +23,13 @@ from small_models import (
     vectors,
     weights_of,
 )
+from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
-from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
+from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions
 from fl_elastic.update.partial import trained_part
 
 
@@ -125,7 +126,7 @@ def test_a_speedup_is_met_by_every_policy(policy: str) -> None:
     batches = vectors(20)
     model = chain()
     profile = flat_profile(model, batches[0])
-    options = TrainerOptions(closed_loop=False, deep_every=0)
+    options = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
     trainer = ElasticTrainer(
         model,
         loss_fn,
@@ -246,7 +247,7 @@ def test_a_deep_fit_that_cannot_send_everything_sends_what_was_left_out_longest(
     for _ in range(8):
         trainer = ElasticTrainer(
             model, loss_fn, sgd, budget=budget, profile=profile, state=state,
-            options=TrainerOptions(closed_loop=False, deep_every=1),
+            options=TrainerOptions(full_update_every=1, timing=Timing(closed_loop=False)),
         )  # fmt: skip
         report = trainer.fit(batches)
         assert report.plan.policy == "full"
@@ -260,7 +261,7 @@ def test_a_fit_whose_turn_it_is_trains_what_is_paid_for_where_everything_is_not(
     profile = flat_profile(model, batches[0])
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(deadline=0.9 * profile.full_step_seconds),
-        profile=profile, options=TrainerOptions(closed_loop=False, deep_every=1),
+        profile=profile, options=TrainerOptions(full_update_every=1, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(batches)
     assert report.steps == 1 and report.plan.policy == "elastic"
@@ -277,7 +278,7 @@ def test_the_rest_of_a_deadline_is_spent_on_a_part_of_the_plan(
     deadline = share * profile.full_step_seconds
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(deadline=deadline), profile=profile,
-        options=TrainerOptions(closed_loop=False, deep_every=deep_every),
+        options=TrainerOptions(full_update_every=deep_every, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     head = trainer_of(chain(), batches[0], ["6"]).fit(batches).plan.predicted_step_seconds
     if deadline < head:
@@ -304,7 +305,7 @@ def test_two_full_steps_and_a_half_are_two_and_the_part_next_to_the_loss() -> No
     profile = flat_profile(model, batches[0])
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(deadline=2.6 * profile.full_step_seconds),
-        profile=profile, options=TrainerOptions(closed_loop=False, deep_every=1),
+        profile=profile, options=TrainerOptions(full_update_every=1, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     report = trainer.fit(batches)
     assert report.steps == 3 and report.plan.policy == "full"
@@ -327,9 +328,9 @@ def test_plans_of_one_fit_together_send_no_more_than_the_uplink(policy: str, lim
         )
         trainer = ElasticTrainer(
             model, loss_fn, sgd, budget=budget, profile=profile, policy=policy,
-            options=TrainerOptions(
-                closed_loop=False, deep_every=0, reselect_every=3, drift=2.0, smoothing=0.0,
-                seed=seed,
+            **settings_of(
+                full_update_every=0, seed=seed, closed_loop=False, probe_every=3, below_cosine=2.0,
+                smoothing=0.0,
             ),
         )  # fmt: skip
         report = trainer.fit(batches)
@@ -355,8 +356,8 @@ def test_probes_in_the_middle_of_a_fit_stay_inside_the_deadline(share: float) ->
     deadline = share * profile.full_step_seconds
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(deadline=deadline), profile=profile,
-        options=TrainerOptions(
-            closed_loop=False, deep_every=0, reselect_every=1, drift=2.0, exploration=0.0
+        **settings_of(
+            full_update_every=0, closed_loop=False, probe_every=1, below_cosine=2.0, exploration=0.0
         ),
     )  # fmt: skip
     report = trainer.fit(batches)
@@ -372,7 +373,7 @@ def test_a_fit_that_would_train_everything_is_refused_where_not_even_the_head_fi
     batches, model = vectors(4), chain()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(closed_loop=False, deep_every=deep_every),
+        options=TrainerOptions(full_update_every=deep_every, timing=Timing(closed_loop=False)),
         state=SelectionState(known=False),
     )  # fmt: skip
     with pytest.raises(BudgetError, match="not even the head"):

@@ -30,17 +30,18 @@ from fl_elastic.groups.forward import call_model, compute_loss
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import CHANNEL_SCORES
-from fl_elastic.importance.base import Probe
-from fl_elastic.importance.fidelity import visit_layers
 from fl_elastic.ops.lean import lean
 from fl_elastic.ops.lean_kind import LeanKind, lean_kind
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning import POLICIES, PlanRequest
+from fl_elastic.planning.importance import CHANNEL_SCORES
+from fl_elastic.planning.importance.base import Probe
+from fl_elastic.planning.importance.fidelity import visit_layers
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ForwardOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 
 
 class WritesInput(nn.Module):
@@ -271,7 +272,7 @@ def test_the_bias_of_a_layer_that_runs_twice_is_trained_without_its_input() -> N
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
     plan = POLICIES.make("bias").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
-    with untouched(model), realised(plan, model):
+    with untouched(model), plan_applied(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
         loss = compute_loss(model, loss_fn, batch)
         found = torch.autograd.grad(loss, [model.conv.bias])[0]
@@ -311,7 +312,7 @@ def test_a_recomputed_block_runs_as_it_ran_before() -> None:
     ends = []
     for each, recomputed in ((model, ("1",)), (twin, ())):
         random.seed(4)
-        with realised(replace(plan, recomputed=recomputed), each):
+        with plan_applied(replace(plan, transforms=(Recomputation(recomputed),)), each):
             for _ in range(2):
                 compute_loss(each, loss_fn, batch).backward()
         ends.append(random.random())
@@ -332,7 +333,7 @@ def test_memory_counts_bits_of_a_rectifier_in_place_behind_an_instance_norm() ->
     request = PlanRequest(profile, Budget(memory=1e9), np.ones(len(profile)))
     plan = POLICIES.make("full").plan(request)
     predicted = step_memory(profile, plan.modes, lean=True).activations
-    with untouched(model), realised(plan, model):
+    with untouched(model), plan_applied(plan, model):
         kept = kept_bytes(lambda: compute_loss(model, loss_fn, batch), besides=model)
     assert abs(kept - predicted) <= 0.05 * kept + 100
 

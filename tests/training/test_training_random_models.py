@@ -19,6 +19,7 @@ from kept_bytes import kept_bytes
 from random_models import RandomModel, random_model
 from small_models import adam, loss_fn, sgd
 from torch import nn
+from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
@@ -28,8 +29,8 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training import ElasticTrainer, ForwardOptions
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.step import TrainingStep
 
 TRIED = (
@@ -103,17 +104,16 @@ def _problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> lis
     ]
     if not torch.equal(generator, torch.get_rng_state()):
         found.append("measuring drew numbers")
-    options = TrainerOptions(
-        closed_loop=False, charge_probes=False, reselect_every=3, drift=2.0 if seed % 3 else 0.8,
-        deep_every=[0, 2][seed % 2], seed=seed,
-        forward=ForwardOptions(
+    settings = settings_of(
+        closed_loop=False, charge_probes=False, probe_every=3, below_cosine=2.0 if seed % 3 else 0.8,
+        full_update_every=[0, 2][seed % 2], seed=seed, forward=ForwardOptions(
             feature_bytes=1 << 20 if seed % 2 else 0, precision="fp32", channels_last=bool(seed % 4 < 2)
         ) if forward else None,
     )  # fmt: skip
     budget = budget_of(budget_name, profile)
     given = None if seed % 2 and budget_name != "deadline" else profile
     trainer = ElasticTrainer(
-        model, loss_fn, plain, budget=budget, policy=policy, options=options, profile=given
+        model, loss_fn, plain, budget=budget, policy=policy, profile=given, **settings
     )
     twin = copy.deepcopy(model)
     start = {n: t.detach().clone() for n, t in model.state_dict().items()}
@@ -266,13 +266,11 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
         masks = [np.ones(len(profile), dtype=bool), request.head_mask()]
         masks += [request.head_mask() | (generator.random(len(profile)) < 0.5) for _ in range(2)]
         plans += [request.plan_of_mask("test", mask) for mask in masks]
-    blocks = {block.module: block for block in profile.graph.blocks}
     for each in plans:
-        recomputed = [blocks[name] for name in each.recomputed]
-        memory = step_memory(profile, each.modes, lean=each.lean, recomputed=recomputed)
+        memory = each.memory(profile)
         predicted = memory.activations - memory.largest_block
         torch.set_rng_state(generated)
-        with untouched(model), realised(each, model):
+        with untouched(model), plan_applied(each, model):
             loss: Any = None
 
             def run() -> Any:
@@ -291,7 +289,7 @@ def _memory(drawn: RandomModel, profile: Any, plan: Any, generated: torch.Tensor
             predicted - kept > 0.05 * kept + 1200 and not (views or chains)
         ):
             found.append(
-                f"memory of {[str(m) for m in each.modes]} lean={each.lean} {each.recomputed}: predicted "
+                f"memory of {[str(m) for m in each.modes]} {each.transforms}: predicted "
                 f"{predicted:.0f}, kept {kept}"
             )
     return found

@@ -16,10 +16,17 @@ from small_models import (
     sgd,
     vectors,
 )
+from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.policies.plain import GivenPolicy
-from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, TrainerOptions
+from fl_elastic.planning.plain import GivenPolicy
+from fl_elastic.training import (
+    ElasticTrainer,
+    FitReport,
+    SelectionState,
+    Timing,
+    TrainerOptions,
+)
 from fl_elastic.training.planner import Planner
 
 HALF = Budget(speedup=1.5)
@@ -27,11 +34,11 @@ NAMES = ("6", "4", "2", "0")
 
 
 def report_of(policy: str = "elastic", budget: Budget = HALF, **changes: object) -> FitReport:
-    options = {"closed_loop": False, "deep_every": 0, "charge_probes": False} | changes
+    options = {"closed_loop": False, "full_update_every": 0, "charge_probes": False} | changes
     model, batches = chain(), vectors(4)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(**options),  # type: ignore[arg-type]
+        **settings_of(**options),  # type: ignore[arg-type]
     )  # fmt: skip
     return trainer.fit(batches)
 
@@ -103,19 +110,12 @@ def test_a_short_fit_without_scores_goes_by_size_and_turns() -> None:
     }
 
 
-def test_the_fleets_importance_counts_where_there_is_no_own() -> None:
-    shares = dict.fromkeys(NAMES, 0.25)
-    assert report_of(fleet_importance=shares, **SHORT).based_on == "the fleet's importance"
-    assert report_of(fleet_importance={"other": 1.0}, **SHORT).based_on == "size and turns"
-    assert report_of(fleet_importance=shares, blend=0.5).based_on == "measured importance"
-
-
 def test_scores_without_anything_above_zero_are_no_basis() -> None:
     batches = vectors(4)
     model = chain()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=HALF, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(closed_loop=False, deep_every=0),
+        options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False)),
         state=SelectionState(NAMES, [-1.0] * 4, [0] * 4, 0, 100),
     )  # fmt: skip
     assert trainer.fit(batches).based_on == "size and turns"
@@ -125,7 +125,7 @@ def test_a_short_first_fit_learns_from_full_steps_and_the_next_chooses_by_it() -
     batches, model = vectors(4), chain()
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=HALF, profile=flat_profile(model, batches[0]),
-        options=TrainerOptions(closed_loop=False, deep_every=100),
+        options=TrainerOptions(full_update_every=100, timing=Timing(closed_loop=False)),
     )  # fmt: skip
     first, second = trainer.fit(batches), trainer.fit(batches)
     assert first.based_on == "everything, to learn its worth"
@@ -136,13 +136,14 @@ def test_a_short_first_fit_learns_from_full_steps_and_the_next_chooses_by_it() -
 
 def test_a_first_fit_that_pays_for_one_full_step_only_learns_nothing_from_it() -> None:
     assert (
-        report_of(deep_every=100, budget=Budget(speedup=3.0), **SHORT).based_on == "size and turns"
+        report_of(full_update_every=100, budget=Budget(speedup=3.0), **SHORT).based_on
+        == "size and turns"
     )
 
 
 def test_a_fit_that_trains_everything_for_coverage_says_so() -> None:
-    assert report_of(deep_every=1).based_on == "everything, in turn"
-    assert report_of("head", deep_every=1).based_on == "fixed rule"
+    assert report_of(full_update_every=1).based_on == "everything, in turn"
+    assert report_of("head", full_update_every=1).based_on == "fixed rule"
 
 
 def test_groups_that_the_server_named_are_its_choice() -> None:

@@ -24,6 +24,7 @@ from small_models import (
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
+from fl_elastic.planning import Needs
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -59,7 +60,7 @@ def test_a_device_slower_than_its_profile_selects_by_importance(
         sgd,
         budget=Budget(deadline=48.0),
         profile=profile,
-        options=TrainerOptions(deep_every=0),
+        options=TrainerOptions(full_update_every=0),
     )
     report = trainer.fit(batches)
     # By the profile everything fits; twenty measured steps show that it does not.
@@ -87,9 +88,9 @@ def test_probes_do_not_change_what_is_trained() -> None:
     often, never = chain(), chain()
     never.load_state_dict(often.state_dict())
     half = Budget(speedup=1.2)
-    trainer_of(often, batches[0], ["6", "2"], budget=half, reselect_every=2).fit(batches)
+    trainer_of(often, batches[0], ["6", "2"], budget=half, probe_every=2).fit(batches)
     trainer = trainer_of(never, batches[0], ["6", "2"], budget=half)
-    trainer.planner.policy.uses_importance = False  # type: ignore[misc]
+    trainer.planner.policy.needs = Needs()
     trainer.fit(batches)
     assert same_weights(weights_of(often), never)
 
@@ -103,7 +104,7 @@ def test_the_same_seed_trains_the_same() -> None:
         model.load_state_dict(start)
         torch.manual_seed(3)
         trainer = elastic_trainer(
-            model, batches[0], Budget(speedup=1.4), reselect_every=2, drift=2.0
+            model, batches[0], Budget(speedup=1.4), probe_every=2, below_cosine=2.0
         )
         report = trainer.fit(batches, epochs=2)
         results.append((weights_of(model), [(at, plan.modes) for at, plan in report.plans]))
@@ -115,7 +116,13 @@ def test_importance_is_probed_again_after_the_gap_and_kept_while_alike() -> None
     batches = vectors(2) * 10
     model = chain()
     trainer = trainer_of(
-        model, batches[0], ["6"], ["4"], budget=Budget(speedup=1.01), reselect_every=4, drift=-2.0
+        model,
+        batches[0],
+        ["6"],
+        ["4"],
+        budget=Budget(speedup=1.01),
+        probe_every=4,
+        below_cosine=-2.0,
     )
     trainer.planner.policy = AsTold(["6"], ["4"])
     report = trainer.fit(batches)
@@ -123,7 +130,13 @@ def test_importance_is_probed_again_after_the_gap_and_kept_while_alike() -> None
     assert [at for at, _ in report.plans] == [0, 4, 12]
     assert all(plan is report.plan for _, plan in report.plans)
     trainer = trainer_of(
-        model, batches[0], ["6"], ["4"], budget=Budget(speedup=1.01), reselect_every=4, drift=2.0
+        model,
+        batches[0],
+        ["6"],
+        ["4"],
+        budget=Budget(speedup=1.01),
+        probe_every=4,
+        below_cosine=2.0,
     )
     report = trainer.fit(batches)
     assert [at for at, _ in report.plans] == [0, 4, 8, 12, 16]
@@ -151,9 +164,9 @@ def test_deep_fits_train_everything_in_fewer_steps(reselect_every: int) -> None:
         model,
         batches[0],
         Budget(speedup=1.5),
-        deep_every=2,
+        full_update_every=2,
         exploration=0.0,
-        reselect_every=reselect_every,
+        probe_every=reselect_every,
     )
     reports = [trainer.fit(batches) for _ in range(20)]
     deep = [report for report in reports if report.plan.mask.all()]

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.training import SelectionState, TrainerOptions
+from fl_elastic.training import SelectionState
+from fl_elastic.training.selection import Reselection
 
 NAMES = ("head", "middle", "stem")
-OPTIONS = TrainerOptions(reselect_every=10, drift=0.8, smoothing=0.5, exploration=0.1)
+RULES = Reselection(probe_every=10, below_cosine=0.8, smoothing=0.5, exploration=0.1)
 
 
-def fresh() -> SelectionState:
-    state = SelectionState()
+def fresh(**changes: float) -> SelectionState:
+    state = SelectionState(rules=replace(RULES, **changes))
     state.fit_to(NAMES)
     return state
 
@@ -29,21 +30,21 @@ def step(state: SelectionState, steps: int) -> None:
 
 def test_scores_that_were_never_measured_are_remembered_as_such() -> None:
     state = fresh()
-    state.absorb(np.array([3.0, np.nan, -1.0]), OPTIONS, together=False)
+    state.absorb(np.array([3.0, np.nan, -1.0]), together=False)
     assert SelectionState.from_json(state.to_json()).scores == [3.0, None, -1.0]
 
 
 def test_the_first_probe_is_due_at_once_and_counts_as_drift() -> None:
     state = fresh()
     assert state.probe_due()
-    assert state.absorb(np.array([2.0, 1.0, -4.0]), OPTIONS)
+    assert state.absorb(np.array([2.0, 1.0, -4.0]))
     assert state.scores == [2.0, 1.0, -4.0]
     assert not state.probe_due()
 
 
 def test_the_next_probe_is_due_after_the_gap() -> None:
     state = fresh()
-    state.absorb(np.ones(3), OPTIONS)
+    state.absorb(np.ones(3))
     step(state, 9)
     assert not state.probe_due()
     step(state, 1)
@@ -54,7 +55,7 @@ def test_the_gap_doubles_up_to_eightfold_while_importance_stays_alike() -> None:
     state = fresh()
     gaps = []
     for _ in range(6):
-        state.absorb(np.array([1.0, 0.5, 0.2]), OPTIONS)
+        state.absorb(np.array([1.0, 0.5, 0.2]))
         gaps.append(state.probe_gap)
     assert gaps == [10, 20, 40, 80, 80, 80]
 
@@ -63,8 +64,8 @@ def test_drift_brings_the_gap_back() -> None:
     state = fresh()
     for _ in range(4):
         assert state.probe_gap in (0, 10, 20, 40)
-        state.absorb(np.array([1.0, 0.0, 0.0]), OPTIONS)
-    assert state.absorb(np.array([0.0, 0.0, 1.0]), OPTIONS)
+        state.absorb(np.array([1.0, 0.0, 0.0]))
+    assert state.absorb(np.array([0.0, 0.0, 1.0]))
     assert state.probe_gap == 10 and state.steps_since_probe == 0
 
 
@@ -74,68 +75,62 @@ def test_drift_brings_the_gap_back() -> None:
 def test_drift_is_an_angle_between_old_and_new(angle: float, drifted: bool) -> None:
     # The cosine of 36.9 degrees is 0.8.
     state = fresh()
-    state.absorb(np.array([1.0, 0.0, 0.0]), OPTIONS)
+    state.absorb(np.array([1.0, 0.0, 0.0]))
     turned = np.array([np.cos(np.radians(angle)), np.sin(np.radians(angle)), 0.0])
-    assert state.absorb(7.0 * turned, OPTIONS) is drifted
+    assert state.absorb(7.0 * turned) is drifted
 
 
 def test_drift_does_not_depend_on_the_size_of_the_scores() -> None:
     state = fresh()
-    state.absorb(np.array([1.0, 0.5, 0.2]), OPTIONS)
-    assert not state.absorb(1e-9 * np.array([1.0, 0.5, 0.2]), OPTIONS)
+    state.absorb(np.array([1.0, 0.5, 0.2]))
+    assert not state.absorb(1e-9 * np.array([1.0, 0.5, 0.2]))
     assert state.scores == pytest.approx([1e-9, 0.5e-9, 0.2e-9])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.25, 0.9])
 def test_scores_are_a_moving_average_of_scaled_probes(smoothing: float) -> None:
-    options = replace(OPTIONS, smoothing=smoothing)
-    state = fresh()
-    state.absorb(np.array([1.0, 0.5, -0.5]), options)
-    state.absorb(np.array([0.0, 8.0, 4.0]), options)
+    state = fresh(smoothing=smoothing)
+    state.absorb(np.array([1.0, 0.5, -0.5]))
+    state.absorb(np.array([0.0, 8.0, 4.0]))
     expected = smoothing * np.array([1.0, 0.5, -0.5]) + (1 - smoothing) * np.array([0.0, 1.0, 0.5])
     assert state.scores == pytest.approx(8.0 * expected)
 
 
 def test_groups_that_were_not_measured_keep_their_scores_and_the_gap() -> None:
     state = fresh()
-    state.absorb(np.array([4.0, 2.0, 1.0]), OPTIONS)
+    state.absorb(np.array([4.0, 2.0, 1.0]))
     step(state, 3)
-    assert not state.absorb(np.array([2.0, 1.0, np.nan]), OPTIONS, together=False)
+    assert not state.absorb(np.array([2.0, 1.0, np.nan]), together=False)
     assert state.scores == pytest.approx([3.0, 1.5, 1.0])
     assert state.probe_gap == 10 and state.steps_since_probe == 3
-    assert not state.absorb(np.full(3, np.nan), OPTIONS, together=False)
+    assert not state.absorb(np.full(3, np.nan), together=False)
     assert state.scores == pytest.approx([3.0, 1.5, 1.0])
 
 
 def test_steps_count_until_all_groups_were_measured_together() -> None:
     state = fresh()
     step(state, 4)
-    state.absorb(np.array([3.0, 1.0, np.nan]), OPTIONS, together=False)
+    state.absorb(np.array([3.0, 1.0, np.nan]), together=False)
     assert state.steps_since_probe == 4
-    state.absorb(np.ones(3), OPTIONS)
+    state.absorb(np.ones(3))
     assert state.steps_since_probe == 0
 
 
-def test_a_group_that_was_never_measured_counts_by_its_size_or_as_in_the_fleet() -> None:
-    state = fresh()
-    state.absorb(np.array([3.0, 1.0, np.nan]), OPTIONS, together=False)
+def test_a_group_that_was_never_measured_counts_by_its_size() -> None:
+    state = fresh(exploration=0.0)
+    state.absorb(np.array([3.0, 1.0, np.nan]), together=False)
     assert state.scores == [3.0, 1.0, None]
-    plain = replace(OPTIONS, exploration=0.0)
     # Weights of 10, 30 and 60 are shares of 13/60, 19/60 and 28/60 with a third for being there.
     total = 4.0 * 60 / 32
-    assert state.worth(plain, [10, 30, 60]) == pytest.approx(
-        np.array([3.0, 1.0, total * 28 / 60]) / total
-    )
-    fleet = replace(plain, fleet_importance={"head": 0.5, "stem": 0.5})
-    assert state.worth(fleet, [10, 30, 60]) == pytest.approx(np.array([3.0, 1.0, 4.0]) / 8)
+    assert state.worth([10, 30, 60]) == pytest.approx(np.array([3.0, 1.0, total * 28 / 60]) / total)
 
 
 def test_probes_of_zeros_are_taken_as_drift_and_divide_nothing() -> None:
     state = fresh()
-    assert state.absorb(np.zeros(3), OPTIONS)
+    assert state.absorb(np.zeros(3))
     assert state.scores == [0.0, 0.0, 0.0]
-    assert state.absorb(np.ones(3), OPTIONS)
-    assert np.isfinite(state.worth(OPTIONS, [1, 1, 1])).all()
+    assert state.absorb(np.ones(3))
+    assert np.isfinite(state.worth([1, 1, 1])).all()
 
 
 def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> None:
@@ -144,8 +139,9 @@ def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> Non
     sizes = [10.0, 30.0, 60.0]
     presence = (1 / 3 + np.array([0.1, 0.3, 0.6])) / 2
     expected = np.array([0.25, 0.0, 0.75]) + 0.1 * presence * np.array([1, 5, 2])
-    assert state.worth(OPTIONS, sizes) == pytest.approx(expected)
-    without = state.worth(replace(OPTIONS, exploration=0.0), sizes)
+    assert state.worth(sizes) == pytest.approx(expected)
+    state.rules = replace(RULES, exploration=0.0)
+    without = state.worth(sizes)
     assert without == pytest.approx([0.25, 0.0, 0.75])
 
 
@@ -157,11 +153,11 @@ def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> Non
 def test_worth_is_positive_and_grows_with_the_turns_missed(
     scores: list[float], left_out: int, exploration: float
 ) -> None:
-    options = replace(OPTIONS, exploration=exploration)
-    state = SelectionState(("x",) * len(scores), scores, [left_out] * len(scores))
+    rules = replace(RULES, exploration=exploration)
+    state = SelectionState(("x",) * len(scores), scores, [left_out] * len(scores), rules=rules)
     later = replace(state, left_out=[left_out + 1] * len(scores))
     sizes = np.ones(len(scores))
-    now, then = state.worth(options, sizes), later.worth(options, sizes)
+    now, then = state.worth(sizes), later.worth(sizes)
     assert (now > 0).all() and (then > now).all()
     assert then - now == pytest.approx(exploration * np.ones(len(scores)) / len(scores))
 
@@ -176,22 +172,21 @@ def test_turns_missed_are_counted_per_fit() -> None:
 
 
 def test_a_deep_fit_is_drawn_and_becomes_certain() -> None:
-    options = replace(OPTIONS, deep_every=4)
     state = fresh()
     state.left_out = [0, 1, 1]
-    drawn = [state.deep_due(options, np.random.default_rng(seed)) for seed in range(400)]
+    drawn = [state.draw_full_update(4, np.random.default_rng(seed)) for seed in range(400)]
     assert 60 < sum(drawn) < 140
     state.left_out = [0, 1, 8]
-    assert all(state.deep_due(options, np.random.default_rng(seed)) for seed in range(50))
+    assert all(state.draw_full_update(4, np.random.default_rng(seed)) for seed in range(50))
     state.left_out = [0, 0, 0]
-    assert not any(state.deep_due(options, np.random.default_rng(seed)) for seed in range(50))
+    assert not any(state.draw_full_update(4, np.random.default_rng(seed)) for seed in range(50))
     state.left_out = [0, 99, 99]
-    assert not state.deep_due(replace(options, deep_every=0), np.random.default_rng(0))
+    assert not state.draw_full_update(0, np.random.default_rng(0))
 
 
 def test_another_models_scores_are_dropped() -> None:
     state = fresh()
-    state.absorb(np.ones(3), OPTIONS)
+    state.absorb(np.ones(3))
     state.trained([True, False, False])
     step(state, 5)
     kept = replace(state)

@@ -110,8 +110,8 @@ def test_steps_are_counted_per_tensor_when_the_plan_changes() -> None:
         ["6", "2"],
         ["0"],
         budget=Budget(speedup=1.01),
-        reselect_every=4,
-        drift=2.0,
+        probe_every=4,
+        below_cosine=2.0,
     )
     trainer.planner.policy = AsTold(["6", "4"], ["6", "2"], ["0"])
     report = trainer.fit(batches)
@@ -129,7 +129,7 @@ def test_statistics_are_counted_per_plan_too() -> None:
     batches = images(9)
     trainer = trainer_of(
         conv_net(), batches[0], ["11", "7"], ["11", "4"],
-        budget=Budget(speedup=1.01), reselect_every=6, drift=2.0,
+        budget=Budget(speedup=1.01), probe_every=6, below_cosine=2.0,
     )  # fmt: skip
     trainer.planner.policy = AsTold(["11", "7"], ["11", "4"])
     trainer.fit(batches)

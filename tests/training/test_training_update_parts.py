@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from small_models import flat_profile, images, loss_fn, sgd
 from torch import nn
+from trainer_settings import settings_of
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
-from fl_elastic.planning import Plan, PlanRequest, Policy
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
+from fl_elastic.training import ElasticTrainer
 from fl_elastic.update import Manifest, decode, encode, weights_of
 from fl_elastic.update.partial import check_update, trained_part
 
@@ -36,7 +38,7 @@ def net() -> nn.Sequential:
 class ByModes(Policy):
     """Trains by one table of modes after the other; the last one stays."""
 
-    uses_importance = True
+    needs = Needs(importance=True)
 
     def __init__(self, *tables: dict[str, Mode]) -> None:
         self.tables = list(tables)
@@ -56,15 +58,17 @@ def fitted(
     model = net()
     settings: dict[str, Any] = {
         "closed_loop": False,
-        "deep_every": 0,
-        "drift": 2.0,
+        "full_update_every": 0,
+        "below_cosine": 2.0,
         "charge_probes": False,
+        "probe_every": 3,
     } | options
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=Budget(speedup=1.01), profile=flat_profile(model, data[0]),
-        options=TrainerOptions(reselect_every=3, channel_score=score, **settings),
+        **settings_of(**settings),
     )  # fmt: skip
-    trainer.planner.policy = ByModes(*tables)
+    trainer.planner.policy = policy = ByModes(*tables)
+    policy.needs = replace(policy.needs, channel_score=score)
     return trainer, trainer.fit(data).plans
 
 

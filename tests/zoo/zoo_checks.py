@@ -16,10 +16,10 @@ import fl_elastic
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Mode
-from fl_elastic.groups.untouched import Chances
+from fl_elastic.groups.untouched import RngState
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.update import Manifest
 
 __all__ = ["BUDGETS", "built", "trained", "tuned"]
@@ -72,13 +72,15 @@ def trained(case: Case, asked: str) -> tuple[list[str], str]:
     kind, policy = asked.split()
     model = subject.model
     _seed()
-    chances, around, start = Chances.now(), Surroundings(model), _state(model)
-    options = TrainerOptions(closed_loop=False, charge_probes=False, deep_every=0)
+    rng, around, start = RngState.now(), Surroundings(model), _state(model)
+    options = TrainerOptions(
+        full_update_every=0, timing=Timing(closed_loop=False, charge_probes=False)
+    )
     try:
         profile = estimate_profile(model, subject.loss_fn, subject.batches[0], optimizer_fn=sgd)
         found = [f"measuring changed {what}" for what in around.changed()]
         found += [f"measuring moved {name}" for name in _moved(model, start)]
-        found += ["measuring drew numbers"] if chances.moved() else []
+        found += ["measuring drew numbers"] if rng.moved() else []
         everything = step_memory(profile, [Mode.FULL] * len(profile)).total
         share = _LARGE_HEADS.get(case.name, 0.6)
         budget = Budget(memory=share * everything) if kind == "memory" else Budget(speedup=1.7)
@@ -91,9 +93,9 @@ def trained(case: Case, asked: str) -> tuple[list[str], str]:
         report = trainer.fit(Breaks(subject.batches), _EPOCHS)
     except ElasticError as error:
         return _left_behind(model, start, around, error), str(error)
-    after = Chances.now()
+    after = RngState.now()
     found += [f"fit changed {what}" for what in around.changed() if what not in _GENERATORS]
-    chances.put_back()
+    rng.put_back()
     reference = trained_by_plans(
         twin, subject.loss_fn, sgd, report.plans, report.steps, subject.batches,
         loss_of=subject.loss_of,

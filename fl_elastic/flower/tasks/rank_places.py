@@ -43,6 +43,6 @@ class RankPlaces(RoundTask):
         reply = places_reply(
             client.model, client.train_loader, self.places, examples=max(self.examples, 1),
             of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
-            clock=client.options.clock,
+            clock=client.options.timing.clock,
         )  # fmt: skip
         return Answer.packed(encode_places(reply, client.manifest, client.seed(0)), examples)

@@ -12,7 +12,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.measured import measure_plan
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 
@@ -66,7 +66,7 @@ class SpeedUps(Benchmark):
             classification_loss,
             _sgd,
             budget=Budget(speedup=speedup),
-            options=TrainerOptions(clock="cpu"),
+            options=TrainerOptions(timing=Timing(clock="cpu")),
         )
         report = trainer.fit(batches)
         ends = [*(start for start, _ in report.plans[1:]), report.steps]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch.nn.functional import interpolate
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
+from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
 from fl_elastic_simulations.benchmarks.transfer import pretrained_mobilenet
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
@@ -65,6 +67,14 @@ def few_shots_row(
     }
 
 
+def _by_weight_norms(named: str | Callable[[], Policy]) -> Policy:
+    """Return the policy; channels that it has no score of its own for are chosen by the norms of their weights."""
+    policy = POLICIES.make(named) if isinstance(named, str) else named()
+    if policy.needs.channel_score is None:
+        policy.needs = replace(policy.needs, channel_score="l2")
+    return policy
+
+
 def _adapted(
     method: Method, number: int, data: Dataset, root: str, profile: CostProfile
 ) -> dict[str, Any]:
@@ -77,7 +87,7 @@ def _adapted(
     torch.manual_seed(number)
     model = _backbone(root, None if method.policy else episode.ways).train()
     options = TrainerOptions(
-        closed_loop=False, clock="cpu", deep_every=0, seed=number, channel_score="l2"
+        full_update_every=0, seed=number, timing=Timing(closed_loop=False, clock="cpu")
     )
     if not method.policy:
         done = train(
@@ -85,6 +95,7 @@ def _adapted(
         )
         solved = done.model or model
         return {"accuracy": _accuracy(solved, data, episode, by_prototypes=False), **done.row()}
+    method = replace(method, policy=partial(_by_weight_norms, method.policy))
     batch: Batch = (torch.cat([support, support]), classes)
     loader = PseudoQueries(support, classes, method.passes(_ITERATIONS), seed=number)
     done = train(

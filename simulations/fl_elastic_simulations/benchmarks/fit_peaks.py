@@ -15,9 +15,8 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.planning import Plan
-from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.steps import kept_bytes, sgd
@@ -135,12 +134,11 @@ def _fit(model: nn.Module, batch: Batch, before: int, memory: float) -> Row:
 def _saved(trainer: ElasticTrainer, plan: Plan, batch: Batch) -> Row:
     """Return the bytes of a step's saved tensors as they were predicted, and as hooks count them."""
     assert trainer.profile is not None
-    model, graph = trainer.model, trainer.profile.graph
+    model = trainer.model
     trainer.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
-    with realised(plan, model):
+    with plan_applied(plan, model):
         counted = kept_bytes(lambda: compute_loss(model, functional.cross_entropy, batch), model)
-    blocks = [block for block in graph.blocks if block.module in plan.recomputed]
-    memory = step_memory(trainer.profile, plan.modes, lean=plan.lean, recomputed=blocks)
+    memory = plan.memory(trainer.profile)
     predicted = memory.activations - memory.largest_block
     return {"predicted_saved_bytes": predicted, "counted_saved_bytes": counted}
 

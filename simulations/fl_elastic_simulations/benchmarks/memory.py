@@ -17,15 +17,15 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
+from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning import Plan, Policy
-from fl_elastic.planning.recompute import least_memory
-from fl_elastic.policies.joint import JointPolicy
-from fl_elastic.policies.plain import FullPolicy
+from fl_elastic.planning import Needs, Plan, Policy
+from fl_elastic.planning.plain import FullPolicy
+from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import SelectionState, TrainerOptions
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
+from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.benchmarks.peaks import in_fresh_process, resident_bytes, set_back_peak
@@ -104,14 +104,14 @@ class Subject:
 
     def plan(self, policy: Policy, budget: Budget) -> Plan:
         """Return the policy's plan; BudgetError if it refuses the budget."""
-        importance = policy.importance_name or "elastic"
+        importance = policy.needs.own_importance or "elastic"
         planner = Planner(
             self.model, classification_loss, policy=policy, budget=budget,
-            options=TrainerOptions(clock="cpu", importance=importance), state=SelectionState(),
+            options=TrainerOptions(timing=Timing(clock="cpu"), importance=importance), state=SelectionState(),
             optimizer=lambda: sgd(self.model.parameters()),
         )  # fmt: skip
         planner.begin(self.profile, 1, self.batches)
-        if policy.uses_importance:
+        if policy.needs.importance:
             planner.measure_importance(self.batches)
         return planner.plan(1.0)
 
@@ -154,7 +154,7 @@ def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
     budget = Budget(memory=bytes_full / share if share else _least(of))
     policy = JointPolicy() if share else FullPolicy()
     # Whole gradients alone: no channels, no filters, and no bias without its weight.
-    policy.modes = ()  # type: ignore[misc]
+    policy.needs = Needs(importance=True)
     try:
         plan = of.plan(policy, budget)
     except BudgetError as error:
@@ -162,15 +162,14 @@ def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
     plain = vanilla(plan)
     lean_saved, plain_saved = (saved_bytes(of.model, p, of.batches[0]) for p in (plan, plain))
     seconds = interleaved_seconds(of.model, [plan, plain, full], of.batches[0], repeats=repeats)
-    blocks = [block for block in of.profile.graph.blocks if block.module in plan.recomputed]
-    predicted = step_memory(of.profile, plan.modes, lean=plan.lean, recomputed=blocks)
+    again = plan.transform(Recomputation)
     return {
         "groups": int(plan.mask.sum()),
         "depth": plan.depth,
-        "recomputed": " ".join(plan.recomputed),
+        "recomputed": "" if again is None else " ".join(again.modules),
         "budget_bytes": budget.memory,
         "predicted_bytes": plan.predicted_step_bytes,
-        "predicted_saved_bytes": predicted.activations,
+        "predicted_saved_bytes": plan.memory(of.profile).activations,
         "saved_bytes_lean": lean_saved.total,
         "saved_bytes_vanilla": plain_saved.total,
         "saved_bytes_full": saved_full,
@@ -211,7 +210,7 @@ def peak_of_steps(name: str, shape: tuple[int, ...], plan: Plan) -> int:
 
 def _steps(model: nn.Module, plan: Plan, batch: Batch, count: int) -> None:
     optimizer = sgd([p for p in model.parameters() if p.requires_grad])
-    with realised(plan, model):
+    with plan_applied(plan, model):
         for _ in range(count):
             optimizer.zero_grad(set_to_none=True)
             compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]

@@ -15,15 +15,15 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.methods.tokens.kept import on_kept_tokens
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
-from fl_elastic.planning.policy import sent_bytes
+from fl_elastic.planning.request import sent_bytes
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.kept_tokens import on_kept_tokens
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.peers.random_parts import random_blocks
 
@@ -47,7 +47,7 @@ _CACHE = 1 << 30
 class RandomBlocksPolicy(Policy):
     """Train the head and random blocks that fit, drawn anew for each fit, in the style of LISA (NeurIPS 2024)."""
 
-    covers = False
+    needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the head and random blocks."""
@@ -179,7 +179,7 @@ def keep_costs(
         torch.set_num_threads(1)
         profile = profile_model(model, loss_fn, batch, optimizer_fn=optimizer_fn, clock="cpu")
         named = [each.policy for each in methods if isinstance(each.policy, str) and each.policy]
-        modes = [mode for name in named for mode in POLICIES.make(name).modes]
+        modes = [mode for name in named for mode in POLICIES.make(name).needs.modes]
         clock = clock_for(torch.device("cpu"), "cpu")
         path.parent.mkdir(parents=True, exist_ok=True)
         save_profile(with_modes(profile, model, clock, modes), path)

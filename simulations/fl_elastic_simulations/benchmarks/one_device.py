@@ -18,7 +18,7 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout.place import joined
 from fl_elastic.readout.readout import Readout
-from fl_elastic.training import ElasticTrainer, TrainerOptions, evaluate
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.benchmarks.benchmark import (
@@ -297,7 +297,7 @@ def _train(
     model: nn.Module, loader: Shuffled, method: OneDeviceMethod, rate: float, seed: int
 ) -> tuple[nn.Module, Row]:
     make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
-    options = TrainerOptions(deep_every=0, clock="cpu", seed=seed)
+    options = TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu"))
     budget = Budget(speedup=method.speedup)
     if not method.epochs:
         model = read_out(model, loader, read=method.read).model

@@ -18,7 +18,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import resolve_model
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
@@ -61,7 +61,7 @@ def peak_of_act(act: str, batches: int = _BATCHES) -> dict[str, Any]:
     set_back_peak()
     before = resident_bytes("VmRSS")
     if act in ("head", "full"):
-        options = TrainerOptions(closed_loop=False, seed=0)
+        options = TrainerOptions(seed=0, timing=Timing(closed_loop=False))
         trainer = ElasticTrainer(
             model, classification_loss, sgd, budget=Budget(), policy=act, options=options
         )

@@ -21,7 +21,7 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, check_model_name
 from fl_elastic.profiling import load_profile
-from fl_elastic.training import TrainerOptions, evaluate
+from fl_elastic.training import Timing, TrainerOptions, evaluate
 from fl_elastic_simulations.benchmarks.benchmark import (
     Benchmark,
     Request,
@@ -377,7 +377,7 @@ def _transferred(
         rate = min(rate, _SOLVED_RATE)
     done = train(
         method, model, classification_loss, cosine_adamw(rate, passes * len(loader)), loader,
-        passes=passes, options=TrainerOptions(deep_every=0, clock="cpu", seed=seed),
+        passes=passes, options=TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu")),
         profile=load_profile(costs),
     )  # fmt: skip
     with done.on_its_tokens(model):

@@ -16,8 +16,9 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.training.apply_plan import realised
+from fl_elastic.training.apply_plan import plan_applied, plan_guards
 
 __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
@@ -51,18 +52,20 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def vanilla(plan: Plan) -> Plan:
     """Return the plan that trains the same groups with torch's own operations, everything stored."""
-    return replace(plan, lean=False, recomputed=())
+    return replace(plan, transforms=())
 
 
 def saved_bytes(model: nn.Module, plan: Plan, batch: Batch) -> SavedBytes:
     """Return what one step of ``plan`` keeps; the model is left as it was."""
     with untouched(model):
-        with realised(plan, model):
+        with plan_applied(plan, model):
             stored = kept_bytes(lambda: compute_loss(model, classification_loss, batch), model)
-        if not plan.recomputed:
+        again = plan.transform(Recomputation)
+        if again is None:
             return SavedBytes(stored)
-        with realised(replace(plan, recomputed=()), model):
-            blocks = [model.get_submodule(name) for name in plan.recomputed]
+        kept = tuple(each for each in plan.transforms if each is not again)
+        with plan_applied(replace(plan, transforms=kept), model):
+            blocks = [model.get_submodule(name) for name in again.modules]
             with _inputs_of(blocks) as inputs:
                 compute_loss(model, classification_loss, batch)
             return SavedBytes(stored, max(_block_bytes(b, x) for b, x in inputs.items()))
@@ -85,11 +88,14 @@ def interleaved_seconds(
         optimizer = sgd([p for p in model.parameters() if p.requires_grad])
         for repeat in range(repeats + 1):
             for place, plan in enumerate(plans):
-                with realised(plan, model):
+                with plan_applied(plan, model):
+                    guards = plan_guards(plan, model)
                     started = timer()
                     optimizer.zero_grad(set_to_none=True)
                     compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
+                    for guard in guards:
+                        guard.put_back()
                     if repeat:
                         seconds[place].append(timer() - started)
     return [statistics.median(taken) for taken in seconds]

@@ -18,7 +18,7 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.storage import write_atomically
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.head_costs import HeadCosts, measure_head_costs
 from fl_elastic_simulations.engine.method_model import method_model
@@ -153,7 +153,7 @@ def chooses(method: MethodSection) -> bool:
     """
     if method.peer is not None:
         return PEERS.make(method.peer).needs_costs
-    return method.budgeted and POLICIES.make(method.policy).selects
+    return method.budgeted and POLICIES.make(method.policy).reduces_uplink
 
 
 def measure_choosing(
@@ -252,9 +252,7 @@ def _plan(
         profile=profile,
         options=TrainerOptions(
             importance=method.importance,
-            exploration=method.exploration,
-            returns=method.returns,
-            closed_loop=False,
+            timing=Timing(closed_loop=False),
         ),
     )
     first: Iterator[object] = iter(batches)

@@ -35,6 +35,7 @@ from fl_elastic.flower.tasks.task import DEADLINE, config_key, task_in
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile_key import profile_key
+from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.update import CODECS, Manifest
@@ -165,7 +166,7 @@ class _Role:
         """Return what the device can do, in its own seconds."""
         batches, device = self.slot.batches(), self.client.device
         cut, head = (str(self.config.get(key, "")) for key in (CUT, KEPT_HEAD))
-        options = self.slot.options(cut=cut, kept_head=head)
+        options = self.slot.options(part=TrainablePart(cut, head))
         profile = lasting_costs(self.profile, options, batches.dataset_size)
         passes = passes_above_cut(self.profile, options, batches.dataset_size)
         return Capabilities(
@@ -249,7 +250,7 @@ class _Role:
         per_batch = self.scenario.training.batch_size
         if not task.cut:
             return examples / per_batch * _inference_batch(self.profile)
-        options = self.slot.options(cut=task.cut)
+        options = self.slot.options(part=TrainablePart(task.cut))
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
         cut = self.profile.graph.cut_below(self.profile.graph.groups_above(task.cut) - 1)
@@ -266,7 +267,7 @@ class _Role:
         profile = self.profile
         # The first pass finds no features as yet.
         if self.slot.server_round:
-            options = self.slot.options(cut=task.cut)
+            options = self.slot.options(part=TrainablePart(task.cut))
             profile = lasting_costs(profile, options, batches.dataset_size)
         each = float(profile.forward_seconds[0]) if task.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
@@ -361,9 +362,11 @@ class _Role:
             budget=budget,
             epochs=epochs,
             options=slot.options(
-                closed_loop=False,
-                profile_seconds=profile_seconds,
-                planning_seconds=planning_seconds,
+                timing=Timing(
+                    closed_loop=False,
+                    profile_seconds=profile_seconds,
+                    planning_seconds=planning_seconds,
+                ),
             ),
             profile=profile,
             state_dir=self.state_directory,
@@ -400,7 +403,6 @@ class _Role:
             seed=self.slot.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
-            width=self.client.width,
             check_memory=partial(self.slot.check_memory, self.profile),
         )
 

@@ -15,7 +15,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.training import ForwardOptions, TrainerOptions
+from fl_elastic.training import ForwardOptions, Timing, TrainablePart, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.workload import (
@@ -102,18 +102,20 @@ class ClientSlot:
         """Return the model with the first weights of the run."""
         return scenario_model(self.scenario, self.data_root, self.seed)
 
-    def options(self, **others: Any) -> TrainerOptions:
-        """Return what the method says of training, with options that the method does not know."""
+    def options(
+        self, part: TrainablePart | None = None, timing: Timing | None = None
+    ) -> TrainerOptions:
+        """Return what the method says of training, of what the round leaves to train."""
+        part = part or TrainablePart()
         method = self.method
         return TrainerOptions(
             importance=method.importance,
-            exploration=method.exploration,
-            deep_every=method.deep_every,
-            returns=method.returns,
+            full_update_every=method.deep_every,
             proximal=method.proximal,
-            forward=self._forward(bool(others.get("cut"))),
+            forward=self._forward(bool(part.cut)),
             seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
-            **others,
+            part=part,
+            timing=timing or Timing(),
         )
 
     def _forward(self, cut: bool) -> ForwardOptions | None:
@@ -152,7 +154,7 @@ class ClientSlot:
         limits = [] if deadline is None else [deadline]
         if wanted > 1:
             limits.append(full_round_seconds / wanted)
-        share = client.uplink_share if POLICIES.make(method.policy).selects else None
+        share = client.uplink_share if POLICIES.make(method.policy).reduces_uplink else None
         written = CODECS.make(method.codec).share * model_bytes
         return Budget(
             deadline=min(limits, default=None),

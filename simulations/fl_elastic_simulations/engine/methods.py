@@ -15,8 +15,8 @@ from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.importance import IMPORTANCES
 from fl_elastic.planning import POLICIES
+from fl_elastic.planning.importance import IMPORTANCES
 from fl_elastic.registry import Factories, closest
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.peers import PEERS

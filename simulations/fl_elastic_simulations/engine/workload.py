@@ -214,5 +214,5 @@ def measure_profile(
         model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
     )
     policies = [method.policy for method in scenario.methods if method.peer is None]
-    modes = [mode for policy in policies for mode in POLICIES.make(policy).modes]
+    modes = [mode for policy in policies for mode in POLICIES.make(policy).needs.modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)

@@ -11,6 +11,7 @@ from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import CaredFor, NodeConfig, use_fastest_execution
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.losses import classification_loss
+from fl_elastic.training import Timing
 from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.scenario.scenario import Scenario
 
@@ -69,8 +70,10 @@ class ScenarioNode:
             # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
             # round costs by the measured profile, as in a simulation, whatever else the device does now.
             "options": slot.options(
-                clock="wall",
-                closed_loop=settings.deadline is not None or DEADLINE in self.config,
+                timing=Timing(
+                    clock="wall",
+                    closed_loop=settings.deadline is not None or DEADLINE in self.config,
+                ),
             ),
             "state_dir": settings.state_dir / method.name / str(slot.seed),
         }

@@ -217,7 +217,7 @@ def _meet(grid: Grid, wanted: int, seconds: float) -> None:
 
 def _method(scenario: Scenario, name: str) -> MethodSection:
     own = [method for method in scenario.methods if method.peer is None]
-    selecting = [method for method in own if POLICIES.make(method.policy).selects]
+    selecting = [method for method in own if POLICIES.make(method.policy).reduces_uplink]
     if not name:
         found = (selecting or own)[:1]
     else:

@@ -17,7 +17,7 @@ from torch import nn
 from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.untouched import chances_kept
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.registry import Factories
@@ -77,9 +77,6 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
         seconds where one is made.
-    width : float, optional
-        Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
-        allowed time if left out.
     """
 
     model: nn.Module
@@ -98,7 +95,6 @@ class LocalTask:
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
     choosing_seconds: float = 0.0
-    width: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):
@@ -191,7 +187,7 @@ class Peer(ABC):
             )
         task = replace(task, allowed_seconds=task.allowed_seconds - choosing)
         task.model.train()
-        with chances_kept():
+        with preserved_rng():
             torch.manual_seed(int(task_generator(task).integers(2**63)))
             result = self.local_training(task)
         return replace(

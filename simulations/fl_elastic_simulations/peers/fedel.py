@@ -12,9 +12,9 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic.importance import IMPORTANCES, Probe
-from fl_elastic.importance.base import Scores
 from fl_elastic.planning import Plan
+from fl_elastic.planning.importance import IMPORTANCES, Probe
+from fl_elastic.planning.importance.base import Scores
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.training.changes import changes

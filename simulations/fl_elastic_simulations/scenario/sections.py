@@ -158,9 +158,6 @@ class FleetSection:
         without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
     watts : float, optional
         What such a device draws while it trains, sends or receives: the report makes joules of it.
-    width : float, optional
-        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
-        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
@@ -175,7 +172,6 @@ class FleetSection:
     downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
     name: Text | None = None
     watts: Annotated[Number, Gt(0)] | None = None
-    width: Annotated[Number, Gt(0), Le(1)] | None = None
 
 
 def _check_cut(cut: str) -> None:
@@ -218,8 +214,8 @@ class MethodSection:
         Weight of FedProx's pull.
     plan : str
         Who chooses what is trained: each client (``local``), the ``server`` for all, or nobody (``none``).
-    deep_every, exploration, returns : int, float, float
-        As in `fl_elastic.training.TrainerOptions`.
+    deep_every : int
+        `full_update_every` of `fl_elastic.training.TrainerOptions`.
     inference_prefix : bool
         Whether the frozen prefix runs as inference.
     round_zero : str
@@ -254,8 +250,6 @@ class MethodSection:
     proximal: Annotated[Number, Ge(0)] = 0.0
     plan: Annotated[Text, known_among("plan", lambda: ("local", "server", "none"))] = "local"
     deep_every: Annotated[Whole, Ge(0)] = 4
-    exploration: Annotated[Number, Ge(0)] = 0.3
-    returns: Annotated[Number, Ge(0), Le(1)] = 0.5
     inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
     read: Text = "last"

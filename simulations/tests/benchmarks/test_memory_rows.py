@@ -10,9 +10,11 @@ from small_subject import small_subject
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
+from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.planning import Plan
-from fl_elastic.policies.joint import JointPolicy
-from fl_elastic.policies.plain import FullPolicy
+from fl_elastic.planning.lean_layers import LeanLayers
+from fl_elastic.planning.plain import FullPolicy
+from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks import memory
 from fl_elastic_simulations.benchmarks.memory import Subject, memory_row, peak_of_steps
@@ -59,8 +61,9 @@ def test_counting_leaves_the_model_as_it_was(small: Subject) -> None:
 
 def test_a_recomputed_block_is_counted_while_it_runs_again(small: Subject) -> None:
     block = next(b for b in small.profile.graph.blocks if b.module == "2")
-    plain = plan_of(small, lean=True)
-    again = plan_of(small, lean=True, recomputed=("2",))
+    lean = LeanLayers(everywhere=True)
+    plain = plan_of(small, transforms=(lean,))
+    again = plan_of(small, transforms=(lean, Recomputation(("2",))))
     stored, recomputed = (
         saved_bytes(small.model, plan, small.batches[0]) for plan in (plain, again)
     )
@@ -100,7 +103,7 @@ def test_a_row_holds_all_ways_and_what_was_predicted(small: Subject, peaks: list
     assert 0 < row["saved_bytes_lean"] <= row["saved_bytes_vanilla"] * (1 + 1 / 32)
     assert row["saved_bytes_vanilla"] <= row["saved_bytes_full"]
     assert [row[f"peak_bytes_{way}"] for way in ("full", "lean", "vanilla")] == [1000, 2000, 3000]
-    assert [plan.lean for plan in peaks] == [False, True, False]
+    assert [plan.transform(LeanLayers) is not None for plan in peaks] == [False, True, False]
     assert {mode.kind for plan in peaks for mode in plan.modes} <= {"full", "frozen"}
     json.dumps(row)
     table = memory.BENCHMARK.tables({"small | 1/3": row})["budgets"]

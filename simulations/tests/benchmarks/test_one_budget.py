@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import load_profile
-from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks import few_shots
 from fl_elastic_simulations.benchmarks.few_shots import few_shots_row, keep_few_shots_costs
 from fl_elastic_simulations.benchmarks.one_budget import (
@@ -61,7 +61,8 @@ def trained(name: str, model: nn.Module, **more: Any) -> Trained:
     method = METHODS[name]
     return train(
         method, model, classification_loss, sgd, images(),
-        passes=method.passes(PASSES), options=TrainerOptions(deep_every=0, clock="cpu"), **more,
+        passes=method.passes(PASSES),
+        options=TrainerOptions(full_update_every=0, timing=Timing(clock="cpu")), **more,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.named_models import build_model
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.streaming import EverySamples, SampleStore, StreamLearner, StreamOptions
-from fl_elastic.training import TrainerOptions
+from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic_simulations.data.datasets import load_dataset
@@ -54,7 +54,7 @@ def learner_of(folder: Path, number: int) -> StreamLearner:
         build_model("digits_cnn", (1, 8, 8), 10, 0), store, budget=Budget(), policy="full",
         optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=1e-3), seed=number,
         detector="none", trigger=EverySamples(40), state_dir=folder,
-        options=StreamOptions(steps=5, training=TrainerOptions(closed_loop=False)),
+        options=StreamOptions(steps=5, training=TrainerOptions(timing=Timing(closed_loop=False))),
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.importance import IMPORTANCES, Probe
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
+from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.update import Manifest

@@ -1,0 +1,3 @@
+"""Taking turns: the halves of a model are trained in alternate fits, and what rests drops nothing out."""
+
+policies = {"taking_turns": "policy"}

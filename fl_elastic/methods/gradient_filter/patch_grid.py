@@ -1,0 +1,169 @@
+"""The backward pass of a chain of filtered convolutions that never leaves the grid of patches.
+
+A filtered input gradient is constant on patches. Through a rectifier it stays known by its mean: a constant times
+a mask, averaged, is the constant times the open share of the patch. A frozen norm is a scale per channel, and a
+stride splits each cell into patches. So between the units of a chain no gradient is ever filled to full size,
+and of the rectifiers only the count of open units per patch is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fl_elastic.methods.gradient_filter.gradients import (
+    filtered_weight_gradient,
+    grid_input_gradient,
+    pooled_input,
+)
+from fl_elastic.methods.gradient_filter.patch_chain import PatchChain
+from fl_elastic.methods.gradient_filter.patches import CellGrid, patch_counts, patch_sums
+from fl_elastic.ops.activations import open_units
+from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.bits import Layout, gate, pack_bits
+from fl_elastic.ops.geometry import ConvGeometry, Pair
+
+__all__ = ["run_patch_chain"]
+
+
+def run_patch_chain(x: Tensor, chain: PatchChain) -> Tensor:
+    """Return the output of ``chain`` for ``x`` ``[N, C, H, W]``; its backward pass stays on the grid of patches.
+
+    It keeps the patch means of every trained convolution's input, the open units per patch of the inner
+    rectifiers (a byte each), and a bit per element of the last one. The gradient of ``x`` is handed on at full
+    size.
+
+    The gradients are those of `PatchChain.op_by_op`, with one exception: the gradient that a short cut brings
+    from behind a rectifier is not constant on patches, and where it meets another rectifier inside the chain it
+    is taken as if it were. Where the chain does not fit the size of ``x``, it runs op by op.
+    """
+    if x.dim() != 4 or not chain.fits((x.shape[2], x.shape[3])):
+        return chain.op_by_op(x)
+    return apply_function(_PatchChain, x, chain, *chain.parameters())
+
+
+class _PatchChain(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chain: PatchChain, *parameters: Tensor | None) -> Tensor:
+        needs = ctx.needs_input_grad
+        ctx.chain, ctx.sizes, ctx.layout = chain, [], None
+        ctx.lowest = _lowest_needed(needs)
+        inputs: list[Tensor | None] = []
+        sources = {unit.adds for unit in chain.units}
+        saved: list[Tensor | None] = []
+        for index, unit in enumerate(chain.units):
+            weight, bias = parameters[2 * index : 2 * index + 2]
+            assert weight is not None
+            pooled = pooled_input(x, unit.geometry, chain.patch) if needs[2 + 2 * index] else None
+            ctx.sizes.append((x.shape[2], x.shape[3]))
+            inputs.append(x if index in sources else None)
+            added = None if unit.adds is None else inputs[unit.adds]
+            x = unit.finish(unit.geometry.convolve(x, weight, bias), added)
+            mask = None
+            if unit.activation is not None and index >= ctx.lowest:
+                opened = open_units(x, capped=unit.is_capped)
+                if index < len(chain.units) - 1:
+                    mask = _open_counts(opened, chain.patch)
+                else:
+                    # Nothing is known of the gradient that arrives here, so the whole mask is needed.
+                    mask, ctx.layout = pack_bits(opened), Layout.of(opened)
+            saved += [weight, pooled, mask, unit.scale()]
+        if ctx.lowest < len(chain.units):
+            ctx.save_for_backward(*saved)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        chain, needs = ctx.chain, ctx.needs_input_grad
+        saved = ctx.saved_tensors
+        of_parameters: list[Tensor | None] = [None] * len(chain.parameters())
+        # Gradients of the units' inputs: constant on patches, and what short cuts bring from the end.
+        means: dict[int, Tensor] = {}
+        whole: dict[int, Tensor] = {}
+        last = len(chain.units) - 1
+        for index in reversed(range(ctx.lowest, last + 1)):
+            unit, geometry = chain.units[index], chain.units[index].geometry
+            weight, pooled, mask, scale = saved[4 * index : 4 * index + 4]
+            size = ctx.sizes[index]
+            counts = patch_counts(geometry.output_size(size), chain.patch, gradient)
+            arrived = gradient if index == last else whole.pop(index + 1, None)
+            on_patches = means.pop(index + 1, None)
+            if mask is not None and index == last:
+                arrived = gate(gradient, mask, ctx.layout)
+            elif mask is not None:
+                if arrived is not None:
+                    on_patches = _plus(on_patches, _sums(arrived, chain.patch) / counts)
+                    arrived = None
+                on_patches = None if on_patches is None else on_patches * (mask / counts)
+            if unit.adds is not None:
+                _add(whole, unit.adds, arrived)
+                _add(means, unit.adds, on_patches)
+            sums = None if on_patches is None else on_patches * counts
+            sums = sums if arrived is None else _plus(sums, _sums(arrived, chain.patch))
+            assert sums is not None
+            if scale is not None:
+                sums = sums * scale.view(-1, 1, 1)
+            if needs[2 + 2 * index]:
+                of_parameters[2 * index] = filtered_weight_gradient(
+                    sums, pooled, weight, geometry, size
+                )
+            if needs[3 + 2 * index]:
+                of_parameters[2 * index + 1] = sums.sum((0, 2, 3))
+            if index > ctx.lowest or needs[0]:
+                on_cells = grid_input_gradient(sums, weight, geometry, size, chain.patch)
+                _add(means, index, _on_patches(on_cells, geometry, size, chain.patch))
+        of_input = None
+        if needs[0]:
+            of_input = _plus(whole.get(0), _fill(means[0], ctx.sizes[0], chain.patch))
+        return of_input, None, *of_parameters
+
+
+def _lowest_needed(needs: tuple[bool, ...]) -> int:
+    """Index of the first unit whose output gradient is needed; the number of units if none is."""
+    if needs[0]:
+        return 0
+    return next(
+        (place // 2 for place, needed in enumerate(needs[2:]) if needed), len(needs) // 2 - 1
+    )
+
+
+def _open_counts(opened: Tensor, patch: int) -> Tensor:
+    """Open units per patch, as the smallest integers that hold them."""
+    counts = patch_sums(opened.view(torch.int8).float(), patch)
+    return counts.to(torch.uint8 if patch * patch < 256 else torch.int32)
+
+
+def _sums(gradient: Tensor, patch: int) -> Tensor:
+    if not gradient.is_contiguous():
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+    return patch_sums(gradient, patch)
+
+
+def _plus(one: Tensor | None, other: Tensor) -> Tensor:
+    return other if one is None else one + other
+
+
+def _add(gradients: dict[int, Tensor], index: int, more: Tensor | None) -> None:
+    if more is not None:
+        gradients[index] = _plus(gradients.get(index), more)
+
+
+def _on_patches(on_cells: Tensor, geometry: ConvGeometry, size: Pair, patch: int) -> Tensor:
+    """Values of cells as values of the patches of the unit before: a stride splits a cell into several."""
+    if geometry.stride == (1, 1):
+        return on_cells
+    rows, columns = (
+        torch.arange(-(-length // patch), device=on_cells.device) // stride
+        for length, stride in zip(size, geometry.stride, strict=True)
+    )
+    return on_cells.index_select(2, rows).index_select(3, columns)
+
+
+def _fill(means: Tensor, size: Pair, patch: int) -> Tensor:
+    """Patch values as a full map of ``size``."""
+    return CellGrid.of(ConvGeometry((1, 1)), size, patch).fill(means)

@@ -1,0 +1,94 @@
+"""Filtered gradients in the last convolutions, as published."""
+
+from __future__ import annotations
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.planning.channel_modes import has_operations
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.request import PlanRequest
+from fl_elastic.profiling import CostProfile
+
+__all__ = ["GradientFilterPolicy"]
+
+
+@POLICIES.register("gradient_filter")
+class GradientFilterPolicy(Policy):
+    """Train the head exactly and the last four convolutions with both gradients filtered over 2 x 2 patches.
+
+    The setting of Yang, Li and Marculescu (CVPR 2023) for classification. A convolution with kernel 1 and a stride
+    (a shortcut) is never filtered and stays frozen, as there; norms stay frozen, an assumption: the paper
+    keeps them in eval mode and does not say how many of them train. Nor is a convolution filtered that has no
+    filtered operation: one- or three-dimensional, transposed, used twice, with a computed weight, or padded with
+    anything but zeros. Layers are left out, deepest first, as long as the plan does not fit.
+
+    Parameters
+    ----------
+    layers : int
+        How many convolutions are filtered; the paper's 4 by default.
+    patch : int
+        Side of a patch, at least 2.
+    inputs : bool
+        Whether the gradient for a layer's input is filtered as well as that of its weight.
+
+    Raises
+    ------
+    PlanError
+        If there would be nothing to filter.
+    """
+
+    def __init__(self, layers: int = 4, patch: int = 2, *, inputs: bool = True) -> None:
+        if layers < 1:
+            raise PlanError(
+                f"policy 'gradient_filter' with {layers} layers filters nothing: give 1 or more"
+            )
+        if patch < 2:
+            raise PlanError(f"a patch of side {patch} filters nothing: give 2 or more")
+        self.layers = layers
+        self.mode = Mode.filtered(patch, inputs=inputs)
+        self.needs = Needs(modes=(self.mode,))
+
+    def refuse_misfit(self, profile: CostProfile) -> None:
+        """Raise PlanError for a model without a convolution that can be filtered."""
+        if not _filterable(profile):
+            graph = profile.graph
+            raise PlanError(
+                "policy 'gradient_filter' filters the last two-dimensional convolutions with a weight of their own "
+                "that are used once a step, and this model has none besides its "
+                f"head {graph.groups[graph.head].name!r}: use policy 'elastic'"
+            )
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan with as many of the last four convolutions as fit."""
+        graph = request.profile.graph
+        candidates = _filterable(request.profile)[: self.layers]
+        while True:
+            modes = [Mode.FROZEN] * len(graph.groups)
+            modes[graph.head] = Mode.FULL
+            for index in candidates:
+                modes[index] = self.mode
+            if not candidates or request.fits_modes(modes):
+                return request.plan("gradient_filter", modes)
+            candidates.pop()
+
+
+def _filterable(profile: CostProfile) -> list[int]:
+    """Return the convolutions that the paper would filter and that can be, in backward order."""
+    graph = profile.graph
+    return [
+        index
+        for index, group in enumerate(graph.groups)
+        if group.kind is GroupKind.CONV and index != graph.head
+        if has_operations(profile, index) and not _is_shortcut(graph, index)
+    ]
+
+
+def _is_shortcut(graph: BackwardGraph, index: int) -> bool:
+    """Whether a 1 x 1 convolution makes its map smaller."""
+    node = graph.nodes[graph.group_nodes()[index][-1]]
+    shapes = graph.groups[index].shapes
+    pointwise = any(len(shape) == 4 and shape[2:] == (1, 1) for shape in shapes)
+    given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    return pointwise and len(given) == 4 and len(node.shape) == 4 and given[2] > node.shape[2]

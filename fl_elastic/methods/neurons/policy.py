@@ -1,0 +1,240 @@
+"""Freeze the neurons whose outputs have stopped changing: NEq-style, and what its relatives share with it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import Mode
+from fl_elastic.methods.neurons.layers import NeuronLayers
+from fl_elastic.methods.neurons.motion import Motion, Values
+from fl_elastic.methods.neurons.outputs import (
+    change_of,
+    has_neurons,
+    kept_inputs,
+    neuron_outputs,
+    with_kept,
+)
+from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
+from fl_elastic.planning.importance.base import Probe
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import POLICIES, Needs, Policy
+from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
+from fl_elastic.profiling import CostProfile
+
+__all__ = ["NeqPolicy", "NeuronPolicy"]
+
+_INPUT, _OUTPUT = "input/", "output/"
+_WIDTH, _LEAST_WIDTH = 64, 4
+
+
+class NeuronPolicy(Policy):
+    """Base of the policies that follow how fast the outputs of neurons change from fit to fit.
+
+    Before each fit the model runs on a few inputs, the same ones every time, and each neuron's outputs are compared
+    with those before the fit before. What is kept for that, inputs and sketched outputs, stays on the device within
+    ``memory_bytes``: it tells about the data as the data themselves do.
+
+    Parameters
+    ----------
+    mu : float
+        Weight of the velocity before, in [0, 0.5].
+    examples : int
+        Inputs to compare on; the papers say that a few, even one, do about as well as hundreds.
+    memory_bytes : int
+        What inputs and outputs may take; the fewer, the rougher the sketch, and the fewer the inputs.
+
+    Raises
+    ------
+    PlanError
+        If one of them is out of range.
+    """
+
+    name: ClassVar[str]
+    basis = "velocity of neurons"
+    needs = Needs(modes=tuple(Mode.channels(ratio, "neuron") for ratio in (1 / 2, 1 / 4, 1 / 8)))
+
+    def __init__(
+        self,
+        mu: float = 0.5,
+        examples: int = 16,
+        memory_bytes: int = 8 << 20,
+    ) -> None:
+        if not 0 <= mu <= 0.5:
+            raise PlanError(f"mu {mu} must be in [0, 0.5]: velocities would grow without end")
+        if examples < 1 or memory_bytes < 1:
+            raise PlanError(
+                f"examples {examples} and memory_bytes {memory_bytes} must be at least 1"
+            )
+        self.mu = mu
+        self.examples, self.memory_bytes = examples, memory_bytes
+
+    def refuse_misfit(self, profile: CostProfile) -> None:
+        """Raise PlanError for a model without a layer of neurons besides its head."""
+        if not self.layers(profile):
+            raise PlanError(
+                f"policy {self.name!r} chooses among the neurons of convolutions, linear layers and norms, and "
+                "this model has none besides its head: use policy 'elastic'"
+            )
+
+    def layers(self, profile: CostProfile) -> dict[int, NeuronLayer]:
+        """Return the layers among whose neurons it chooses, by group index."""
+        return neuron_layers(profile)
+
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
+        """Compare the model with the one before the last fit.
+
+        The same model twice, as when a round is repeated, is no observation.
+
+        Raises
+        ------
+        PlanError
+            If ``memory_bytes`` do not hold the roughest sketch.
+        """
+        memory, seed = memory.of(self.name), int(probe.generator.integers(2**31))
+        memory = replace(memory, facts={**memory.facts, "seed": seed})
+        kept = _under(memory.arrays, _INPUT)
+        inputs = with_kept(probe.batches[0], kept) if kept else None
+        if inputs is None:
+            memory = PolicyMemory(self.name, {"seed": seed})
+            kept = kept_inputs(probe.batches[0], self.examples, self.memory_bytes // 2)
+            inputs = with_kept(probe.batches[0], kept)
+        modules = dict(probe.model.named_modules())
+        names = [each.name for each in self.layers(profile).values()]
+        names = [name for name in names if name in modules and has_neurons(modules[name])]
+        width = int(memory.facts.get("width", _WIDTH))
+        now = neuron_outputs(probe.model, names, inputs, width)
+        used = sum(array.nbytes for array in kept.values())
+        while used + sum(array.nbytes for array in now.values()) > self.memory_bytes:
+            if width <= _LEAST_WIDTH:
+                raise PlanError(
+                    f"policy {self.name!r} keeps {used + sum(a.nbytes for a in now.values())} bytes of outputs at "
+                    f"the least, memory_bytes is {self.memory_bytes}: raise it, or take fewer examples"
+                )
+            width //= 2
+            now = neuron_outputs(probe.model, names, inputs, width)
+        before = _under(memory.arrays, _OUTPUT)
+        motion = Motion.at_rest(sum(array.shape[1] for array in now.values()))
+        if {n: a.shape for n, a in before.items()} == {n: a.shape for n, a in now.items()}:
+            change = change_of(before, now)
+            if not change.any():
+                return memory
+            motion = _motion(memory).after(change, self.mu)
+        arrays = {f"{_INPUT}{place}": array for place, array in kept.items()}
+        arrays |= {f"{_OUTPUT}{name}": array for name, array in now.items()}
+        arrays |= {n: getattr(motion, n) for n in ("change", "gain", "velocity")}
+        facts = {**memory.facts, "width": width, "count": motion.count}
+        return PolicyMemory(self.name, facts, arrays)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan of the neurons that are not at rest."""
+        layers = self.layers(request.profile)
+        chosen = self.choose(request, layers)
+        modes = self.modes_for(request, chosen)
+        names = request.profile.group_names
+        channels = {
+            names[group]: tuple(np.flatnonzero(rows).tolist())
+            for group, rows in chosen.items()
+            if modes[group].kind == "channels"
+        }
+        plan = request.plan(self.name, modes)
+        return plan.having(NeuronLayers(everywhere=plan.lean, channels=channels))
+
+    def modes_for(self, request: PlanRequest, chosen: Mapping[int, Chosen]) -> list[Mode]:
+        """Return the modes of all groups: what is no layer of neurons always trains."""
+        return modes_of(len(request.profile), chosen, request.reachable)
+
+    @abstractmethod
+    def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
+        """Return the neurons that train, by group index; a layer that was not observed trains whole."""
+
+    def by_chance(
+        self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
+    ) -> dict[int, Values]:
+        """Return scores above 0 in random order, the same ones in all plans of a fit."""
+        seed = request.memory.of(self.name).facts.get("seed")
+        generator = request.generator if seed is None else np.random.default_rng(int(seed))
+        order = generator.permutation(sum(layer.neurons for layer in layers.values())) + 1.0
+        ends = np.cumsum([layer.neurons for layer in layers.values()])[:-1]
+        return dict(zip(layers, np.split(order, ends), strict=True)) if layers else {}
+
+    def speeds(
+        self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
+    ) -> dict[int, Values] | None:
+        """Return the absolute velocity of each neuron by group index; None while there is none.
+
+        Layers that were not observed are left out.
+        """
+        memory = request.memory.of(self.name)
+        motion = _motion(memory)
+        if not motion.known:
+            return None
+        sizes = _sizes(memory)
+        ends = np.cumsum(list(sizes.values()))[:-1]
+        velocities = dict(zip(sizes, np.split(np.abs(motion.velocity), ends), strict=True))
+        return {
+            group: velocities[layer.name]
+            for group, layer in layers.items()
+            if len(velocities.get(layer.name, ())) == layer.neurons
+        }
+
+
+@POLICIES.register("neq")
+class NeqPolicy(NeuronPolicy):
+    """Train the neurons that are not at equilibrium, and whatever has no neurons: NEq-style.
+
+    A neuron whose velocity is below ``eps`` is frozen for the next fit, and may leave equilibrium again (Bragagnolo
+    et al., NeurIPS 2022). There is no budget in the method: a step that takes longer than is allowed is answered by
+    fewer steps. The first two fits train everything, as there is no velocity yet.
+    Unlike the published code, which computes every gradient and erases some, gradients of frozen neurons are not
+    computed, nothing runs backward below the deepest neuron that trains, and a norm of which all is frozen keeps
+    its running statistics.
+
+    Parameters
+    ----------
+    eps : float
+        Speed below which a neuron is at equilibrium.
+    **more : Any
+        See `NeuronPolicy`.
+    """
+
+    name: ClassVar[str] = "neq"
+    needs_coverage = False
+    reduces_uplink = False
+
+    def __init__(self, eps: float = 1e-3, **more: Any) -> None:
+        super().__init__(**more)
+        if not eps >= 0:
+            raise PlanError(f"eps {eps} must not be negative")
+        self.eps = eps
+
+    def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
+        """Return the neurons whose speed is at least ``eps``."""
+        speeds = self.speeds(request, layers)
+        return {} if speeds is None else {g: speed >= self.eps for g, speed in speeds.items()}
+
+
+def _motion(memory: PolicyMemory) -> Motion:
+    """Return what was observed so far; at rest where the memory does not hold it in full."""
+    arrays = [memory.arrays.get(name) for name in ("change", "gain", "velocity")]
+    neurons = sum(_sizes(memory).values())
+    found = [np.asarray(a, np.float64) for a in arrays if a is not None and a.shape == (neurons,)]
+    if len(found) < 3 or not all(np.isfinite(array).all() for array in found):
+        return Motion.at_rest(neurons)
+    return Motion(int(memory.facts["count"]), *found)
+
+
+def _sizes(memory: PolicyMemory) -> dict[str, int]:
+    """Return how many neurons each observed layer has, in the order of what is kept of them."""
+    return {name: array.shape[1] for name, array in _under(memory.arrays, _OUTPUT).items()}
+
+
+def _under(arrays: Mapping[str, NDArray[Any]], prefix: str) -> dict[str, NDArray[Any]]:
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -1,0 +1,10 @@
+"""TinyTrain (Kwon et al., ICML 2024): layers by Fisher potential, then their best channels."""
+
+policies = {
+    "tinytrain": "policy",
+    "tinytrain_in": "policy",
+    "tinytrain_knapsack": "policy",
+    "tinytrain_learned": "policy",
+    "tinytrain_no_depthwise": "policy",
+    "tinytrain_random": "policy",
+}

@@ -1,0 +1,111 @@
+"""Blocks of a transformer that hand tokens on, and what a step costs that goes on with fewer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode
+from fl_elastic.profiling.profile import CostProfile, Seconds
+
+__all__ = ["TokenBlock", "fewer_tokens_profile", "is_attention", "token_blocks"]
+
+
+@dataclass(frozen=True)
+class TokenBlock:
+    """A module whose output, a sequence of tokens, is all that the rest of the model sees.
+
+    Attributes
+    ----------
+    module : str
+        Its name.
+    node : int
+        Index of the node that made its output.
+    groups_above : int
+        How many groups lie between its output and the loss: exactly the first ones in backward order.
+    tokens, width : int
+        Tokens of an example and numbers of a token.
+    """
+
+    module: str
+    node: int
+    groups_above: int
+    tokens: int
+    width: int
+
+
+def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
+    """Return the blocks in the order of the forward pass; empty for a model that is no chain of them.
+
+    A block's output is of shape (N, T, D) and all that the rest of the model sees, and between it and the next
+    deeper such place of the graph one operation attends from all T tokens to all T.
+    """
+    deepest = [nodes[-1] for nodes in graph.group_nodes()]
+    places = {block.output_node: block.module for block in reversed(graph.blocks)}
+    places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
+    # What ends where a whole chain does is named for itself.
+    exact = {(block.output_node, block.input_node): block.module for block in graph.blocks}
+    ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
+    found: list[TokenBlock] = []
+    for node, end in pairwise(ends):
+        shape = graph.nodes[node].shape
+        if node not in places or len(shape) != 3:
+            continue
+        attending = [each for each in graph.nodes[node:end] if is_attention(each, shape[1])]
+        alike = not found or (found[0].tokens, found[0].width) == shape[1:]
+        if len(attending) == 1 and alike:
+            above = sum(each < node for each in deepest)
+            name = exact.get((node, end), places[node])
+            found.append(TokenBlock(name, node, above, *shape[1:]))
+    return tuple(reversed(found))
+
+
+def is_attention(node: BackwardNode, tokens: int) -> bool:
+    """Whether an operation weighs all tokens for each of them: a fused attention, or the softmax of one."""
+    if len(node.shape) != 4:
+        return False
+    fused = node.name.startswith("ScaledDotProduct") and node.shape[2] == tokens
+    softmax = node.name.startswith(("Softmax", "SafeSoftmax"))
+    return fused or (softmax and node.shape[2:] == (tokens, tokens))
+
+
+def fewer_tokens_profile(
+    profile: CostProfile, drops: Sequence[tuple[TokenBlock, int]]
+) -> CostProfile:
+    """Return the cost profile of the model whose blocks hand on fewer tokens.
+
+    What works on tokens costs its share of them, attention the square of that. The forward pass is spread over the
+    nodes as the backward pass is. Finding out which tokens stay is not counted: it is a row of one attention.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of all tokens.
+    drops : sequence of (TokenBlock, int)
+        Blocks of its graph, in the order of the forward pass, and how many tokens go on behind each.
+    """
+    nodes: Seconds = np.ones(len(profile.graph.nodes))
+    for block, count in drops:
+        share = count / block.tokens
+        batch, tokens, _ = profile.graph.nodes[block.node].shape
+        for index, node in enumerate(profile.graph.nodes[: block.node]):
+            shape = node.shape
+            if is_attention(node, tokens):
+                nodes[index] = share**2
+            elif tokens in shape[1:] or shape[:1] == (batch * tokens,):
+                nodes[index] = share
+    backward = profile.node_update_seconds + profile.node_path_seconds
+    running = float(backward.sum())
+    ratio = float(profile.forward_seconds[-1]) / running if running else 0.0
+    saved = ratio * float((backward * (1 - nodes)).sum())
+    return replace(
+        profile,
+        node_update_seconds=profile.node_update_seconds * nodes,
+        node_path_seconds=profile.node_path_seconds * nodes,
+        forward_seconds=np.maximum(profile.forward_seconds - saved, 0.05 * profile.forward_seconds),
+        node_saved_bytes=profile.node_saved_bytes * nodes,
+        saved=None if profile.saved is None else profile.saved.scaled(nodes, nodes),
+    )

@@ -1,0 +1,192 @@
+"""Kept tokens: behind which blocks of a transformer a step goes on with a share of its tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+from torch import nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.step_transform import StepCase, StepTransform
+
+__all__ = ["KeptTokens", "cosine_share", "kept_count", "on_kept_tokens"]
+
+
+@dataclass(frozen=True)
+class KeptTokens(StepTransform):
+    """Where tokens are left out, and how many stay.
+
+    Which ones stay is found anew for each example: those that its class tokens attend to most in that block, by the
+    mean over its heads. Behind a block that is frozen the same ones stay whenever the example comes back.
+
+    Attributes
+    ----------
+    drops : tuple of (str, float)
+        Blocks, in the order of the forward pass, each with the share of its tokens that goes on, in (0, 1].
+    classes : int
+        How many tokens, the first ones, the model answers from: they always stay, and do not count for the share.
+
+    Raises
+    ------
+    PlanError
+        If a share is impossible.
+    """
+
+    drops: tuple[tuple[str, float], ...]
+    classes: int = 1
+    runs_part: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for module, share in self.drops:
+            if not 0 < share <= 1:
+                raise PlanError(
+                    f"share {share} of tokens behind {module!r} must be above 0 and at most 1"
+                )
+        if self.classes < 1:
+            raise PlanError(
+                f"{self.classes} class tokens: tokens are left out by the attention of at least 1"
+            )
+
+    def counts(self, tokens: int) -> tuple[int, ...]:
+        """Return how many tokens, class tokens among them, there are behind each of the blocks.
+
+        Examples
+        --------
+        >>> KeptTokens((("blocks.3", 0.9), ("blocks.6", 0.9), ("blocks.9", 0.9))).counts(197)
+        (178, 161, 145)
+        """
+        counts = []
+        for _, share in self.drops:
+            tokens = self.classes + kept_count(tokens - self.classes, share)
+            counts.append(tokens)
+        return tuple(counts)
+
+    def case(self, case: StepCase) -> StepCase:
+        """Return the case of fewer tokens behind some of the profile's blocks."""
+        # Only who prices a plan loads how.
+        from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
+
+        places = {block.module: block for block in token_blocks(case.profile.graph)}
+        drops = [places[module] for module, _ in self.drops]
+        counts = self.counts(drops[0].tokens)
+        pairs = list(zip(drops, counts, strict=True))
+        return replace(case, profile=fewer_tokens_profile(case.profile, pairs))
+
+    @contextmanager
+    def applied(self, model: nn.Module, plan: Plan) -> Iterator[None]:
+        """Let the model go on with the kept tokens inside the block.
+
+        All that is frozen runs in eval mode, for what a block attends to must not change by chance.
+        """
+        # Only who applies a plan loads how.
+        from fl_elastic.training.frozen import held_in_eval
+
+        trained = set(plan.trained_parameters)
+        with held_in_eval(model, _frozen_modules(model, trained)), self.dropping(model):
+            yield
+
+    @contextmanager
+    def dropping(self, model: nn.Module) -> Iterator[None]:
+        """Let the model go on with the kept tokens inside the block, in whatever mode."""
+        from fl_elastic.methods.tokens.dropping import dropping
+
+        with ExitStack() as stack:
+            for module, share in self.drops:
+                choose = partial(kept_count, share=share)
+                stack.enter_context(dropping(model, module, self.classes, choose))
+            yield
+
+    def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
+        """Return behind which of the modules which share of the tokens goes on."""
+        return tuple(
+            f"{module}:{share}"
+            for module, share in self.drops
+            if below is None
+            or any(module == name or module.startswith(f"{name}.") for name in below)
+        )
+
+
+@contextmanager
+def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Let ``model`` go on with the tokens that ``plan`` keeps inside the block; with all, if it leaves none out.
+
+    What a model was trained on is what it answers from: evaluate it inside as well, or it sees more tokens than in
+    training, which takes longer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fl_elastic.budget import Budget
+    >>> from fl_elastic.training import evaluate, plan_for
+    >>> model = nn.Linear(2, 2)
+    >>> data = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))]
+    >>> plan = plan_for(model, nn.functional.cross_entropy, data, budget=Budget(), policy="full")
+    >>> with on_kept_tokens(model, plan):
+    ...     evaluate(model, nn.functional.cross_entropy, data).num_examples
+    4
+    """
+    kept = plan.transform(KeptTokens)
+    if kept is None:
+        yield
+        return
+    with kept.dropping(model):
+        yield
+
+
+def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
+    """Return the outermost modules that hold parameters, of which none is trained."""
+    frozen: list[nn.Module] = []
+    inside: set[nn.Module] = set()
+    for prefix, module in model.named_modules():
+        own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+        if own and module not in inside and trained.isdisjoint(own):
+            frozen.append(module)
+            inside.update(module.modules())
+    return frozen
+
+
+def kept_count(tokens: int, share: float) -> int:
+    """Return how many of some tokens stay: the share, rounded up.
+
+    Examples
+    --------
+    >>> [kept_count(tokens, 0.9) for tokens in (196, 177, 160)]
+    [177, 160, 144]
+    """
+    # A product that is whole but for its rounding is not one more.
+    return min(tokens, max(1, math.ceil(tokens * share - 1e-9)))
+
+
+def cosine_share(
+    progress: float, share: float, begin: float = 10 / 300, end: float = 110 / 300
+) -> float:
+    """Return the share of tokens that stays at a point of the training: 1 at first, falling by a half cosine.
+
+    The published schedule of Tri-Level E-ViT (Kong et al., AAAI 2023): 300 epochs, from the 10th to the 110th.
+
+    Parameters
+    ----------
+    progress : float
+        Share of the training that is over.
+    share : float
+        Where it ends.
+    begin, end : float
+        Share of the training at which it begins to fall, and has fallen.
+
+    Examples
+    --------
+    >>> [round(cosine_share(epoch / 300, 0.9), 3) for epoch in (0, 10, 60, 110, 300)]
+    [1.0, 1.0, 0.95, 0.9, 0.9]
+    """
+    if not 0 <= begin < end:
+        raise PlanError(
+            f"tokens are left out from {begin} to {end} of the training: end must come later"
+        )
+    passed = min(max((progress - begin) / (end - begin), 0.0), 1.0)
+    return share + (1 - share) * (1 + math.cos(math.pi * passed)) / 2

@@ -1,0 +1,189 @@
+"""What policies have in common that go on with some of a transformer's tokens, and whether they may."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.examples import take_examples
+from fl_elastic.groups.forward import compute_loss, split_batch
+from fl_elastic.groups.untouched import repeated_rng, untouched
+from fl_elastic.methods.tokens.blocks import TokenBlock, token_blocks
+from fl_elastic.methods.tokens.dropping import dropping, handing_on
+from fl_elastic.methods.tokens.kept import KeptTokens
+from fl_elastic.planning.importance.base import Probe
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy import Policy
+from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PlanRequest
+from fl_elastic.profiling import CostProfile
+
+__all__ = ["TokenPolicy", "classes_of", "with_tokens"]
+
+# A class token, and one more for distillation.
+_MOST_CLASSES = 2
+_FEW = 2
+_TOLERANCE = 1e-3
+
+
+class TokenPolicy(Policy):
+    """A policy for chains of transformer blocks whose answer comes from class tokens."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
+        """Return the first block behind which the policy may ever leave tokens out."""
+
+    def refuse_misfit(self, profile: CostProfile) -> None:
+        """Raise PlanError for a model that is no chain of at least two blocks."""
+        found = len(token_blocks(profile.graph))
+        if found < 2:
+            raise PlanError(
+                f"policy {self.name!r} leaves tokens of a transformer out, and {found} of its blocks were found: "
+                "modules that hand one sequence of tokens on, of shape (N, tokens, width), with one attention over "
+                "all tokens in each, and no part of the model held back from training; use policy 'elastic'"
+            )
+
+    def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
+        """Find out, by running it, from how many tokens the model answers.
+
+        Raises
+        ------
+        PlanError
+            If the model may not go on with some of its tokens.
+        """
+        blocks = token_blocks(profile.graph)
+        classes = _class_tokens(
+            probe.model, probe.loss_fn, probe.batches[0], blocks, self.first_drop(blocks)
+        )
+        facts = memory.of(self.name).facts
+        return PolicyMemory(self.name, {**facts, "classes": classes})
+
+
+def classes_of(request: PlanRequest, policy: str) -> int:
+    """Return from how many tokens the model answers, as `TokenPolicy.observe` found out."""
+    return int(request.memory.of(policy).facts.get("classes", 1))
+
+
+def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
+    """Return a plan that was made at the price of fewer tokens, with full and cheapest steps on all of them."""
+    return replace(
+        plan,
+        full_step_seconds=request.profile.full_step_seconds,
+        floor_step_seconds=request.profile.floor_step_seconds,
+    ).having(kept)
+
+
+def _class_tokens(
+    model: nn.Module, loss_fn: LossFn, batch: Batch, blocks: Sequence[TokenBlock], first: TokenBlock
+) -> int:
+    """Return from how many tokens, the first ones, the model answers; it is left as it was.
+
+    Parameters
+    ----------
+    model : nn.Module
+        A chain of ``blocks``.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``.
+    batch : batch
+        Two of its examples are taken.
+    blocks : sequence of TokenBlock
+        All of them, see `token_blocks`.
+    first : TokenBlock
+        The first of them behind which tokens may be left out.
+
+    Raises
+    ------
+    PlanError
+        If it answers from all of them, or what lies above ``first`` sees in which places tokens stand, or does not
+        work on fewer of them.
+    """
+    inputs, targets = take_examples(split_batch(batch), slice(_FEW))
+    few, last = (inputs, targets), blocks[-1].module
+    with untouched(model), repeated_rng(model), torch.no_grad():
+        model.eval()
+        classes = next(
+            (n for n in range(1, _MOST_CLASSES + 1) if _reads_only(model, loss_fn, few, last, n)),
+            None,
+        )
+        if classes is None:
+            raise PlanError(
+                "the model answers from all tokens behind its last block, as by their mean: tokens are left out "
+                "where it answers from a class token, the first one; use policy 'elastic'"
+            )
+        order = _mixed(first.tokens, classes)
+        with _put_out(model, last, lambda tokens: tokens) as plain:
+            compute_loss(model, loss_fn, few)
+        with (
+            _put_out(model, last, lambda tokens: tokens) as mixed,
+            _put_out(model, first.module, lambda tokens: tokens[:, order]),
+        ):
+            compute_loss(model, loss_fn, few)
+        if not _alike(plain[0][:, order], mixed[0]):
+            raise PlanError(
+                f"what lies above {first.module!r} sees in which places the tokens stand, as with biases of their "
+                "distance: tokens are left out where places are told once, before the first block; use policy "
+                "'elastic'"
+            )
+        try:
+            with dropping(model, first.module, classes, lambda count: max(1, count // 2)):
+                compute_loss(model, loss_fn, few)
+        except PlanError:
+            raise
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise PlanError(
+                f"what lies above {first.module!r} does not work on fewer tokens: {reason}; use policy 'elastic'"
+            ) from error
+    return classes
+
+
+def _reads_only(model: nn.Module, loss_fn: LossFn, batch: Batch, last: str, classes: int) -> bool:
+    """Whether the loss is the same whatever stands in the other tokens behind the last block."""
+
+    def lost(tokens: Tensor) -> Tensor:
+        left = torch.full_like(tokens, torch.nan)
+        left[:, :classes] = tokens[:, :classes]
+        return left
+
+    with _put_out(model, last, lost):
+        return bool(compute_loss(model, loss_fn, batch).isfinite())
+
+
+@contextmanager
+def _put_out(
+    model: nn.Module, module: str, change: Callable[[Tensor], Tensor]
+) -> Iterator[list[Tensor]]:
+    """Change what a module puts out inside the block, and note it as it was."""
+    noted: list[Tensor] = []
+
+    def changed(run: Callable[[], Tensor]) -> Tensor:
+        tokens = run()
+        noted.append(tokens)
+        return change(tokens)
+
+    with handing_on(model, module, changed):
+        yield noted
+
+
+def _mixed(tokens: int, classes: int) -> list[int]:
+    """Return places in random order, the same each time; class tokens stay in theirs."""
+    others = torch.randperm(tokens - classes, generator=torch.Generator().manual_seed(0)) + classes
+    return [*range(classes), *others.tolist()]
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    # Numbers of few bits are rounded in each layer.
+    tolerance = max(_TOLERANCE, 4 * torch.finfo(one.dtype).eps)
+    return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-6))

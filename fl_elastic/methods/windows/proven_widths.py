@@ -1,0 +1,116 @@
+"""Whether a model works on windows of its inner widths: what the graph does not show is found out by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import PlanError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.graph import Width
+from fl_elastic.groups.untouched import repeated_rng, untouched
+from fl_elastic.methods.windows.windowed import spans_of, windowed
+
+__all__ = ["prove_widths", "proven_widths"]
+
+Kept = Mapping[Width, tuple[int, int]]
+_PROVEN: WeakKeyDictionary[nn.Module, set[Width]] = WeakKeyDictionary()
+
+
+def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tuple[Width, ...]:
+    """Return the widths whose windows give what the whole model gives if their other channels are zero.
+
+    The graph does not show constants, nor what is done with tensors that are cut off from it, nor numbers of heads
+    that a model has written into its code. A width that works is not tried again on the same model.
+
+    Parameters
+    ----------
+    model : nn.Module
+        It is left as it was.
+    widths : sequence of Width
+        Of its graph.
+    batch : batch
+        On whose inputs it is run.
+    """
+    proven = _PROVEN.setdefault(model, set())
+    left = [width for width in widths if width not in proven]
+    if left:
+        inputs = split_batch(batch)[0]
+        with untouched(model), repeated_rng(model), torch.no_grad():
+            model.eval()
+            if not _alike(model, left, inputs):
+                left = [width for width in left if _alike(model, [width], inputs)]
+                # What works alone need not work together.
+                left = left if _alike(model, left, inputs) else []
+            proven.update(left)
+    return tuple(width for width in widths if width in proven)
+
+
+def prove_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> None:
+    """Try widths as `proven_widths` does.
+
+    Raises
+    ------
+    PlanError
+        If windows of one of them give something else, or cannot be run.
+    """
+    found = set(proven_widths(model, widths, batch))
+    wrong = [width.name for width in widths if width not in found]
+    if wrong:
+        raise PlanError(
+            f"windows of {', '.join(wrong)} change more than leaving their other channels out does: the model also "
+            "uses these channels in a way that its graph does not show, such as with a constant of their number; "
+            "use policy 'elastic'"
+        )
+
+
+def _alike(model: nn.Module, widths: list[Width], inputs: Any) -> bool:
+    kept = {width: (width.size // 4, max(width.size // 2, 1)) for width in widths}
+    with _masked(model, kept):
+        whole = call_model(model, inputs)
+    try:
+        with windowed(model, kept, scaled=False):
+            part = call_model(model, inputs)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return _same(whole, part)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        if not isinstance(other, Tensor) or one.shape != other.shape:
+            return False
+        # Numbers of few bits are rounded in each layer.
+        rounding = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
+        atol = max(1e-4, 4 * rounding) * float(one.abs().max()) + 1e-6
+        return torch.allclose(one, other, rtol=max(1e-3, 4 * rounding), atol=atol)
+    if isinstance(one, Mapping):
+        return all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (tuple, list)):
+        return all(_same(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+    return True
+
+
+@contextmanager
+def _masked(model: nn.Module, kept: Kept) -> Iterator[None]:
+    """Set channels outside of the windows to zero wherever a layer takes them in."""
+    spans = spans_of(model, kept)
+    with ExitStack() as stack:
+        for width in kept:
+            for reader in width.readers:
+                module, span = model.get_submodule(reader.module), spans[reader.module][1]
+                weight: Any = module.weight
+                mask = torch.zeros(weight.shape[1], device=weight.device, dtype=weight.dtype)
+                for first, count in span.pieces(len(mask)):
+                    mask[first : first + count] = 1
+                if not isinstance(module, nn.Linear):
+                    mask = mask.reshape(-1, *[1] * (weight.dim() - 2))
+                hook = module.register_forward_pre_hook(lambda _, given, mask=mask: given[0] * mask)
+                stack.callback(hook.remove)
+        yield

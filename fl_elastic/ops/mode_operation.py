@@ -1,0 +1,39 @@
+"""The interface of operations that a method brings for a kind of mode, and their registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fl_elastic.groups.mode import Mode
+from fl_elastic.registry import Factories
+
+if TYPE_CHECKING:
+    from fl_elastic.ops.geometry import ConvGeometry
+    from fl_elastic.ops.lean_forward import LeanForward
+
+__all__ = ["OPERATIONS", "ModeOperation"]
+
+
+class ModeOperation(ABC):
+    """How two-dimensional convolutions are trained in modes of one kind."""
+
+    @abstractmethod
+    def forward(self, module: nn.Conv2d, geometry: ConvGeometry, mode: Mode) -> LeanForward:
+        """Return the forward of a convolution that is trained in ``mode``."""
+
+    @abstractmethod
+    def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:
+        """Return how many numbers it keeps of an input of shape ``given``."""
+
+    def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
+        """Return a forward that runs several layers of ``module`` as one operation; None where it has none."""
+        del module, modes
+        return None
+
+
+OPERATIONS: Factories[ModeOperation] = Factories("operation", listed_as="operations")
+"""Operations by the kind of mode that they are for."""

@@ -1,0 +1,91 @@
+"""The interface of importance scores, and their registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.groups import Batch, LossFn, TensorGroup
+from fl_elastic.registry import Factories
+
+__all__ = ["IMPORTANCES", "Importance", "Probe", "Scores"]
+
+Scores = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a score may look at; it must leave all of it as it was.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The model at its current weights.
+    loss_fn : callable
+        ``loss_fn(outputs, targets)``.
+    groups : sequence of TensorGroup
+        In backward order.
+    batches : sequence of batch
+        Independent batches, as many as the score's ``batches_needed``.
+    shadow_optimizer : callable
+        ``shadow_optimizer(parameters)`` returns a copy of the real optimiser, with its state, that
+        drives other tensors of the same shapes.
+    generator : numpy.random.Generator
+        The only source of randomness.
+    found : dict
+        Channel scores that were taken on it, by their class: groups and their channels may go by one pass.
+    """
+
+    model: nn.Module
+    loss_fn: LossFn
+    groups: Sequence[TensorGroup]
+    batches: Sequence[Batch]
+    shadow_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    generator: np.random.Generator
+    found: dict[type, Any] = field(default_factory=dict, compare=False)
+
+
+class Importance(ABC):
+    """Scores tensor groups: the expected loss decrease, or a stand-in for it, if a group is trained.
+
+    Attributes
+    ----------
+    batches_needed : int
+        Batches that a probe takes.
+    read_from_steps : bool
+        Whether consecutive training steps give the same score, see `fl_elastic.training.step_importance`.
+    by_example : bool
+        Whether a probe passes each example through the model for itself.
+    """
+
+    batches_needed: int = 0
+    read_from_steps: bool = False
+    by_example: bool = False
+
+    @abstractmethod
+    def score(self, probe: Probe) -> Scores:
+        """Return one finite number per group, larger meaning more worth; shape (N,)."""
+
+
+_OWN = {
+    "elastic": "elastic",
+    "elastic_same_batch": "elastic",
+    "fisher": "fisher",
+    "gradient_norm": "simple",
+    "magnitude": "simple",
+    "random": "simple",
+}
+
+IMPORTANCES: Factories[Importance] = Factories(
+    "importance",
+    modules={name: f"fl_elastic.planning.importance.{module}" for name, module in _OWN.items()},
+    listed_as="importances",
+)
+"""Importance scores by name."""

@@ -1,0 +1,189 @@
+"""Channel scores: Fisher potential, weight norm, gradient norm, and chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.from_inputs import loss_from_inputs
+from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.planning.importance.base import Probe
+from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
+from fl_elastic.planning.importance.samples import checked_loss, micro_batches, norms_at_rest
+from fl_elastic.planning.importance.taps import Key, Layer, Taps, scored_layers
+
+__all__ = ["FisherChannels", "GradientChannels", "RandomChannels", "WeightNormChannels"]
+
+
+@CHANNEL_SCORES.register("fisher")
+class FisherChannels(ChannelScore):
+    r"""Fisher potential of a channel's activation, as in TinyTrain (Kwon et al., ICML 2024) and BlockSwap.
+
+    :math:`\Delta_o = \frac{1}{2N} \sum_n (\sum_d a_{nd}\, g_{nd})^2` over N examples and the positions d of a
+    channel, where a is the activation after norm and activation function and g the gradient of the example's own
+    loss. An input channel is scored by the tensor that enters the layer. If a layer is used several times, its uses
+    are added up before the square.
+
+    Examples are passed through one at a time, which bounds memory to the activations of one of them and changes
+    nothing, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over examples.
+
+    Parameters
+    ----------
+    micro_batch : int
+        Examples that are passed through together.
+    """
+
+    batches_needed = 1
+
+    def __init__(self, micro_batch: int = 1) -> None:
+        self.micro_batch = micro_batch
+        self.by_example = micro_batch == 1
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        """Return the potentials by group name; TrainingError if they are not finite."""
+        layers = scored_layers(probe.model, probe.groups, graph)
+        inputs: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
+        examples = 0
+        with norms_at_rest(probe.model, probe.groups):
+            for batch, count in micro_batches(probe.model, probe.batches, self.micro_batch):
+                taps = Taps()
+                with taps.listening(probe.model, layers):
+                    loss, _ = loss_from_inputs(probe.model, probe.loss_fn, batch)
+                gradients = taps.gradients(checked_loss(loss))
+                for layer in layers:
+                    name = layer.group.name
+                    _add(inputs, layer, taps, taps.entering[name], gradients, count)
+                    _add(outputs, layer, taps, taps.leaving[name], gradients, count)
+                examples += count
+        return {
+            layer.group.name: ChannelScores(
+                _potential(inputs.get(layer.group.name), examples),
+                _potential(outputs.get(layer.group.name), examples),
+            )
+            for layer in layers
+        }
+
+
+def _add(
+    sums: dict[str, Tensor],
+    layer: Layer,
+    taps: Taps,
+    keys: list[Key],
+    gradients: dict[Key, Tensor],
+    count: int,
+) -> None:
+    """Add the squares of one pass of ``count`` examples to ``sums``."""
+    found = [key for key in keys if key in gradients]
+    if not found:
+        return
+    products = torch.stack(
+        [_per_example(taps.tensors[key].value, gradients[key], layer, count) for key in found]
+    )
+    # The loss is a mean over the examples that were passed through together.
+    squares = (products.sum(0) * count).square().sum(0)
+    name = layer.group.name
+    sums[name] = sums[name] + squares if name in sums else squares
+
+
+def _per_example(value: Tensor, gradient: Tensor, layer: Layer, count: int) -> Tensor:
+    """Return activation times gradient, added up over positions, shape (count, channels)."""
+    product = (value.double() * gradient.double()).movedim(layer.channel_dimension, -1)
+    channels = product.shape[-1]
+    if product.numel() % (count * channels):
+        raise TrainingError(
+            f"activations of {layer.group.name!r} have shape {tuple(value.shape)} for {count} examples: score with "
+            "micro-batches of 1"
+        )
+    return product.reshape(count, -1, channels).sum(1)
+
+
+def _potential(squares: Tensor | None, examples: int) -> NDArray[np.float64] | None:
+    return None if squares is None else _finite(squares / (2 * examples))
+
+
+@CHANNEL_SCORES.register("l2")
+class WeightNormChannels(ChannelScore):
+    """Euclidean norm of a channel's weights, largest first (the "magnitude+" of tiny-training)."""
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        """Return the norms by group name."""
+        layers = scored_layers(probe.model, probe.groups, graph)
+        return {
+            layer.group.name: _norms(layer.module, layer.module.weight.detach()) for layer in layers
+        }
+
+
+@CHANNEL_SCORES.register("gradient")
+class GradientChannels(ChannelScore):
+    """Euclidean norm of a channel's exact weight gradient over the probe batch, BatchNorm at rest.
+
+    Parameters
+    ----------
+    micro_batch : int
+        Examples that are passed through together; the loss must be a mean over them.
+    """
+
+    batches_needed = 1
+
+    def __init__(self, micro_batch: int = 1) -> None:
+        self.micro_batch = micro_batch
+        self.by_example = micro_batch == 1
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        """Return the norms by group name; TrainingError if they are not finite."""
+        layers = scored_layers(probe.model, probe.groups, graph)
+        weights = [layer.module.weight for layer in layers]
+        sums = [torch.zeros_like(weight) for weight in weights]
+        examples = 0
+        with norms_at_rest(probe.model, probe.groups):
+            for batch, count in micro_batches(probe.model, probe.batches, self.micro_batch):
+                loss = checked_loss(compute_loss(probe.model, probe.loss_fn, batch))
+                found = torch.autograd.grad(loss, weights, allow_unused=True) if weights else ()
+                for total, gradient in zip(sums, found, strict=True):
+                    if gradient is not None:
+                        total.add_(gradient, alpha=count)
+                examples += count
+        return {
+            layer.group.name: _norms(layer.module, total / examples)
+            for layer, total in zip(layers, sums, strict=True)
+        }
+
+
+@CHANNEL_SCORES.register("random")
+class RandomChannels(ChannelScore):
+    """Uniform random scores, the control of every comparison."""
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        """Return uniform numbers in [0, 1) by group name."""
+        return {
+            layer.group.name: ChannelScores(
+                probe.generator.random(layer.in_channels),
+                probe.generator.random(layer.out_channels),
+            )
+            for layer in scored_layers(probe.model, probe.groups, graph)
+        }
+
+
+def _norms(module: nn.Conv2d | nn.Linear, weight: Tensor) -> ChannelScores:
+    """Return the norm of ``weight`` per input and output channel of ``module``."""
+    groups = 1 if isinstance(module, nn.Linear) else module.groups
+    # One axis for the groups, so that an input channel finds the rows that read it.
+    squares = weight.double().square().reshape(groups, len(weight) // groups, weight.shape[1], -1)
+    return ChannelScores(
+        inputs=_finite(squares.sum((1, 3)).flatten().sqrt()),
+        outputs=_finite(squares.sum((2, 3)).flatten().sqrt()),
+    )
+
+
+def _finite(values: Tensor) -> NDArray[np.float64]:
+    if not torch.isfinite(values).all():
+        raise TrainingError(
+            "channel scores are not finite: check the probe batch for NaN and the learning rate"
+        )
+    found: NDArray[np.float64] = values.cpu().numpy()
+    return found

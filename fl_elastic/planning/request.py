@@ -1,0 +1,384 @@
+"""What a policy is asked: costs, budget and worth, and what a step and sending its update take of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import Block
+from fl_elastic.planning.importance.base import Scores
+from fl_elastic.planning.plan import Plan
+from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.step_transform import StepCase, StepTransform
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.memory import mask_bytes, step_memory
+from fl_elastic.profiling.profile import Mask, Seconds
+
+if TYPE_CHECKING:
+    from fl_elastic.planning.importance.fidelity import Fidelity
+
+__all__ = [
+    "PlanRequest",
+    "sendable",
+    "sending_seconds_per_byte",
+    "sent_bytes",
+    "too_much_to_send",
+    "with_sending",
+]
+
+
+_MOST_OF_DEADLINE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRequest:
+    """Everything a policy may look at.
+
+    Attributes
+    ----------
+    profile : CostProfile
+        What each group costs here.
+    budget : Budget
+        What may be spent.
+    importance : array, shape (N,)
+        What each group is worth now; zeros for policies that do not ask for it.
+    steps : int
+        Local steps of the round, over which a deadline is spread.
+    correction : float
+        Measured over predicted step time, learnt while training.
+    allowed_override : float, optional
+        Allowed step seconds to plan with instead of the budget's.
+    fidelity : Fidelity, optional
+        What the cheaper modes keep of each group's gradient.
+    reachable : int, optional
+        How many groups, from the loss, may be trained at all; None for all of them.
+    sending_seconds_per_byte : float
+        What sending a byte takes out of the time of each step, see `with_sending`.
+    step_gain_exponent : float
+        Exponent a in gain ~ steps^a: 1 in proportion to the steps, 1/2 with their square root.
+    generator : numpy.random.Generator
+        The only source of randomness.
+    memory : PolicyMemory
+        What the policy itself keeps from fit to fit.
+    """
+
+    profile: CostProfile
+    budget: Budget
+    importance: Scores
+    steps: int = 1
+    correction: float = 1.0
+    allowed_override: float | None = None
+    fidelity: Fidelity | None = None
+    reachable: int | None = None
+    sending_seconds_per_byte: float = 0.0
+    step_gain_exponent: float = 1.0
+    generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    memory: PolicyMemory = field(default_factory=PolicyMemory)
+
+    @property
+    def allowed_step_seconds(self) -> float:
+        """What the profile may predict for one step, corrected by what was measured."""
+        if self.allowed_override is not None:
+            return self.allowed_override
+        full = self.profile.full_step_seconds
+        return self.budget.allowed_step_seconds(full, self.steps) / self.correction
+
+    @property
+    def may_trade_steps(self) -> bool:
+        """Whether costlier steps may be paid for by taking fewer of them.
+
+        A deadline limits the round, so steps and groups are one choice; a speed-up limits each step, unless not
+        even the head fits, when fewer steps are the only answer left.
+        """
+        floor = self.profile.floor_step_seconds
+        return self.budget.speedup is None or self.allowed_step_seconds < floor
+
+    def allowing(self, step_seconds: float) -> PlanRequest:
+        """Return the same request with another allowed step time."""
+        return replace(self, allowed_override=step_seconds)
+
+    def with_transform(self, transform: StepTransform) -> PlanRequest:
+        """Return the same request, in the same time, for steps that a transform changes."""
+        profile = transform.case(StepCase(self.profile)).profile
+        return replace(self.allowing(self.allowed_step_seconds), profile=profile)
+
+    def head_mask(self) -> Mask:
+        """Return the mask that trains the head alone, with other heads that the traced batch did not use."""
+        mask = np.zeros(len(self.profile), dtype=bool)
+        head = self.profile.graph.head
+        mask[[head, *(group for group in self.profile.graph.unused if group < head)]] = True
+        return mask
+
+    def expected_decrease(self, mask: Mask) -> float:
+        """Return the importance of ``mask`` times what the whole steps gain that it can take within the budget."""
+        return float(self.expected_decreases(mask[None])[0])
+
+    def expected_decreases(self, masks: Mask) -> Scores:
+        """Return `expected_decrease` of many masks at once, none of them empty; (K, N) to (K,)."""
+        sending = self.sending_seconds_per_byte * (masks @ self.profile.parameter_bytes)
+        share = (self.allowed_step_seconds - sending) / (self.profile.seconds_of(masks) - sending)
+        return masks @ self.importance * self._gains(share)
+
+    def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
+        """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
+        trained = np.array([not mode.is_frozen for mode in modes])
+        left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
+        return self.gain(left / (step_seconds - self._sending_seconds(trained)))
+
+    def gain(self, share: float) -> float:
+        """Return what is gained with this share of the steps, of which only whole ones are taken."""
+        return float(self._gains(np.array([share]))[0])
+
+    def _gains(self, shares: Seconds) -> Seconds:
+        # A speed-up holds on average, so half a step of it may be overdrawn; a deadline may not.
+        grace = 0.0 if self.budget.deadline is not None else 0.5
+        shares = np.where(np.isfinite(shares), shares.clip(min=0.0), 1.0)
+        taken = np.floor(shares * self.steps + grace + 1e-9)
+        return np.minimum(taken / self.steps, 1.0) ** self.step_gain_exponent
+
+    def _sending_seconds(self, mask: Mask) -> float:
+        """Return what the profile charges per step for sending the groups in ``mask``."""
+        return self.sending_seconds_per_byte * float(self.profile.parameter_bytes[mask].sum())
+
+    def fits(self, mask: Mask) -> bool:
+        """Whether a step of ``mask`` is within reach and fits time, memory and uplink."""
+        if self.reachable is not None and mask[self.reachable :].any():
+            return False
+        in_time = self.profile.step_seconds(mask) <= self.allowed_step_seconds * (1 + 1e-9)
+        return in_time and self.fits_bytes(mask)
+
+    def fits_bytes(self, mask: Mask) -> bool:
+        """Whether a step of ``mask`` fits memory and uplink."""
+        memory, uplink = self.budget.memory, self.budget.uplink
+        sent = float(self.profile.parameter_bytes[mask].sum())
+        if uplink is not None and sent > uplink:
+            return False
+        # A copy of each weight and its state alone, before anything is looked up.
+        if memory is not None and sent * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory:
+            return False
+        return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
+
+    def fits_modes(self, modes: Sequence[Mode]) -> bool:
+        """Whether a step that trains each group in its mode, storing all it needs, is within reach and fits."""
+        if self.reachable is not None and not all(m.is_frozen for m in modes[self.reachable :]):
+            return False
+        memory, uplink = self.budget.memory, self.budget.uplink
+        return (
+            self.profile.plan_seconds(modes) <= self.allowed_step_seconds * (1 + 1e-9)
+            and (uplink is None or self.uplink_bytes(modes) <= uplink)
+            and (memory is None or step_memory(self.profile, modes, lean=self.lean).total <= memory)
+        )
+
+    @property
+    def lean(self) -> bool:
+        """Whether steps will run by operations that keep less: where memory is limited."""
+        return self.budget.memory is not None
+
+    def uplink_bytes(self, modes: Sequence[Mode]) -> float:
+        """Return what a plan sends as fp32; of a layer trained by channels, those channels."""
+        pairs = zip(self.profile.graph.groups, modes, strict=True)
+        return sum(sent_bytes(group, mode) for group, mode in pairs)
+
+    def plan(self, policy: str, modes: Sequence[Mode], recomputed: Sequence[Block] = ()) -> Plan:
+        """Return the plan that trains each group in its mode.
+
+        Where it exceeds the memory, blocks are recomputed until it fits.
+
+        Raises
+        ------
+        BudgetError
+            If it exceeds the memory even so, or the uplink, which fewer steps cannot mend.
+        """
+        profile, budget = self.profile, self.budget
+        memory = step_memory(profile, modes, lean=self.lean, recomputed=recomputed).total
+        if budget.memory is not None and memory > budget.memory:
+            # Only what exceeds the memory loads how to do with less.
+            from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
+
+            found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
+            if found is None:
+                least = math.ceil(least_memory(profile, modes, lean=self.lean))
+                raise BudgetError(
+                    f"policy {policy!r} needs {least} bytes for a step at the least, memory budget is "
+                    f"{budget.memory:.0f}: raise it to {least} or lower the batch size{self._instead()}"
+                )
+            recomputed, memory = found.blocks, found.bytes
+        sent = self.uplink_bytes(modes)
+        if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
+            reason = too_much_to_send(budget, sent, f"policy {policy!r}")
+            raise BudgetError(f"{reason}{self._instead()}")
+        transforms = self._transforms(modes, recomputed)
+        again = sum(each.seconds(profile) for each in transforms)
+        everything = np.ones(len(profile), dtype=bool)
+        trained = np.array([not mode.is_frozen for mode in modes])
+        return Plan(
+            policy=policy,
+            groups=profile.graph.groups,
+            modes=tuple(modes),
+            full_step_seconds=profile.full_step_seconds - self._sending_seconds(everything),
+            predicted_step_seconds=profile.plan_seconds(modes)
+            + again
+            - self._sending_seconds(trained),
+            floor_step_seconds=profile.floor_step_seconds - self._sending_seconds(self.head_mask()),
+            allowed_step_seconds=self._allowed_besides_sending(policy, sent),
+            sending_seconds=self.sending_seconds_per_byte * sent * self.steps,
+            predicted_step_bytes=memory,
+            layers=profile.graph.group_layers,
+            transforms=transforms,
+        )
+
+    def _transforms(
+        self, modes: Sequence[Mode], recomputed: Sequence[Block]
+    ) -> tuple[StepTransform, ...]:
+        """Return what runs these modes, within the memory."""
+        found: list[StepTransform] = []
+        if self.lean or any(mode.needs_operations for mode in modes):
+            # Plans that train layers whole, with memory to spare, do not load how others run.
+            from fl_elastic.planning.lean_layers import LeanLayers
+
+            found.append(LeanLayers(everywhere=self.lean))
+        if recomputed:
+            # Only what exceeds the memory loads how to do with less.
+            from fl_elastic.planning.recompute import Recomputation
+
+            found.append(Recomputation(tuple(block.module for block in recomputed)))
+        return tuple(found)
+
+    def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
+        """Return the error of a step that breaks memory or uplink: each as given, and the least that would do.
+
+        Parameters
+        ----------
+        what : str
+            What does not fit, up to the colon.
+        memory, sent : float
+            Bytes that its step takes, and that its update does.
+        """
+        budget, reasons = self.budget, []
+        if budget.memory is not None and memory > budget.memory:
+            least = math.ceil(memory)
+            reasons.append(
+                f"it needs {least} bytes of memory, the budget is {budget.memory:.0f}: raise it to {least} or "
+                "lower the batch size"
+            )
+        if budget.uplink is not None and sent > budget.uplink:
+            reasons.append(too_much_to_send(budget, sent))
+        return BudgetError(f"{what} {'; and '.join(reasons)}")
+
+    def head_refusal(self) -> BudgetError:
+        """Return the error of a budget whose memory or uplink do not admit the head."""
+        head = self.head_mask()
+        sent = float(self.profile.parameter_bytes[head].sum())
+        memory = mask_bytes(self.profile, head, lean=self.lean)
+        return self.refusal("not even the head fits:", memory, sent)
+
+    def _instead(self) -> str:
+        return ", or use policy 'elastic'" if self.fits_bytes(self.head_mask()) else ""
+
+    def _allowed_besides_sending(self, policy: str, sent: float) -> float:
+        """Return the time for each step once the update's way to the server is taken off."""
+        allowed = self.allowed_step_seconds - self.sending_seconds_per_byte * sent
+        if self.sending_seconds_per_byte > 0 and not allowed > 0:
+            seconds = self.sending_seconds_per_byte * sent * self.steps
+            raise BudgetError(
+                f"sending the {sent:.0f} bytes that policy {policy!r} trains takes {seconds:.3g} s, the deadline "
+                f"is {self.budget.deadline:.3g} s: allow more, or use a policy that selects, such as 'elastic'"
+            )
+        return allowed
+
+    def plan_of_mask(self, policy: str, mask: Mask) -> Plan:
+        """Return the plan that trains the groups in ``mask`` in full."""
+        return self.plan(policy, self.modes_of(mask))
+
+    def modes_of(self, mask: Mask) -> list[Mode]:
+        """Return the modes that train the groups in ``mask`` in full."""
+        return [Mode.FULL if on else Mode.FROZEN for on in mask]
+
+
+def sent_bytes(group: TensorGroup, mode: Mode) -> float:
+    """Return the bytes that a group trained in ``mode`` sends as fp32."""
+    sent, total = mode.trains(group), 0.0
+    for name, shape in zip(group.parameters, group.shapes, strict=True):
+        size = 4.0 * math.prod(shape) if name in sent else 0.0
+        if mode.trains_part_of(shape) and size:
+            # A depthwise weight has its channels on the first axis only.
+            channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
+            size *= mode.channel_count(channels) / channels
+        total += size
+    return total
+
+
+def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
+    """Return what each byte of the update takes out of the time of each of ``steps`` local steps.
+
+    >>> sending_seconds_per_byte(Budget(deadline=10.0, bandwidth=1e6), steps=5)
+    2e-07
+    """
+    return budget.sending_seconds(1.0) / max(steps, 1)
+
+
+def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
+    """Return the costs with the sending of each group as part of what training it costs.
+
+    Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a second
+    of sending against a second of computing.
+    """
+    if seconds_per_byte == 0:
+        return profile
+    sending = seconds_per_byte * profile.parameter_bytes
+    return replace(profile, optimizer_seconds=profile.optimizer_seconds + sending)
+
+
+def sendable(budget: Budget) -> Budget:
+    """Return the budget with an uplink that takes at most half of the deadline.
+
+    An update that takes longer leaves too few steps for it to be worth sending.
+    """
+    most = most_to_send(budget)
+    if most is None:
+        return budget
+    return replace(budget, uplink=most if budget.uplink is None else min(budget.uplink, most))
+
+
+def most_to_send(budget: Budget) -> float | None:
+    """Return the bytes that may be sent in half of the deadline; None where that is no limit."""
+    if budget.deadline is None or budget.bandwidth is None:
+        return None
+    return _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth
+
+
+def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
+    """Return why an update of that size is too large for a budget from `sendable`, by the limit that was given.
+
+    >>> too_much_to_send(Budget(uplink=100.0), 250.0)
+    'it sends 250 bytes, the uplink budget is 100: raise it to 250'
+    """
+    most, sent = most_to_send(budget), math.ceil(sent_bytes)
+    assert budget.uplink is not None
+    if most is None or budget.uplink < most:
+        limit = f"{budget.uplink:.0f}"
+        return f"{who} sends {sent} bytes, the uplink budget is {limit}: raise it to {sent}"
+    seconds = budget.sending_seconds(sent_bytes)
+    late = (
+        f"sending its {sent} bytes takes {seconds:.3g} s, more than half of the deadline of "
+        f"{budget.deadline:.3g} s: allow at least {_rounded_up(seconds / _MOST_OF_DEADLINE):.3g} s or use a "
+        "smaller codec"
+    )
+    return late if who == "it" else f"{who}: {late}"
+
+
+def _rounded_up(seconds: float) -> float:
+    """Return the next number of three digits, so that what is said does: 120.04 s are 121 s.
+
+    >>> _rounded_up(120.04), _rounded_up(120.0)
+    (121.0, 120.0)
+    """
+    unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
+    return math.ceil(seconds / unit * (1 - 1e-9)) * unit

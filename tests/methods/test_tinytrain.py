@@ -1,0 +1,322 @@
+"""The TinyTrain-style policies against the greedy selection written out, and their limits."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from published_nets import chain_of
+from small_models import conv_net, images, loss_fn, sgd
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fl_elastic.budget import Budget
+from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.methods.sparse_update.published_schemes import PUBLISHED_MODELS
+from fl_elastic.methods.tinytrain.policy import TinyTrainPolicy, layer_worth
+from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.planning import POLICIES, Plan, PlanRequest
+from fl_elastic.planning.channel_modes import channel_modes
+from fl_elastic.planning.importance.channels import CHANNEL_SCORES, choose_channels
+from fl_elastic.planning.importance.fidelity import Fidelity
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.macs import backward_macs, group_macs
+from fl_elastic.profiling.profile import ModeCosts, ProfileKey
+from fl_elastic.testing import made_up_profile
+from fl_elastic.training import ElasticTrainer
+
+LAYERS = PUBLISHED_MODELS[1].layers
+SHAPE = (2, 3, 64, 64)
+
+
+def traced(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> BackwardGraph:
+    batch = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.long)
+    with untouched(model):
+        return trace_step(model, cross_entropy, batch).graph
+
+
+def _lean_kind(node: str) -> LeanKind:
+    kinds = {
+        "Convolution": LeanKind.CONVOLUTION,
+        "BatchNorm": LeanKind.NORM,
+        "Relu": LeanKind.GATE,
+        "Hardtanh": LeanKind.GATE,
+    }
+    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)
+
+
+def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProfile:
+    """Seconds and bytes are random but for the shapes."""
+    generator = np.random.default_rng(0)
+    owner = np.array([node.group is not None for node in graph.nodes])
+    sizes = np.array([4.0 * np.prod(node.shape) if node.shape else 0.0 for node in graph.nodes])
+    return CostProfile(
+        key=ProfileKey("made up", shape, 1, "none", "none"),
+        graph=graph,
+        node_update_seconds=np.where(owner, generator.uniform(0.5, 2, len(owner)), 0.0),
+        node_path_seconds=generator.uniform(0.5, 2, len(owner)),
+        optimizer_seconds=np.zeros(len(graph.groups)),
+        forward_seconds=np.full(len(graph.groups), 2.0),
+        fixed_seconds=0.0,
+        node_saved_bytes=sizes,
+        node_lean=np.array([_lean_kind(node.name) for node in graph.nodes], dtype=float),
+        optimizer_bytes_per_weight=4.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    graph = traced(chain_of(LAYERS[:14], norms=True))
+    base = profile_of(graph)
+    modes = tuple(Mode.channels(r, axis) for axis in ("in", "out") for r in (1 / 2, 1 / 4, 1 / 8))
+    ratios = np.tile([mode.fraction for mode in modes], (len(base), 1))
+    return replace(base, modes=ModeCosts(modes, ratios, np.ones_like(ratios)))
+
+
+def request_of(profile: CostProfile, budget: Budget, seed: int = 0) -> PlanRequest:
+    generator = np.random.default_rng(seed)
+    importance = generator.lognormal(0, 2, len(profile))
+    modes = () if profile.modes is None else profile.modes.modes
+    cosines = np.tile([mode.fraction**0.3 for mode in modes], (len(profile), 1))
+    fidelity = Fidelity(modes, cosines, np.ones_like(cosines))
+    return PlanRequest(profile, budget, importance, fidelity=fidelity, generator=generator)
+
+
+def literal_greedy(request: PlanRequest, axis: Any, *, skip_depthwise: bool = False) -> list[Mode]:
+    """The reference: by descending score, the first ratio with which all still fits."""
+    graph = request.profile.graph
+    macs, groups = group_macs(graph), graph.groups
+    most_weights, most_macs = max(g.numel for g in groups), macs.max()
+    scores = {}
+    for i, group in enumerate(groups):
+        if group.kind is GroupKind.CONV:
+            effort = (group.numel / most_weights) * (macs[i] / most_macs)
+            scores[i] = request.importance[i] / effort
+    modes = [Mode.FROZEN] * len(groups)
+    modes[0] = Mode.FULL
+    for i in sorted(scores, key=lambda i: scores[i], reverse=True):
+        shape = next(s for s in groups[i].shapes if len(s) == 4)
+        depthwise = shape[1] == 1
+        if skip_depthwise and depthwise:
+            continue
+        for ratio in (1, 1 / 2, 1 / 4, 1 / 8):
+            mode = Mode.FULL if ratio == 1 else Mode.channels(ratio, axis)
+            trial = [*modes[:i], mode, *modes[i + 1 :]]
+            if request.fits_modes(trial):
+                modes = trial
+                break
+    return modes
+
+
+def names_of(plan: Plan, kind: str) -> set[str]:
+    return {g.name for g, mode in zip(plan.groups, plan.modes, strict=True) if mode.kind == kind}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("axis", ["in", "out"])
+def test_the_policy_is_the_greedy_with_the_test_inside_the_loop(
+    profile: CostProfile, axis: str, seed: int
+) -> None:
+    full = profile.plan_seconds([Mode.FULL] * len(profile))
+    policy = POLICIES.make("tinytrain_in" if axis == "in" else "tinytrain")
+    shares = []
+    for speedup in (1.3, 1.7, 2.5, 4.0):
+        request = request_of(profile, Budget(speedup=speedup), seed)
+        plan = policy.plan(request)
+        assert list(plan.modes) == literal_greedy(request, axis)
+        assert plan.predicted_step_seconds <= full / speedup * (1 + 1e-9)
+        shares.append(sum(mode.kind == "channels" for mode in plan.modes))
+    assert sum(shares) > 0
+
+
+def test_depthwise_layers_are_trained_unless_they_are_excluded(profile: CostProfile) -> None:
+    request = replace(request_of(profile, Budget(speedup=2.5)), importance=np.ones(len(profile)))
+    depthwise = {
+        g.name for g in profile.graph.groups for s in g.shapes if len(s) == 4 and s[1] == 1
+    }
+    with_them = POLICIES.make("tinytrain").plan(request)
+    without = POLICIES.make("tinytrain_no_depthwise").plan(request)
+    assert names_of(with_them, "full") & depthwise
+    assert not (names_of(without, "full") | names_of(without, "channels")) & depthwise
+    assert list(without.modes) == literal_greedy(request, "out", skip_depthwise=True)
+    assert without.mask.sum() > 1
+
+
+def test_the_score_favours_depthwise_layers_of_mcunet_by_far() -> None:
+    shape = (1, 3, 128, 128)
+    made = profile_of(traced(chain_of(LAYERS, norms=True).eval(), shape), shape)
+    worth = layer_worth(made, np.ones(len(made)))
+    layers = [worth[i] for i, g in enumerate(made.graph.groups) if g.kind is GroupKind.CONV][::-1]
+    assert layers[25] == pytest.approx(1500, rel=0.02)
+    assert layers[39] == pytest.approx(3.3, rel=0.02)
+
+
+def test_the_score_is_potential_over_both_shares() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Conv2d(4, 8, 1, bias=False),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 2, bias=False),
+    )  # fmt: skip
+    made = profile_of(traced(model, (1, 3, 6, 6)), (1, 3, 6, 6))
+    # Weights 16, 32, 108 and multiply-adds 16, 36 x 32, 36 x 108.
+    worth = layer_worth(made, np.array([1.0, 2.0, 3.0]))
+    assert worth == pytest.approx([108 / 16 * 36 * 108 / 16, 2 * (108 / 32) ** 2, 3.0])
+
+
+@pytest.mark.parametrize(
+    "name", ["tinytrain", "tinytrain_in", "tinytrain_random", "tinytrain_knapsack"]
+)
+def test_no_budget_means_the_published_share_of_multiply_adds(
+    profile: CostProfile, name: str
+) -> None:
+    graph = profile.graph
+    full = backward_macs(graph, [Mode.FULL] * len(profile))
+    plan = POLICIES.make(name).plan(request_of(profile, Budget(), 3))
+    assert backward_macs(graph, plan.modes) <= 0.15 * full
+    assert plan.mask.sum() > 1 and plan.step_fraction == 1
+    wide = POLICIES.make(name).plan(request_of(profile, Budget(speedup=1.0), 3))
+    assert backward_macs(graph, wide.modes) > 0.5 * full
+
+
+def test_a_share_of_multiply_adds_can_be_asked_for(profile: CostProfile) -> None:
+    full = backward_macs(profile.graph, [Mode.FULL] * len(profile))
+    for budget in (Budget(), Budget(speedup=1.01)):
+        plan = TinyTrainPolicy(macs_share=0.5).plan(request_of(profile, budget))
+        assert 0.2 * full < backward_macs(profile.graph, plan.modes) <= 0.5 * full
+
+
+def test_norms_stay_frozen_and_the_head_trains(profile: CostProfile) -> None:
+    for name in ("tinytrain", "tinytrain_random", "tinytrain_knapsack"):
+        plan = POLICIES.make(name).plan(request_of(profile, Budget(speedup=1.0)))
+        assert plan.policy == name and plan.modes[profile.graph.head] == Mode.FULL
+        for group, mode in zip(plan.groups, plan.modes, strict=True):
+            assert group.kind is not GroupKind.NORM or mode.is_frozen
+        # Everything fits, so every layer trains whole.
+        assert names_of(plan, "full") == {
+            g.name for g in plan.groups if g.kind is not GroupKind.NORM
+        }
+
+
+def test_memory_is_kept_and_input_channels_make_more_of_it(profile: CostProfile) -> None:
+    # Of a batch so large that activations count for more than weights.
+    nodes = tuple(
+        replace(n, shape=(32, *n.shape[1:])) if n.shape else n for n in profile.graph.nodes
+    )
+    profile = replace(
+        profile,
+        graph=replace(profile.graph, nodes=nodes),
+        node_saved_bytes=16 * profile.node_saved_bytes,
+    )
+    free = POLICIES.make("tinytrain_in").plan(request_of(profile, Budget(memory=1e12)))
+    trained: dict[str, float] = {"tinytrain": 0.0, "tinytrain_in": 0.0}
+    for share in (0.5, 0.35, 0.25):
+        budget = Budget(memory=free.predicted_step_bytes * share)
+        for name in trained:
+            plan = POLICIES.make(name).plan(request_of(profile, budget))
+            assert budget.memory is not None and plan.predicted_step_bytes <= budget.memory
+            shares = np.array([0.0 if m.is_frozen else m.fraction for m in plan.modes])
+            trained[name] += float(shares @ request_of(profile, budget).importance)
+    assert trained["tinytrain_in"] > trained["tinytrain"]
+
+
+def test_random_fill_differs_by_seed_and_the_knapsack_holds_more_potential(
+    profile: CostProfile,
+) -> None:
+    budget = Budget(speedup=2.0)
+    plans = {
+        POLICIES.make("tinytrain_random").plan(request_of(profile, budget, s)).modes
+        for s in range(6)
+    }
+    assert len(plans) > 3
+
+    def potential(name: str, seed: int) -> float:
+        request = request_of(profile, budget, seed)
+        plan = POLICIES.make(name).plan(request)
+        assert request.fits_modes(plan.modes)
+        kept = [mode.fraction**0.6 if not mode.is_frozen else 0.0 for mode in plan.modes]
+        return float(request.importance @ kept)
+
+    totals = [[potential(n, s) for s in range(6)] for n in ("tinytrain_knapsack", "tinytrain")]
+    assert np.mean(totals[0]) > np.mean(totals[1])
+
+
+def test_worthless_layers_are_left_out_and_nothing_measured_means_the_last_ones(
+    profile: CostProfile,
+) -> None:
+    request = request_of(profile, Budget(speedup=1.0))
+    convolutions = [i for i, g in enumerate(profile.graph.groups) if g.kind is GroupKind.CONV]
+    worth = np.zeros(len(profile))
+    worth[convolutions[4]] = 1.0
+    plan = POLICIES.make("tinytrain").plan(replace(request, importance=worth))
+    assert np.flatnonzero(plan.mask).tolist() == [0, convolutions[4]]
+    unmeasured = replace(
+        request_of(profile, Budget(speedup=3.0)), importance=np.zeros(len(profile))
+    )
+    plan = POLICIES.make("tinytrain").plan(unmeasured)
+    assert np.flatnonzero(plan.mask)[:3].tolist() == [0, *convolutions[:2]]
+
+
+def test_without_shapes_layers_train_whole_or_not_at_all() -> None:
+    made = made_up_profile(groups=10)
+    request = PlanRequest(made, Budget(speedup=1.5), np.ones(10))
+    plan = POLICIES.make("tinytrain").plan(request)
+    assert {mode.kind for mode in plan.modes} == {"full", "frozen"}
+    assert request.fits(plan.mask) and plan.mask.sum() > 1
+
+
+def test_channels_are_offered_only_where_they_leave_one_out() -> None:
+    shared = nn.Conv2d(8, 8, 1)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 8, 3, groups=2), shared, nn.ReLU(),
+        shared, nn.ReLU(), nn.Conv2d(8, 12, 3, groups=4), nn.Flatten(), nn.Linear(192, 20), nn.Linear(20, 3),
+    )  # fmt: skip
+    shape = (2, 1, 12, 12)
+    made = profile_of(traced(model, shape), shape)
+    offered = {
+        axis: {made.group_names[g]: [str(m) for m in modes] for g, modes in channel_modes(made, axis).items()}
+        for axis in ("in", "out")
+    }  # fmt: skip
+    assert offered["in"] == {
+        "9": ["full", "in/2", "in/4", "in/8"],
+        "7": ["full"],
+        "3": ["full"],
+        "2": ["full"],
+        "1": ["full", "in/2", "in/4", "in/8"],
+        "0": ["full"],
+    }
+    assert offered["out"]["0"] == offered["out"]["2"] == ["full", "out/2", "out/4", "out/8"]
+    assert offered["out"]["3"] == ["full"]
+
+
+@pytest.mark.parametrize("name", ["tinytrain", "tinytrain_learned"])
+def test_one_pass_tells_layers_and_their_channels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    kind = type(CHANNEL_SCORES.make(POLICIES.make(name).needs.channel_score))
+    scored = kind.score
+
+    def score(self: Any, *given: Any) -> Any:
+        passes.append(given)
+        return scored(self, *given)
+
+    torch.manual_seed(0)
+    model, batches = conv_net(), images(3)
+    before = copy.deepcopy(model)
+    monkeypatch.setattr(kind, "score", score)
+    policy = type(POLICIES.make(name))(macs_share=0.5)
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy=policy)
+    plan = trainer.fit(batches).plan
+    assert plan.channels and len(passes) == 1
+    probe, graph = passes[0]
+    slow = scored(kind(), replace(probe, model=before, found={}), traced(before, (6, 3, 8, 8)))
+    assert plan.channels == choose_channels(plan.modes, graph, slow)
+    # Weights have changed since: what was found does not count any more.
+    trainer.planner.plan(1.0)
+    assert len(passes) == 2
