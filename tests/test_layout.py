@@ -39,7 +39,7 @@ FLOW = [
     ["cli"],
 ]
 LABORATORY_FLOW = [
-    ["conventions"], ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
+    ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
     ["fleet"], ["benchmarks"], ["cli"], ["app"],
 ]  # fmt: skip
 PLACE = {

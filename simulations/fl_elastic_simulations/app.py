@@ -20,7 +20,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.simulate import write_results
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.scenario import Scenario
@@ -47,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
     with tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
         directory = Path(output) if output else Path(scratch)
         simulation = Simulation(scenario, directory, config.get("data-root") or None)
-        cells, groups = run_cells(simulation, grid, LoggedProgress())
+        cells, groups = run_methods(simulation, grid, LoggedProgress())
         summary = summarise(scenario, cells, groups)
         if output:
             write_results(summary, directory)

@@ -54,7 +54,7 @@ def lie():
 
 def encode(update, manifest, codec):
     from dataclasses import replace
-    from fl_elastic_simulations.benchmarks.liars import LIES
+    from fl_elastic_simulations.benchmarks.bad_clients import LIES
     name = lie()
     once = HERE / "once"
     if name == "enormous" or (name == "enormous, once" and not once.exists()):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from published_nets import chain_of, graph_of
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.methods.sparse_update.policy import (
@@ -33,14 +30,6 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import layer_shapes
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
-from fl_elastic_simulations.conventions.scheme_search import (
-    Contributions,
-    SchemeCosts,
-    fit_contributions,
-    scheme_costs,
-    scheme_layers,
-    search_scheme,
-)
 
 
 def _lean_kind(node: str) -> LeanKind:
@@ -204,123 +193,3 @@ def test_a_scheme_of_ones_own_is_followed() -> None:
     profile = profile_of(graph_of(chain_of(PUBLISHED_MODELS[1].layers)))
     plan = mine.plan(request_of(profile, Budget()))
     assert [str(mode) for mode in plan.modes[:5]] == ["full", "bias", "in/4", "bias", "frozen"]
-
-
-def brute_force(
-    contributions: Contributions, costs: SchemeCosts, budget: float
-) -> tuple[float, Scheme]:
-    best = (-np.inf, Scheme(0))
-    layers, shares = contributions.weights.shape
-    for biases in range(layers + 1):
-        for genes in product(range(shares + 1), repeat=biases):
-            chosen = [(layers - biases + i, g - 1) for i, g in enumerate(genes) if g]
-            cost = costs.bias[biases] + sum(costs.weights[place] for place in chosen)
-            value = contributions.bias[biases] + sum(contributions.weights[p] for p in chosen)
-            if cost <= budget and value > best[0]:
-                ratios = contributions.ratios
-                best = value, Scheme(biases, tuple((i, ratios[r]) for i, r in chosen))
-    return best
-
-
-def value_of(scheme: Scheme, table: Contributions | SchemeCosts, ratios: Sequence[float]) -> float:
-    own = [table.weights[layer, list(ratios).index(share)] for layer, share in scheme.weights]
-    return float(table.bias[scheme.bias_layers] + sum(own))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_search_finds_what_trying_everything_finds(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    layers, ratios = 6, (1.0, 0.5)
-    contributions = Contributions(
-        np.concatenate([[0.0], generator.normal(0.2, 0.5, layers).cumsum()]),
-        generator.normal(0.5, 1.0, (layers, 2)),
-        ratios,
-    )
-    costs = SchemeCosts(
-        np.concatenate([[0.0], generator.uniform(0, 1, layers).cumsum()]),
-        generator.uniform(0.5, 3, (layers, 2)),
-    )
-    budget = float(generator.uniform(1, 8))
-    found = search_scheme(contributions, costs, budget, np.random.default_rng(1))
-    best, _ = brute_force(contributions, costs, budget)
-    assert value_of(found, costs, ratios) <= budget
-    assert value_of(found, contributions, ratios) == pytest.approx(best)
-    assert all(layer >= layers - found.bias_layers for layer, _ in found.weights)
-    again = search_scheme(contributions, costs, budget, np.random.default_rng(1))
-    assert again == found
-
-
-def test_the_search_comes_near_the_best_of_a_whole_model() -> None:
-    model = PUBLISHED_MODELS[1]
-    costs = scheme_costs(model.layers)
-    generator = np.random.default_rng(0)
-    layers = len(model.layers)
-    gains = generator.uniform(0, 1, (layers, 1)) * np.sqrt([[1, 1 / 2, 1 / 4, 1 / 8]])
-    contributions = Contributions(np.linspace(0, 2, layers + 1), gains)
-    budget = 99 * 1024
-    found = search_scheme(contributions, costs, budget, np.random.default_rng(0))
-    assert value_of(found, costs, contributions.ratios) <= budget
-    # An upper bound: weights by greatest gain per byte, at the cost of the fewest biases that reach them.
-    bound = 0.0
-    for biases in range(layers + 1):
-        room = budget - costs.bias[biases]
-        if room < 0:
-            break
-        bound = max(
-            bound, contributions.bias[biases] + fractional(gains, costs.weights, biases, room)
-        )
-    assert value_of(found, contributions, contributions.ratios) > 0.9 * bound
-
-
-def fractional(gains: Any, costs: Any, biases: int, room: float) -> float:
-    """What could at most be gained if parts of layers could be had: every share as an item of its own."""
-    reach = range(len(gains) - biases, len(gains))
-    best = 0.0
-    for price in np.geomspace(1e-7, 1e-1, 200):
-        own = [max(0.0, (gains[i] - price * costs[i]).max()) for i in reach]
-        total = sum(own) + price * room
-        best = total if best == 0.0 else min(best, total)
-    return best
-
-
-def test_costs_of_parts_add_up_to_the_published_size() -> None:
-    for model in PUBLISHED_MODELS:
-        costs = scheme_costs(model.layers, (1, 1 / 2, 1 / 4, 1 / 8))
-        for scheme in model.schemes:
-            total = value_of(scheme, costs, (1, 1 / 2, 1 / 4, 1 / 8)) + model.classifier_inputs
-            assert total // 1024 == scheme.kilobytes
-
-
-def test_contributions_are_differences_of_short_fine_tunings() -> None:
-    profile = profile_of(graph_of(chain_of(PUBLISHED_MODELS[1].layers[:4])))
-    asked: list[tuple[str, ...]] = []
-
-    def evaluate(modes: Sequence[Mode]) -> float:
-        asked.append(tuple(str(mode) for mode in modes))
-        worth = {"full": 8.0, "in/2": 4.0, "bias": 1.0, "frozen": 0.0}
-        return 50 + sum((i + 1) * worth[str(mode)] for i, mode in enumerate(modes[1:]))
-
-    found = fit_contributions(profile, evaluate, (1.0, 0.5))
-    assert len(asked) == 1 + 4 + 4 * 2
-    assert asked[0] == ("full", "frozen", "frozen", "frozen", "frozen")
-    assert asked[4] == ("full", "bias", "bias", "bias", "bias")
-    assert found.bias.tolist() == [0, 1, 3, 6, 10]
-    # Instead of its bias alone: 7 or 3 more, times the layer's place from the head.
-    assert found.weights.tolist() == [[28, 12], [21, 9], [14, 6], [7, 3]]
-    layers = scheme_layers(profile)
-    assert [layer.name for layer in layers] == ["0", "2", "4", "6"]
-    scheme = search_scheme(found, scheme_costs(layers, found.ratios), 1e9, np.random.default_rng(0))
-    assert scheme == Scheme(4, ((0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)))
-
-
-def test_an_impossible_search_budget_is_named() -> None:
-    tables = np.zeros(3), np.zeros((2, 4))
-    with pytest.raises(BudgetError, match="-1 bytes"):
-        search_scheme(Contributions(*tables), SchemeCosts(*tables), -1, np.random.default_rng(0))
-    none = search_scheme(
-        Contributions(np.zeros(3), np.ones((2, 4))),
-        SchemeCosts(np.array([0.0, 1, 2]), np.ones((2, 4))),
-        0.0,
-        np.random.default_rng(0),
-    )
-    assert none == Scheme(0)

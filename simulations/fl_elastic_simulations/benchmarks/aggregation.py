@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 import statistics
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Mapping
+from typing import Any
 
-from fl_elastic_simulations.benchmarks.results import Results
+import pandas as pd
+
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.engine.merging_cost import MERGED, MOST_KEPT, merging_cost
 
-__all__ = ["REPLIES", "bench_aggregation"]
+__all__ = ["BENCHMARK", "Aggregation"]
 
-REPLIES = (10, 100, 1000)
+_REPLIES = (10, 100, 1000)
 _REPEATS = 3
 
 
-def bench_aggregation(results: Results) -> None:
-    """Merge replies of a MobileNetV2-sized model, in turn, each run in a process of its own.
+class Aggregation(Benchmark):
+    """CPU seconds and memory of merging replies of a MobileNetV2, each run in a process of its own.
 
     Seconds are CPU time of one aggregation. Peak memory is the process's largest resident set over what it had
     before the first reply, in models of 14 MB. Flower gives its FedAvg all replies at once, so it is handed up
     to a hundred different ones; for a thousand the replies share their bytes and only the time counts.
     """
-    for replies in REPLIES:
-        if f"{MERGED[0]} | {replies}" in results.rows:
-            continue
-        found: dict[str, list[dict[str, float]]] = {kind: [] for kind in MERGED}
-        for _ in range(_REPEATS if replies <= MOST_KEPT else 1):
-            for kind in MERGED:
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                    found[kind].append(pool.submit(merging_cost, kind, replies).result())
-        for kind, cells in found.items():
-            row = {key: statistics.median(cell[key] for cell in cells) for key in cells[0]}
-            kept = kind == MERGED[0] and replies > MOST_KEPT
-            if kept:
-                del row["peak_models"]
-            results.add(f"{kind} | {replies}", row)
+
+    name = "aggregation"
+    fresh_process = True
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return the kinds of replies, in turn, several times where that does not take long."""
+        return {
+            f"{kind} | {replies} | {turn}": (kind, replies)
+            for replies in _REPLIES
+            for turn in range(_REPEATS if replies <= MOST_KEPT else 1)
+            for kind in MERGED
+        }
+
+    def run(self, kind: str, replies: int) -> Row:
+        """Merge so many replies of one kind."""
+        row: Row = dict(merging_cost(kind, replies))
+        if kind == MERGED[0] and replies > MOST_KEPT:
+            del row["peak_models"]
+        return row
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return milliseconds for a reply, and in brackets the peak in models: medians over the turns."""
+        table = pd.DataFrame(
+            {
+                kind: {f"{replies:,}": _text(rows, kind, replies) for replies in _REPLIES}
+                for kind in MERGED
+            }
+        )
+        return {"costs": table.rename_axis("replies")}
+
+
+def _text(rows: Rows, kind: str, replies: int) -> str:
+    found = [row for name, row in rows.items() if name.startswith(f"{kind} | {replies} | ")]
+    if not found:
+        return ""
+    milliseconds = 1e3 * statistics.median(row["seconds_per_reply"] for row in found)
+    peaks = [row["peak_models"] for row in found if "peak_models" in row]
+    peak = f" ({statistics.median(peaks):.0f})" if peaks else ""
+    return f"{milliseconds:.1f} ms{peak}"
+
+
+BENCHMARK = Aggregation()

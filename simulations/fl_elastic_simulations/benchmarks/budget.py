@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 import torch
 
 from fl_elastic.budget import Budget
@@ -12,27 +14,84 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.measured import measure_plan
-from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 
-__all__ = ["bench_budget"]
+# Registers models.
+from fl_elastic_simulations.models import small as _small  # noqa: F401
+
+__all__ = ["BENCHMARK", "SpeedUps"]
 
 _MODELS = ("torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:vgg11_bn", "small_vit")
 _SPEEDUPS = (1.5, 2.0, 2.5)
 _BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 60
 
 
-def bench_budget(results: Results) -> None:
-    """Train each model under each speed-up, then time every plan that was in force beside full steps.
+class SpeedUps(Benchmark):
+    """Speed-ups asked and achieved by four models, one thread and its CPU time.
 
-    One thread and its CPU time. The trainer corrects its plan while it trains; each plan is then compared with full
-    steps of the same model, taken in turn, and weighted by the steps for which it was in force.
+    The trainer corrects its plan while it trains; each plan is then timed in turn with full steps of the same
+    model, and weighted by the steps for which it was in force.
     """
-    torch.set_num_threads(1)
-    for name in _MODELS:
-        for speedup in _SPEEDUPS:
-            cell = f"{name.removeprefix('torchvision:')} at {speedup}"
-            if cell not in results.rows:
-                results.add(cell, _measure(name, speedup))
+
+    name = "budget"
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return each model under each speed-up."""
+        return {
+            f"{name.removeprefix('torchvision:')} at {speedup}": (name, speedup)
+            for name in _MODELS
+            for speedup in _SPEEDUPS
+        }
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return what each model achieved, and the largest speed-up of a step, the lowest of its profiles."""
+        found: dict[str, dict[str, str]] = {}
+        floors: dict[str, float] = {}
+        for name, row in rows.items():
+            model, _, asked = name.partition(" at ")
+            floors[model] = min(floors.get(model, row["floor_speedup"]), row["floor_speedup"])
+            cells = found.setdefault(model, {})
+            cells[f"asked {asked}"] = f"{row['achieved_speedup']:.2f}"
+        for model, floor in floors.items():
+            found[model]["floor"] = f"{floor:.1f}"
+        return {"achieved": pd.DataFrame.from_dict(found, orient="index").rename_axis("model")}
+
+    def run(self, name: str, speedup: float) -> Row:
+        """Train one model under one speed-up."""
+        torch.set_num_threads(1)
+        model = build_model(name, (3, _PIXELS, _PIXELS), _CLASSES, seed=0).train()
+        batches = _batches()
+        trainer = ElasticTrainer(
+            model,
+            classification_loss,
+            _sgd,
+            budget=Budget(speedup=speedup),
+            options=TrainerOptions(timing=Timing(clock="cpu")),
+        )
+        report = trainer.fit(batches)
+        ends = [*(start for start, _ in report.plans[1:]), report.steps]
+        measured = [
+            (
+                end - start,
+                measure_plan(model, classification_loss, batches[0], _sgd, plan, clock="cpu"),
+            )
+            for (start, plan), end in zip(report.plans, ends, strict=True)
+        ]
+        spent = sum(steps / found.speedup for steps, found in measured)
+        achieved = report.requested_steps / spent
+        last = measured[-1][1]
+        return {
+            "requested_speedup": speedup,
+            "achieved_speedup": achieved,
+            "error": achieved / speedup - 1,
+            "last_plan_speedup": last.speedup,
+            "floor_speedup": report.full_step_seconds / last.plan.floor_step_seconds,
+            "steps": report.steps,
+            "requested_steps": report.requested_steps,
+            "plans": len(report.plans),
+            "predicted_speedup_of_first_plan": report.plans[0][1].predicted_speedup,
+            "full_step_milliseconds": 1e3 * last.full_step_seconds,
+        }
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -51,34 +110,4 @@ def _batches() -> list[Batch]:
     return [distinct[step % len(distinct)] for step in range(_STEPS)]
 
 
-def _measure(name: str, speedup: float) -> dict[str, Any]:
-    model = build_model(name, (3, _PIXELS, _PIXELS), _CLASSES, seed=0).train()
-    batches = _batches()
-    trainer = ElasticTrainer(
-        model,
-        classification_loss,
-        _sgd,
-        budget=Budget(speedup=speedup),
-        options=TrainerOptions(timing=Timing(clock="cpu")),
-    )
-    report = trainer.fit(batches)
-    ends = [*(start for start, _ in report.plans[1:]), report.steps]
-    measured = [
-        (end - start, measure_plan(model, classification_loss, batches[0], _sgd, plan, clock="cpu"))
-        for (start, plan), end in zip(report.plans, ends, strict=True)
-    ]
-    spent = sum(steps / found.speedup for steps, found in measured)
-    achieved = report.requested_steps / spent
-    last = measured[-1][1]
-    return {
-        "requested_speedup": speedup,
-        "achieved_speedup": achieved,
-        "error": achieved / speedup - 1,
-        "last_plan_speedup": last.speedup,
-        "floor_speedup": report.full_step_seconds / last.plan.floor_step_seconds,
-        "steps": report.steps,
-        "requested_steps": report.requested_steps,
-        "plans": len(report.plans),
-        "predicted_speedup_of_first_plan": report.plans[0][1].predicted_speedup,
-        "full_step_milliseconds": 1e3 * last.full_step_seconds,
-    }
+BENCHMARK = SpeedUps()

@@ -1,24 +1,28 @@
-"""Every method of unequal clients in the same simulated fleets: accuracy, time, bytes, coverage."""
+"""Every method of unequal clients in the same simulated fleets: accuracy, time, bytes, and what choosing takes."""
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
+import pandas as pd
 import torch
 
 from fl_elastic.errors import ProfileError, ScenarioError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
-from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
-from fl_elastic_simulations.benchmarks.federation_summary import DECIMALS, summarise_task
+from fl_elastic_simulations.benchmarks.benchmark import (
+    Benchmark,
+    Request,
+    Row,
+    Rows,
+    chosen_tasks,
+)
+from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_tasks import (
-    SEEDS,
     TASKS,
     FederationTask,
     bandwidth_of,
@@ -26,117 +30,161 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     methods_of,
     task_scenario,
 )
-from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.data.datasets import data_root_folder
-from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.quiet import quiet_log
-from fl_elastic_simulations.engine.server import Simulation, run_cell
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_method
 from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["SEEDS", "Silent", "bench_federation", "cell_name", "federation_cell", "task_costs"]
+__all__ = ["BENCHMARK", "Cells", "Federation", "federation_cell", "sooner", "task_costs"]
+
+Cells: TypeAlias = Mapping[int, Mapping[str, Any]]
+"""Rows of one method in one task by seed."""
 
 # Headers of messages make a round a little longer than its numbers do.
 _SPARE = 1.01
-_QUICK_TASKS = ("cifar-correlated-0.3", "har-correlated")
-_QUICK_SHARE = 0.25
+_DECIMALS = 4
 
 
-class Silent:
-    """Progress that nobody watches."""
-
-    def cell(self, method: str, seed: int, rounds: int) -> None:
-        """Hear nothing."""
-
-    def reply(self, received: int, expected: int) -> None:
-        """Hear nothing."""
-
-    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Hear nothing."""
-
-
-def bench_federation(
-    results: Results,
-    data_root: str | Path | None = None,
-    *,
-    among: Mapping[str, FederationTask] = TASKS,
-    tasks: Iterable[str] = (),
-    seeds: Iterable[int] = SEEDS,
-    methods: Iterable[str] = (),
-    quick: bool = False,
-    workers: int = 2,
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Run every method of every task with every seed; finished cells are kept.
+class Federation(Benchmark):
+    """Accuracy, time and bytes of every method of unequal clients in the same simulated fleets.
 
     All methods of a task get the simulated time in which the reference, FedAvg waiting for its slowest client, does
-    its rounds, and the same measured costs, of training and of choosing, stored beside the table. Several processes
-    may fill one table, each with cells of its own.
-
-    Parameters
-    ----------
-    results : Results
-        The table.
-    data_root : path-like, optional
-        Where the datasets are.
-    among : mapping of str to FederationTask
-        The benchmark's tasks.
-    tasks : iterable of str
-        Names of them; all if none is given.
-    seeds : iterable of int
-        Of splits, first weights and batches.
-    methods : iterable of str
-        Names of their methods; all if none is given.
-    quick : bool
-        A quarter of the time of two tasks with one seed.
-    workers : int
-        Cells at a time, each on one core.
-    tell : callable
-        Hears of each finished cell.
-
-    Raises
-    ------
-    ScenarioError
-        If a task or method is unknown.
+    its rounds, and the same measured costs of training and of choosing, which are kept beside the table.
     """
-    root = str(data_root_folder(data_root))
-    names = chosen_tasks(tasks or (_QUICK_TASKS if quick else ()), among)
-    chosen = {name: _quick(among[name]) if quick else among[name] for name in names}
-    wanted = chosen_tasks(methods, methods_of(among), what="method")
-    profiles = results.path.parent / "federation"
-    for name, task in chosen.items():
-        task_costs(name, task, profiles, root)
-    cells = {
-        cell_name(name, method, seed): (name, task, method, seed, str(profiles), root)
-        for seed in ([0] if quick else list(seeds))
-        for name, task in chosen.items()
-        for method in task.methods
-        if method in wanted
+
+    name = "federation"
+    tasks: ClassVar[Mapping[str, FederationTask]] = TASKS
+    columns: ClassVar[Mapping[str, FederationTask]] = TASKS
+    """Tasks that have a column in tables."""
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return every method of every task with every seed."""
+        tasks = {name: self.task(name) for name in chosen_tasks(request.tasks, self.tasks)}
+        wanted = chosen_tasks(request.methods, methods_of(self.tasks), what="method")
+        costs = request.folder.with_name("federation")
+        for name, task in tasks.items():
+            task_costs(name, task, costs, request.data_root)
+        return {
+            f"{name} | {method} | {seed}": (name, task, method, seed, costs, request.data_root)
+            for seed in request.seeds or self.seeds
+            for name, task in tasks.items()
+            for method in task.methods
+            if method in wanted
+        }
+
+    def task(self, name: str) -> FederationTask:
+        """Return a task as it is run."""
+        return self.tasks[name]
+
+    def run(
+        self, name: str, task: FederationTask, method: str, seed: int, costs: Path, data_root: str
+    ) -> Row:
+        """Run one method of one task with one seed."""
+        return federation_cell(name, task, method, seed, costs, data_root)
+
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """Return accuracy, rounds and processor time."""
+        return (
+            f"{row['final_accuracy']:.3f} after {row['rounds']} rounds, {row['cpu_seconds']:.0f} s"
+        )
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return accuracies with time and bytes to that of waiting, and what choosing takes."""
+        return {
+            "accuracy": self.by_task(rows, self._accuracy),
+            "charges": self.by_task(rows, self._charges),
+        }
+
+    def by_task(
+        self, rows: Rows, cell: Callable[[Cells, Cells], str], against: str = REFERENCE
+    ) -> pd.DataFrame:
+        """Return a table of methods by tasks, a cell of which is made of the method's rows and the reference's."""
+        columns = {}
+        methods = methods_of(self.columns)
+        for name, task in self.columns.items():
+            reference = cells_of(rows, name, against)
+            column = {
+                method: cell(own, reference)
+                for method in methods
+                if (own := cells_of(rows, name, method)) and set(own) & set(reference)
+            }
+            if column:
+                columns[task.title] = column
+        table = pd.DataFrame(columns)
+        return table.reindex([each for each in methods if each in table.index]).rename_axis(
+            "method"
+        )
+
+    def _accuracy(self, own: Cells, reference: Cells) -> str:
+        seeds = sorted(set(own) & set(reference))
+        found = [each for seed in seeds if (each := sooner(own[seed], reference[seed]))]
+        ratios = "never"
+        if found:
+            some = f" in {len(found)} of {len(seeds)}" if len(found) < len(seeds) else ""
+            means = (statistics.fmean(each) for each in zip(*found, strict=True))
+            ratios = ", ".join(f"{mean:.1f}x" for mean in means) + some
+        accuracy = mean_text([own[seed]["final_accuracy"] for seed in seeds])
+        return f"{accuracy} ({ratios}){self.of_seeds(len(seeds))}"
+
+    def _charges(self, own: Cells, reference: Cells) -> str:
+        rows = pd.DataFrame([own[seed] for seed in sorted(set(own) & set(reference))])
+        means, clients = rows.mean(numeric_only=True), rows["client_seconds"].sum()
+        if not means["choosing_seconds"] and not means["profile_seconds"]:
+            return "none"
+        return ", ".join(
+            f"{means[name]:.3g} s ({100 * rows[name].sum() / clients:.1f} %)"
+            for name in ("choosing_seconds", "profile_seconds")
+        )
+
+    def of_seeds(self, count: int) -> str:
+        """Say of how many seeds a figure is, where it is not of those with which every cell is run.
+
+        >>> BENCHMARK.of_seeds(1), BENCHMARK.of_seeds(3), BENCHMARK.of_seeds(5)
+        (' [1 of 3 seeds]', '', ' [5 seeds]')
+        """
+        if count == len(self.seeds):
+            return ""
+        return f" [{count} of {len(self.seeds)} seeds]" if count < 3 else f" [{count} seeds]"
+
+
+def cells_of(rows: Rows, task: str, method: str) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of a method in a task by seed."""
+    begin = f"{task} | {method} | "
+    return {
+        int(name.removeprefix(begin)): row for name, row in rows.items() if name.startswith(begin)
     }
-    try:
-        add_missing(
-            results, federation_cell, cells, workers, tell,
-            lambda row: f"{row['final_accuracy']:.3f} after {row['rounds']} rounds, {row['cpu_seconds']:.0f} s",
-        )  # fmt: skip
-    finally:
-        # Also where it was interrupted: what is there is worth a table.
-        results.catch_up()
-        for name, task in chosen.items():
-            for method, row in summarise_task(results.rows, name, list(task.methods)).items():
-                results.add(f"summary {name} | {method}", row)
-        if results.rows:
-            write_federation_page(
-                results.rows, results.measured_with(), results.path.with_suffix(".html"), among
-            )
 
 
-def cell_name(task: str, method: str, seed: int) -> str:
-    """Return the row's name of one cell."""
-    return f"{task} | {method} | {seed}"
+def sooner(
+    cell: Mapping[str, Any], reference: Mapping[str, Any]
+) -> tuple[float, float, float] | None:
+    """Return the reference's time, uplink and bytes both ways to its own final accuracy over the method's.
+
+    Those of the first test that reaches it; None if the method never does. Tests come at the same times for all,
+    so that a method is not helped or delayed by how long its rounds are.
+
+    >>> slow = {"final_accuracy": 0.5, "curve": [[4.0, 8, 8, 0.4], [8.0, 16, 16, 0.5]]}
+    >>> fast = {"final_accuracy": 0.6, "curve": [[2.0, 2, 2, 0.5], [4.0, 8, 8, 0.6]]}
+    >>> sooner(fast, slow)
+    (4.0, 8.0, 8.0)
+    """
+    # As exact as points of a curve are: else waiting might not reach what it ends at.
+    target = round(reference["final_accuracy"], _DECIMALS)
+    reached = []
+    for row in (cell, reference):
+        points = (p[:3] for p in row["curve"] if p[3] >= target and p[2] > 0)
+        reached.append(next(points, None))
+    ours, theirs = reached
+    if ours is None or theirs is None or min(ours[:2]) <= 0:
+        return None
+    return theirs[0] / ours[0], theirs[1] / ours[1], sum(theirs[1:]) / sum(ours[1:])
 
 
 def task_costs(
@@ -161,11 +209,11 @@ def task_costs(
 
 
 def federation_cell(
-    name: str, task: FederationTask, method: str, seed: int, profiles: str, data_root: str
-) -> dict[str, Any]:
+    name: str, task: FederationTask, method: str, seed: int, costs: Path, data_root: str
+) -> Row:
     """Run one method of one task with one seed in this process; return its row."""
     torch.set_num_threads(1)
-    profile, choosing = task_costs(name, task, Path(profiles), data_root)
+    profile, choosing = task_costs(name, task, costs, data_root)
     scenario = _timed(task, profile)
     section = next(each for each in scenario.methods if each.name == method_key(method))
     # Clients would refuse one by one, in every round, and the row would say that the method gains nothing.
@@ -175,7 +223,7 @@ def federation_cell(
         simulation = Simulation(scenario, Path(scratch), data_root)
         save_profile(profile, simulation.profile_file)
         grid = InProcessGrid(len(scenario.clients), simulated_client_app())
-        cell = run_cell(simulation, grid, Silent(), section, seed, profile, choosing)
+        cell = run_method(simulation, grid, Progress(), section, seed, profile, choosing)
     return _row(cell) | {"cpu_seconds": round(time.process_time() - started, 1)}
 
 
@@ -190,47 +238,40 @@ def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
     return task_scenario(task, bandwidth, task.reference_rounds * full_round * _SPARE)
 
 
-def _row(cell: Cell) -> dict[str, Any]:
-    """Return what is kept of a cell: the curve, final figures, and how much of the model each class trained.
+def _row(run: RunResult) -> Row:
+    """Return what is kept of a run: final figures, and tests that are better than all before, with the last one.
 
     A point of the curve is simulated seconds, bytes up and down until then, and accuracy.
     """
-    last = cell.history[-1]
-    coverage = {
-        device: np.mean(shares, axis=0) for device, shares in cell.coverage.items() if shares
-    }
+    history, last = pd.DataFrame(run.history), run.history[-1]
+    curve = history[["simulated_seconds", "uplink_bytes", "downlink_bytes", "accuracy"]]
+    tested = history["accuracy"].tolist()[1:]
     return {
-        "final_accuracy": final_accuracy(
-            [row["accuracy"] for row in cell.history[1:]], at_equal_times=True
-        ),
+        "final_accuracy": final_accuracy(tested, at_equal_times=True),
         "rounds": int(last["round"]),
-        "simulated_seconds": last["simulated_seconds"],
-        "uplink_bytes": last["uplink_bytes"],
-        "downlink_bytes": last["downlink_bytes"],
-        "accepted": cell.accepted,
-        "rejected": cell.rejected,
-        "client_seconds": cell.client_seconds,
-        "choosing_seconds": cell.choosing_seconds,
-        "profile_seconds": cell.profile_seconds,
-        "curve": [
-            [
-                round(row["simulated_seconds"], DECIMALS),
-                row["uplink_bytes"],
-                row["downlink_bytes"],
-                round(row["accuracy"], DECIMALS),
-            ]
-            for row in cell.history
-        ],
-        "cuts": [[round(seconds, DECIMALS), group] for seconds, group in cell.cuts],
-        "features_found": cell.features_found,
-        "features_computed": cell.features_computed,
-        "coverage": {
-            device: {"mean": round(float(each.mean()), 3), "least": round(float(each.min()), 3)}
-            for device, each in coverage.items()
-        },
+        **{name: last[name] for name in ("simulated_seconds", "uplink_bytes", "downlink_bytes")},
+        "accepted": run.accepted,
+        "rejected": run.rejected,
+        "client_seconds": run.client_seconds,
+        "choosing_seconds": run.choosing_seconds,
+        "profile_seconds": run.profile_seconds,
+        "features_found": run.features_found,
+        "features_computed": run.features_computed,
+        "curve": best_so_far(curve.round(_DECIMALS).values.tolist()),
     }
 
 
-def _quick(task: FederationTask) -> FederationTask:
-    rounds = max(round(task.reference_rounds * _QUICK_SHARE), 1)
-    return replace(task, reference_rounds=rounds)
+def best_so_far(curve: list[list[float]]) -> list[list[float]]:
+    """Return the tests after a round that are better than all before them, and the last test.
+
+    >>> best_so_far([[0, 0, 0, 0.9], [1, 2, 2, 0.3], [2, 4, 4, 0.2], [3, 6, 6, 0.4], [4, 8, 8, 0.4]])
+    [[1, 2, 2, 0.3], [3, 6, 6, 0.4], [4, 8, 8, 0.4]]
+    """
+    kept: list[list[float]] = []
+    for point in curve:
+        if point[2] > 0 and all(point[3] > before[3] for before in kept):
+            kept.append(point)
+    return kept if kept[-1:] == curve[-1:] else [*kept, curve[-1]]
+
+
+BENCHMARK = Federation()

@@ -40,14 +40,6 @@ METHODS: dict[str, Table] = {
     "fedel": {"peer": "fedel"},
     "fedel, free probe, our server": {"peer": "fedel_free_probe"} | _SERVER,
     "heterofl": {"peer": "heterofl"},
-    # Windows of channels: the first ones, ones that move on, ones by chance, and inner ones alone in a policy.
-    "heterofl, our server": {"peer": "heterofl"} | _SERVER,
-    "fedrolex, our server": {"peer": "fedrolex"} | _SERVER,
-    "random windows, our server": {"peer": "random_windows"} | _SERVER,
-    # From random weights: blocks added from the input on, or frozen from the input on as they settle.
-    "growing, our server": {"peer": "progfed"} | _SERVER,
-    "freezing, our server": _FULL | {"budgeted": True, "cut": "settling"} | _SERVER,
-    "slice_out, our server": {"policy": "slice_out_fit", "rule": "contributors"} | _SERVER,
 }
 """By the name in the table; what is not said has the defaults of a scenario.
 
@@ -93,7 +85,6 @@ def across_rounds(cut: str) -> dict[str, Table]:
         "fewer full steps, our server": METHODS["fewer full steps, our server"],
         # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
         SAME_HEAD: _FEWER | _SOLVED,
-        "fixed cut, trained head": _FEWER | fixed | _SERVER,
         "bias only, solved head": {"policy": "bias"} | _SOLVED,
         "last layers, solved head": {"policy": "last_k"} | _SOLVED,
         # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
@@ -102,7 +93,6 @@ def across_rounds(cut: str) -> dict[str, Table]:
         "timelyfl, solved head": {"peer": "timelyfl"} | _SOLVED,
         "fedel, solved head": {"peer": "fedel"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,
-        "fixed cut, solved head, 8 bits": _FEWER | fixed | _SOLVED | _SMALL,
         "moving cut, solved head": _FEWER | {"cut": "moving"} | _SOLVED,
         "moving cut, solved head, 8 bits": _FEWER | {"cut": "moving"} | _SOLVED | _SMALL,
         "fl_elastic, solved head": _ELASTIC | _SOLVED,

@@ -184,30 +184,20 @@ PRETRAINED: dict[str, FederationTask] = {
 """Tasks of the benchmark across rounds, by the name on the command line."""
 
 
-def _long(name: str, rounds: int, *methods: str, **training: Any) -> FederationTask:
+def _long(name: str, rounds: int, *methods: str) -> FederationTask:
     """Return a task of few methods that lasts for so many rounds of waiting, by the clock of a shorter one."""
     task = PRETRAINED[name]
-    optimizer = "SGD" if training.get("optimizer") == "sgd" else "AdamW"
     return replace(
         task,
-        title=f"{task.title}, {optimizer}",
-        training=task.training | training,
+        title=f"{task.title}, AdamW",
         reference_rounds=rounds,
         methods={method: task.methods[method] for method in methods},
         costs=name,
     )
 
 
-# The rate and momentum with which a head that begins at zeros learns fastest in the table of unequal clients.
-_SGD: Table = {"optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.9}
-
 CONVERGED: dict[str, FederationTask] = {
     "birds-converged": _long("birds-pretrained", 60, REFERENCE),
-    "birds-converged-sgd": _long("birds-pretrained", 60, REFERENCE, **_SGD),
-    # They do more rounds in the same time, and are there sooner.
-    "birds-steps-converged-sgd": _long(
-        "birds-pretrained", 30, "fewer full steps, our server", **_SGD
-    ),
     "signs-converged": _long("signs-pretrained", 60, REFERENCE),
 }
 """How far plain methods get in the end, which those above are to reach sooner."""

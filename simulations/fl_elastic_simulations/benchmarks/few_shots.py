@@ -16,21 +16,19 @@ from torch.nn.functional import interpolate
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
-from fl_elastic.named_models import resolve_model
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, load_profile
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
+from fl_elastic_simulations.benchmarks.transfer import pretrained_mobilenet
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 from fl_elastic_simulations.data.episodes import Episode, PseudoQueries, sample_episode
-from fl_elastic_simulations.models.pretrained import load_pretrained
 
 __all__ = ["EPISODES", "few_shots_row", "keep_few_shots_costs"]
 
 EPISODES = 40
 """Of a seed."""
-_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 _ITERATIONS, _PIXELS, _MOST_WAYS, _MOST_SUPPORT, _RATE = 10, 40, 8, 25, 3e-4
 
 
@@ -119,10 +117,9 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _backbone(root: str, ways: int | None = None) -> nn.Module:
     """Return the network, without a head if there are no ways."""
-    model = resolve_model("mobilenet_v2", ways or 10)
+    model = pretrained_mobilenet(root, ways or 10)
     if ways is None:
         model.classifier = nn.Identity()
-    load_pretrained(model, Path(root) / _WEIGHTS)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             # Support sets are small: norms keep the statistics of pre-training.

@@ -2,75 +2,145 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from fl_elastic.errors import TrainingError
-from fl_elastic_simulations.benchmarks.results import Results
+import pandas as pd
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError
+from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.planning import Plan
+from fl_elastic.training import ElasticTrainer, TrainerOptions
+from fl_elastic.training.apply_plan import plan_applied
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
+from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.steps import kept_bytes, sgd
 from fl_elastic_simulations.benchmarks.unlike_models import UNLIKE_MODELS
 
-__all__ = ["bench_fit_peaks", "fit_peaks_markdown"]
+__all__ = ["BENCHMARK", "FitPeaks"]
 
-_SHARES = (4, 8)
+_SHARES = ("1/4", "1/8")
+_STEPS = 4
 
 
-def bench_fit_peaks(results: Results, tell: Callable[[str], None]) -> None:
-    """Fit each model under shares of what a full step keeps, each fit in a process of its own with one thread.
+class FitPeaks(Benchmark):
+    """Peaks of first fits under a quarter and an eighth of what a full step keeps, each in a process of its own.
 
     A peak is that of the resident set from before the fit until the update is handed over, above the one that the
     same process reached by one inference of the same batch.
     """
-    for name in UNLIKE_MODELS:
-        if name not in results.rows:
-            tell(name)
-            full = _measured(name)
-            shares = {
-                f"1/{share}": _measured(name, full["kept_bytes"] / share) for share in _SHARES
+
+    name = "fit-peaks"
+    fresh_process = True
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return plain full steps of each model, and then its fits under shares of what one of them keeps."""
+        cases: dict[str, tuple[Any, ...]] = {f"{name} | full": (name,) for name in UNLIKE_MODELS}
+        for name in UNLIKE_MODELS:
+            if full := rows.get(f"{name} | full"):
+                cases |= {
+                    f"{name} | {share}": (name, full["kept_bytes"] / int(share[2:]))
+                    for share in _SHARES
+                }
+        return cases
+
+    def run(self, name: str, memory: float | None = None) -> Row:
+        """Fit one model once under a budget of bytes, or take plain full steps without one."""
+        torch.set_num_threads(1)
+        kind = UNLIKE_MODELS[name]
+        model, batch = kind.model(), kind.batch()
+        set_back_peak()
+        with torch.no_grad():
+            model.eval()(batch[0])
+        model.train()
+        before = resident_bytes("VmHWM")
+        if memory is None:
+            return _full_steps(model, batch, before)
+        return _fit(model, batch, before, memory)
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return peaks over budgets, and over what a full step keeps for plain full steps."""
+        found: dict[str, dict[str, str]] = {}
+        for name in UNLIKE_MODELS:
+            full = rows.get(f"{name} | full")
+            if full is None:
+                continue
+            found[name] = {
+                "full step keeps, MB": f"{full['kept_bytes'] / 1e6:.0f}",
+                "plain full steps' peak over that": f"{full['peak_bytes'] / full['kept_bytes']:.2f}",
             }
-            results.add(name, {"full": full, **shares})
+            for share in _SHARES:
+                fit = rows.get(f"{name} | {share}")
+                if fit is not None:
+                    refused = "refused" in fit
+                    found[name] |= {
+                        f"{share}: budget, MB": f"{fit['budget_bytes'] / 1e6:.0f}",
+                        f"{share}: peak over it": "refused"
+                        if refused
+                        else f"{fit['peak_over_budget']:.2f}",
+                        f"{share}: groups": "none"
+                        if refused
+                        else f"{fit['groups']} of {fit['of_groups']}",
+                    }
+        return {"peaks": pd.DataFrame.from_dict(found, orient="index")}
 
 
-def fit_peaks_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table of all models: peaks over budgets, and over what a full step keeps for plain full steps."""
-    heads = " | ".join(f"1/{share}: budget, MB | peak over it | groups" for share in _SHARES)
-    columns = 3 + 3 * len(_SHARES)
-    lines = [
-        f"| | full step keeps, MB | plain full steps' peak over that | {heads} |",
-        f"|{' --- |' * columns}",
-    ]
-    for name, row in rows.items():
-        full = row["full"]
-        cells = [
-            f"{full['kept_bytes'] / 1e6:.0f}",
-            f"{full['peak_bytes'] / full['kept_bytes']:.2f}",
-        ]
-        for share in _SHARES:
-            fit = row[f"1/{share}"]
-            cells.append(f"{fit['budget_bytes'] / 1e6:.0f}")
-            if "refused" in fit:
-                cells += ["refused", "none"]
-            else:
-                cells += [
-                    f"{fit['peak_over_budget']:.2f}",
-                    f"{fit['groups']} of {fit['of_groups']}",
-                ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _full_steps(model: nn.Module, batch: Batch, before: int) -> Row:
+    """Return the peak of plain full steps and the bytes that one keeps: saved tensors, gradients and state."""
+    optimizer = sgd(model.parameters())
+    for _ in range(_STEPS):
+        optimizer.zero_grad(set_to_none=True)
+        compute_loss(model, functional.cross_entropy, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    peak = resident_bytes("VmHWM") - before
+    optimizer.zero_grad(set_to_none=True)
+    saved = kept_bytes(lambda: compute_loss(model, functional.cross_entropy, batch), model)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return {"kept_bytes": saved + 2 * weights, "saved_bytes": saved, "peak_bytes": peak}
 
 
-def _measured(name: str, memory: float | None = None) -> dict[str, Any]:
-    asked = [name] if memory is None else [name, str(memory)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "fl_elastic_simulations.benchmarks.one_fit", *asked],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False,
+def _fit(model: nn.Module, batch: Batch, before: int, memory: float) -> Row:
+    """Fit under a budget and hand the update over; return the peak, and saved bytes predicted and counted."""
+    trainer = ElasticTrainer(
+        model, functional.cross_entropy, sgd, budget=Budget(memory=memory),
+        options=TrainerOptions(seed=0),
     )  # fmt: skip
-    if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-        raise TrainingError(f"the process that fits {name} ended with {last!r}")
-    row: dict[str, Any] = json.loads(ended.stdout)
-    return row
+    try:
+        report = trainer.fit([batch] * _STEPS)
+    except BudgetError as error:
+        peak = resident_bytes("VmHWM") - before
+        return {"budget_bytes": memory, "refused": str(error), "peak_bytes": peak}
+    trainer.update()
+    peak = resident_bytes("VmHWM") - before
+    plan = report.plan
+    return {
+        "budget_bytes": memory,
+        "peak_bytes": peak,
+        "peak_over_budget": peak / memory,
+        "groups": int(plan.mask.sum()),
+        "of_groups": len(plan.groups),
+        "depth": plan.depth,
+        "based_on": report.based_on,
+        "predicted_bytes": plan.predicted_step_bytes,
+        **_saved(trainer, plan, batch),
+    }
+
+
+def _saved(trainer: ElasticTrainer, plan: Plan, batch: Batch) -> Row:
+    """Return the bytes of a step's saved tensors as they were predicted, and as hooks count them."""
+    assert trainer.profile is not None
+    model = trainer.model
+    trainer.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]
+    with plan_applied(plan, model):
+        counted = kept_bytes(lambda: compute_loss(model, functional.cross_entropy, batch), model)
+    memory = plan.memory(trainer.profile)
+    predicted = memory.activations - memory.largest_block
+    return {"predicted_saved_bytes": predicted, "counted_saved_bytes": counted}
+
+
+BENCHMARK = FitPeaks()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from fl_elastic_simulations.benchmarks.cells import chosen_tasks
-from fl_elastic_simulations.benchmarks.federation import bench_federation
+import pandas as pd
+
+from fl_elastic_simulations.benchmarks.benchmark import (
+    Request,
+    Results,
+    Rows,
+    chosen_tasks,
+)
+from fl_elastic_simulations.benchmarks.federation import Cells, Federation, cells_of, sooner
 from fl_elastic_simulations.benchmarks.federation_methods import CLOSED_FORM, REFERENCE
-from fl_elastic_simulations.benchmarks.federation_summary import cells_of, sooner_than
 from fl_elastic_simulations.benchmarks.federation_tasks import FederationTask
-from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.data.datasets import data_root_folder
 from fl_elastic_simulations.models.pretraining import (
+    Lessons,
     Recipe,
     of_documentation,
     of_images,
@@ -26,23 +29,12 @@ from fl_elastic_simulations.models.pretraining import (
 from fl_elastic_simulations.models.vision import HEAD, seeded_vision_model
 from fl_elastic_simulations.report.formats import bytes_text
 
-__all__ = [
-    "BASE",
-    "LORA",
-    "METHODS",
-    "SEEDS",
-    "SOLVED",
-    "bench_lora",
-    "lora_filled",
-    "lora_markdown",
-]
+__all__ = ["BASE", "BENCHMARK", "LORA", "METHODS", "SOLVED", "Adapters"]
 
 Table = dict[str, Any]
 
-SEEDS = (0, 1, 2)
-"""With which every cell of the table is run."""
-BASE = "base"
-"""Row of the language model before it is adapted; that of images is called after its task as well."""
+BASE = {"plays": "base", "clothes": "base clothes"}
+"""Rows of the models before they are adapted, by task."""
 _IMAGES = "cifar10_jpegq75"
 # Of eight blocks; the devices with the least memory hold a step above the first of these, not of the second.
 _CUT, _HALF = "block7", "block5"
@@ -56,10 +48,7 @@ METHODS: dict[str, Table] = {
     "fewer steps, products": _FULL | {"budgeted": True, "rule": "products"},
     "ffa-lora": {"peer": "ffa_lora"},
     "flexlora-style": {"peer": "flex_lora"},
-    "flora-style": {"peer": "flora"},
     "lisa-style": {"peer": "random_blocks"},
-    "legend-style": {"peer": "legend"},
-    "fedquad-style": {"peer": "fedquad"},
     # The depth of both, without unequal ranks and with activations as they are.
     "depth by budget, legend-style": {"policy": "last_k"},
     "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},
@@ -109,118 +98,79 @@ LORA: dict[str, FederationTask] = {
 """By the name on the command line."""
 
 
-def bench_lora(
-    results: Results,
-    data_root: str | Path | None = None,
-    *,
-    tasks: Iterable[str] = (),
-    seeds: Iterable[int] = SEEDS,
-    methods: Iterable[str] = (),
-    workers: int = 1,
-    recipe: Recipe | None = None,
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Run every method of every task with every seed, from weights pretrained here; finished cells are kept.
+class Adapters(Federation):
+    """Accuracy, time and bytes of ways to train adapters of models of text and images on unequal devices.
 
-    The weights are made once and kept in the user's cache, outside of the table; how good they are is a row.
-
-    Parameters
-    ----------
-    results : Results
-        The table.
-    data_root : path-like, optional
-        Where the datasets are.
-    tasks, seeds, methods, workers, tell
-        As in `fl_elastic_simulations.benchmarks.federation.bench_federation`.
-    recipe : Recipe, optional
-        By which the model is pretrained.
-
-    Raises
-    ------
-    ScenarioError
-        If a task or method is unknown.
-    """
-    recipe, root = recipe or Recipe(), str(data_root_folder(data_root))
-    lessons = {
-        "plays": (BASE, of_documentation),
-        "clothes": (
-            f"{BASE} clothes", lambda: of_images(seeded_vision_model, _IMAGES, root, left=HEAD)
-        ),
-    }  # fmt: skip
-    among = {}
-    for name in chosen_tasks(tasks, LORA):
-        row_name, learnt_from = lessons[name]
-        weights = pretrained_file(recipe, name)
-        if not weights.exists() or row_name not in results.rows:
-            row = pretraining(recipe, learnt_from(), weights)
-            results.add(row_name, row)
-            tell(
-                f"{row_name}: accuracy {row['accuracy']:.3f} on what it learnt from, {row['cpu_seconds']:.0f} s"
-            )
-        among[name] = replace(LORA[name], weights=str(weights))
-    bench_federation(
-        results, data_root,
-        among=among, seeds=seeds, methods=methods, workers=workers, tell=tell,
-    )  # fmt: skip
-
-
-def lora_markdown(rows: Mapping[str, Mapping[str, Any]], task: str) -> list[str]:
-    """Return the lines of a Markdown table of a task: means over the seeds of each method.
-
-    Accuracy at the end, and how many points more than waiting with the same seeds; how many times sooner, and with
-    how many times fewer bytes in both directions, a method reaches the accuracy of waiting; bytes of the whole run;
-    and the share of the clients' rounds that were merged.
-
-    >>> lora_markdown({}, "plays")
-    ['No cell of this table is measured yet.']
-    """
-    reference = cells_of(rows, task).get(REFERENCE, {})
-    lines = []
-    for method in LORA[task].methods:
-        cells = cells_of(rows, task).get(method, {})
-        found = sooner_than(cells, reference)
-        if found is None:
-            continue
-        seeds, reached, times, both = found
-        some = "" if reached == seeds else f" in {reached} of {seeds}"
-        sooner = f"{times:.1f}x{some} | {both:.1f}x" if reached else "never | never"
-        against = statistics.fmean(
-            cells[seed]["final_accuracy"] - reference[seed]["final_accuracy"]
-            for seed in set(cells) & set(reference)
-        )
-        more = f"{100 * against:+.1f}"
-        if method == REFERENCE:
-            sooner, more = " | ", ""
-        merged, asked = (
-            sum(cell["accepted"] + share * cell["rejected"] for cell in cells.values())
-            for share in (0, 1)
-        )
-        accuracy, sent, received = (
-            statistics.fmean(cell[name] for cell in cells.values())
-            for name in ("final_accuracy", "uplink_bytes", "downlink_bytes")
-        )
-        lines.append(
-            f"| {method} | {seeds} | {100 * accuracy:.1f} | {more} | {sooner} | {bytes_text(sent)} "
-            f"| {bytes_text(received)} | {100 * merged / asked:.0f} % |"
-        )
-    if not lines:
-        return ["No cell of this table is measured yet."]
-    return [
-        "| method | seeds | accuracy in % | more than waiting | sooner | fewer bytes | sent | received | merged |",
-        "| --- |" + " --- |" * 8,
-        *lines,
-    ]
-
-
-def lora_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    r"""Return a document with the table of each task between its marks.
-
-    >>> lora_filled("<!-- lora plays -->\nold\n<!-- end -->", {}).splitlines()[1]
-    'No cell of this table is measured yet.'
+    The models are pretrained here once and kept in the user's cache; how good they are is a row.
     """
 
-    def table(found: re.Match[str]) -> str:
-        return "\n".join([found[1], *lora_markdown(rows, found[2]), found[3]])
+    name = "lora"
+    tasks = LORA
+    recipe = Recipe()
 
-    marked = rf"(<!-- lora ({'|'.join(LORA)}) -->)\n.*?(<!-- end -->)"
-    return re.sub(marked, table, text, flags=re.DOTALL)
+    def task(self, name: str) -> FederationTask:
+        """Return a task with the weights that were made here."""
+        return replace(self.tasks[name], weights=str(pretrained_file(self.recipe, name)))
+
+    def measure(
+        self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
+    ) -> None:
+        """Pretrain models whose weights are not there, then run every method."""
+        lessons: dict[str, Callable[[], Lessons]] = {
+            "plays": of_documentation,
+            "clothes": lambda: of_images(
+                seeded_vision_model, _IMAGES, request.data_root, left=HEAD
+            ),
+        }
+        for name in chosen_tasks(request.tasks, self.tasks):
+            weights = pretrained_file(self.recipe, name)
+            if not weights.exists() or BASE[name] not in results.rows:
+                results.add(BASE[name], pretraining(self.recipe, lessons[name](), weights))
+                tell(BASE[name])
+        super().measure(results, request, workers, tell)
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return a table of means over the seeds of each method for each task."""
+        found = {}
+        for name, task in self.tasks.items():
+            reference = cells_of(rows, name, REFERENCE)
+            lines = {
+                method: _line(own, reference, waiting=method == REFERENCE)
+                for method in task.methods
+                if (own := cells_of(rows, name, method)) and set(own) & set(reference)
+            }
+            found[name] = pd.DataFrame.from_dict(lines, orient="index").rename_axis("method")
+        return found
+
+
+def _line(own: Cells, reference: Cells, *, waiting: bool) -> dict[str, str]:
+    """Return the columns of a method, with differences and ratios to waiting with the same seeds."""
+    seeds = sorted(set(own) & set(reference))
+    sums = pd.DataFrame(list(own.values()))
+    merged = sums["accepted"].sum() / (sums["accepted"] + sums["rejected"]).sum()
+    against = statistics.fmean(
+        own[seed]["final_accuracy"] - reference[seed]["final_accuracy"] for seed in seeds
+    )
+    times, both = _ratios(own, reference, seeds)
+    return {
+        "seeds": str(len(seeds)),
+        "accuracy in %": f"{100 * sums['final_accuracy'].mean():.1f}",
+        "more than waiting": "" if waiting else f"{100 * against:+.1f}",
+        "sooner": "" if waiting else times,
+        "fewer bytes": "" if waiting else both,
+        "sent": bytes_text(sums["uplink_bytes"].mean()),
+        "received": bytes_text(sums["downlink_bytes"].mean()),
+        "merged": f"{100 * merged:.0f} %",
+    }
+
+
+def _ratios(own: Cells, reference: Cells, seeds: list[int]) -> tuple[str, str]:
+    found = [each for seed in seeds if (each := sooner(own[seed], reference[seed]))]
+    if not found:
+        return "never", "never"
+    some = "" if len(found) == len(seeds) else f" in {len(found)} of {len(seeds)}"
+    times, _, both = (statistics.fmean(each) for each in zip(*found, strict=True))
+    return f"{times:.1f}x{some}", f"{both:.1f}x"
+
+
+BENCHMARK = Adapters()

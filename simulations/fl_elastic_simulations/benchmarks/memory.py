@@ -3,211 +3,225 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import pandas as pd
 import torch
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
-from fl_elastic.groups import Mode
+from fl_elastic.groups import Batch, Mode
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.losses import classification_loss
 from fl_elastic.methods.joint.policy import JointPolicy
-from fl_elastic.planning import Needs, Plan, Policy
+from fl_elastic.named_models import resolve_model
+from fl_elastic.planning import Plan, Policy
+from fl_elastic.planning.plain import FullPolicy
 from fl_elastic.planning.recompute import Recomputation, least_memory
+from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic_simulations.benchmarks.peak import Job, Peak, peak_of
-from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_bytes, vanilla
-from fl_elastic_simulations.benchmarks.subject import Subject, subject
+from fl_elastic.training import SelectionState, Timing, TrainerOptions
+from fl_elastic.training.apply_plan import plan_applied
+from fl_elastic.training.planner import Planner
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
+from fl_elastic_simulations.benchmarks.peaks import in_fresh_process, resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_bytes, sgd, vanilla
 
-__all__ = [
-    "FullStep",
-    "MemoryCell",
-    "bench_memory",
-    "cells",
-    "full_step",
-    "memory_row",
-    "mode_counts",
-    "plan_policy",
-    "plan_summary",
-    "reductions",
-]
+__all__ = ["BENCHMARK", "Memory", "Subject", "memory_row", "peak_of_steps", "subject_of"]
 
-MODELS = ("resnet18", "mobilenet_v2")
-SHARES = (2, 4, 8, 16)
-POLICIES = ("joint", "joint, exact gradients", "elastic")
-TARGET = 4.0
-_PIXELS, _BATCH = 128, 8
+_MODELS = ("resnet18", "mobilenet_v2")
+# A full step's memory over the budget; 0 for the planner's least, with everything trained.
+_SHARES = (2, 4, 8, 16, 0)
+_PIXELS, _BATCH, _CLASSES = 128, 8, 10
 
 
-@dataclass(frozen=True)
-class MemoryCell:
-    """One row: a model, who chooses, and the full step's memory over the budget; 0 for the planner's least."""
+class Memory(Benchmark):
+    """Bytes and time of a step under budgets of memory: lean layers, plain autograd, full training.
 
-    model: str
-    policy: str
-    share: int
-
-    @property
-    def name(self) -> str:
-        """What the table calls it."""
-        budget = f"1/{self.share}" if self.share else "least"
-        return f"{self.model} | {self.policy} | {budget}"
-
-
-def cells() -> Iterator[MemoryCell]:
-    """Yield all rows, model by model."""
-    for model in MODELS:
-        for policy in POLICIES:
-            for share in SHARES:
-                yield MemoryCell(model, policy, share)
-        # Everything is trained, exactly: what lean layers and recomputed blocks can save alone.
-        yield MemoryCell(model, "full", 0)
-
-
-def bench_memory(results: Results) -> None:
-    """Measure every cell that is missing: ResNet-18 and MobileNetV2 at 128 pixels, batch 8, SGD with momentum.
-
-    Each plan runs as it is realised, then with torch's own operations on exactly the same groups (norms that it
-    freezes in eval mode both times), and beside a step that trains everything. Peaks are of fresh processes.
+    ResNet-18 and MobileNetV2 at 128 pixels, batch 8, SGD with momentum, exact gradients. Each plan runs as it is
+    plan_applied, then with torch's own operations on exactly the same groups, and beside a step that trains
+    everything. Peaks are of fresh processes.
     """
-    torch.set_num_threads(1)
-    for model in MODELS:
-        missing = [c for c in cells() if c.model == model and c.name not in results.rows]
-        if missing:
-            of = subject(model, _PIXELS, _BATCH)
-            full = full_step(of)
-            for cell in missing:
-                results.add(cell.name, memory_row(cell, of, full))
+
+    name = "memory"
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return each model under each budget."""
+        return {
+            f"{model} | {f'1/{share}' if share else 'least'}": (model, share)
+            for model in _MODELS
+            for share in _SHARES
+        }
+
+    def run(self, model: str, share: int) -> Row:
+        """Measure one plan."""
+        torch.set_num_threads(1)
+        return memory_row(_subject(model), share)
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return what lean layers save, and peaks."""
+        lines = []
+        for name, row in rows.items():
+            model, _, budget = name.partition(" | ")
+            peaks = (row[f"peak_bytes_{way}"] for way in ("lean", "vanilla", "full"))
+            lines.append(
+                {
+                    "model": model,
+                    "budget": budget,
+                    "groups": str(row["groups"]),
+                    "saved bytes: times less than the same groups": f"{row['times_less_than_same_groups']:.1f}",
+                    "than full training": f"{row['times_less_than_full']:.1f}",
+                    "peak, MB: lean, plain, full": ", ".join(f"{peak / 1e6:.0f}" for peak in peaks),
+                }
+            )
+        return {"budgets": pd.DataFrame(lines).set_index("model") if lines else pd.DataFrame()}
 
 
-@dataclass(frozen=True)
-class FullStep:
-    """A step that trains everything with torch's own operations.
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model with two batches, and the costs of its step with one thread.
 
     Attributes
     ----------
-    plan : Plan
-        That of policy "full".
-    saved : int
-        Bytes kept for the backward pass, as measured.
-    bytes : float
-        These, gradients and optimiser state: what budgets are shares of.
-    peak : Peak
-        Of a fresh process.
+    name : str
+        A torchvision name; a fresh process builds the model by it.
+    model : nn.Module
+        In training mode.
+    batches : list of batch
+        Two independent ones.
+    profile : CostProfile
+        Measured costs.
     """
 
-    plan: Plan
-    saved: int
-    bytes: float
-    peak: Peak
+    name: str
+    model: nn.Module
+    batches: list[Batch]
+    profile: CostProfile
+
+    def plan(self, policy: Policy, budget: Budget) -> Plan:
+        """Return the policy's plan; BudgetError if it refuses the budget."""
+        importance = policy.needs.own_importance or "elastic"
+        planner = Planner(
+            self.model, classification_loss, policy=policy, budget=budget,
+            options=TrainerOptions(importance=importance, timing=Timing(clock="cpu")), state=SelectionState(),
+            optimizer=lambda: sgd(self.model.parameters()),
+        )  # fmt: skip
+        planner.begin(self.profile, 1, self.batches)
+        if policy.needs.importance:
+            planner.measure_importance(self.batches)
+        return planner.plan(1.0)
 
 
-def full_step(of: Subject) -> FullStep:
-    """Measure what training everything keeps and takes."""
-    plan = of.plan("full", Budget())
-    saved = saved_bytes(of.model, plan, of.graph, of.batches[0]).total
+def subject_of(name: str, model: nn.Module, batches: list[Batch]) -> Subject:
+    """Return a model on two batches of images, with its costs measured by the CPU time of one thread."""
+    last = torch.channels_last
+    batches = [(x.contiguous(memory_format=last), y) for x, y in batches]
+    profile = profile_model(model, classification_loss, batches[0], optimizer_fn=sgd, clock="cpu")
+    return Subject(name, model, batches, profile)
+
+
+@cache
+def _subject(name: str) -> Subject:
+    """Return a torchvision model with random weights on random images."""
+    torch.manual_seed(0)
+    model = resolve_model(name, _CLASSES).train()
+    batches = [
+        (torch.randn(_BATCH, 3, _PIXELS, _PIXELS), torch.randint(0, _CLASSES, (_BATCH,)))
+        for _ in range(2)
+    ]
+    return subject_of(name, model, batches)
+
+
+@cache
+def _full_step(of: Subject) -> tuple[Plan, int, float, int]:
+    """Return the plan that trains everything, its saved bytes, all its bytes, and its peak."""
+    plan = of.plan(FullPolicy(), Budget())
+    saved = saved_bytes(of.model, plan, of.batches[0]).total
     memory = step_memory(of.profile, plan.modes)
-    return FullStep(plan, saved, saved + memory.gradients + memory.optimizer, _peak(of, plan))
+    return plan, saved, saved + memory.gradients + memory.optimizer, _peak(of, plan)
 
 
-def memory_row(
-    cell: MemoryCell, of: Subject, full: FullStep, *, repeats: int = 5
-) -> dict[str, Any]:
-    """Return one row: the plan, and the bytes and times of its three ways to run.
+def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
+    """Return the plan at a share of a full step's memory, and the bytes and times of its three ways to run.
 
     A budget that the policy refuses gives a row with the reason alone.
     """
-    budget = Budget(memory=full.bytes / cell.share if cell.share else _least(of))
+    full, saved_full, bytes_full, peak_full = _full_step(of)
+    budget = Budget(memory=bytes_full / share if share else _least(of))
+    policy = JointPolicy() if share else FullPolicy()
+    # Whole gradients alone: no channels, no filters, and no bias without its weight.
+    policy.needs = replace(policy.needs, modes=())
     try:
-        plan = of.plan(plan_policy(cell.policy), budget)
+        plan = of.plan(policy, budget)
     except BudgetError as error:
         return {"budget_bytes": budget.memory, "refused": str(error)}
     plain = vanilla(plan)
-    lean_saved, plain_saved = (
-        saved_bytes(of.model, each, of.graph, of.batches[0]) for each in (plan, plain)
-    )
-    peaks = [_peak(of, plan), _peak(of, plain)]
-    seconds = interleaved_seconds(
-        of.model, [plan, plain, full.plan], of.graph, of.batches[0], repeats=repeats
-    )
+    lean_saved, plain_saved = (saved_bytes(of.model, p, of.batches[0]) for p in (plan, plain))
+    seconds = interleaved_seconds(of.model, [plan, plain, full], of.batches[0], repeats=repeats)
+    again = plan.transform(Recomputation)
     return {
-        **plan_summary(plan),
+        "groups": int(plan.mask.sum()),
+        "depth": plan.depth,
+        "recomputed": "" if again is None else " ".join(again.modules),
         "budget_bytes": budget.memory,
         "predicted_bytes": plan.predicted_step_bytes,
-        "predicted_saved_bytes": _predicted_saved(of, plan),
+        "predicted_saved_bytes": plan.memory(of.profile).activations,
         "saved_bytes_lean": lean_saved.total,
-        "largest_block_bytes": lean_saved.largest_block,
         "saved_bytes_vanilla": plain_saved.total,
-        "saved_bytes_full": full.saved,
-        **reductions(lean_saved.total, plain_saved.total, full.saved),
-        "peak_bytes_lean": peaks[0].bytes,
-        "peak_bytes_vanilla": peaks[1].bytes,
-        "peak_bytes_full": full.peak.bytes,
-        "peak_was_reset": all(peak.reset for peak in (*peaks, full.peak)),
+        "saved_bytes_full": saved_full,
+        "times_less_than_same_groups": plain_saved.total / max(lean_saved.total, 1),
+        "times_less_than_full": saved_full / max(lean_saved.total, 1),
+        "peak_bytes_lean": _peak(of, plan),
+        "peak_bytes_vanilla": _peak(of, plain),
+        "peak_bytes_full": peak_full,
         "step_time_over_vanilla": seconds[0] / seconds[1],
         "step_time_over_full": seconds[0] / seconds[2],
     }
 
 
-def plan_policy(name: str) -> str | Policy:
-    """Return who plans: a registered policy, or the joint one that may only train groups whole."""
-    if name != "joint, exact gradients":
-        return name
-    policy = JointPolicy()
-    # Whole gradients alone: no channels, no filters, and no bias without its weight.
-    policy.needs = Needs(importance=True)
-    return policy
-
-
-def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Return what is trained, and what runs twice."""
-    again = plan.transform(Recomputation)
-    return {
-        "groups": int(plan.mask.sum()),
-        "depth": plan.depth,
-        "modes": mode_counts(plan.modes),
-        "recomputed": "" if again is None else " ".join(again.modules),
-    }
-
-
-def mode_counts(modes: tuple[Mode, ...]) -> str:
-    """Return how many groups are trained in each mode, commonest first.
-
-    Examples
-    --------
-    >>> mode_counts((Mode.FULL, Mode.FROZEN, Mode.channels(0.25), Mode.FULL))
-    'full 2, in/4 1'
-    """
-    counts = Counter(str(mode) for mode in modes if not mode.is_frozen)
-    return ", ".join(f"{mode} {count}" for mode, count in counts.most_common())
-
-
-def reductions(lean: int, plain: int, whole: int) -> dict[str, Any]:
-    """Return how many times less is saved than by plain autograd, and whether the target of 4 is met.
-
-    The same groups are the fair comparison; a step that trains everything also computes more.
-    """
-    same, full = plain / max(lean, 1), whole / max(lean, 1)
-    return {
-        "times_less_than_same_groups": same,
-        "times_less_than_full": full,
-        "target_met_for_same_groups": same >= TARGET,
-        "target_met_against_full": full >= TARGET,
-    }
-
-
 def _least(of: Subject) -> float:
-    everything = [Mode.FULL] * len(of.profile)
-    return math.ceil(least_memory(of.profile, everything, lean=True))
+    return math.ceil(least_memory(of.profile, [Mode.FULL] * len(of.profile), lean=True))
 
 
-def _predicted_saved(of: Subject, plan: Plan) -> float:
-    return plan.memory(of.profile).activations
+def _peak(of: Subject, plan: Plan) -> int:
+    found: int = in_fresh_process(peak_of_steps, of.name, tuple(of.batches[0][0].shape), plan)
+    return found
 
 
-def _peak(of: Subject, plan: Plan) -> Peak:
-    shape = tuple(of.batches[0][0].shape)
-    return peak_of(Job(of.name, of.classes, shape, plan, of.graph))
+def peak_of_steps(name: str, shape: tuple[int, ...], plan: Plan) -> int:
+    """Take two steps of a plan in this process, the second with the optimiser's state in place; return their peak.
+
+    A step on two smaller examples goes before, so that code is loaded and does not count.
+    """
+    torch.set_num_threads(1)
+    model = resolve_model(name, _CLASSES).train()
+    _steps(model, plan, _batch((2, *shape[1:])), 1)
+    batch = _batch(shape)
+    model.zero_grad(set_to_none=True)
+    set_back_peak()
+    before = resident_bytes("VmRSS")
+    _steps(model, plan, batch, 2)
+    return resident_bytes("VmHWM") - before
+
+
+def _steps(model: nn.Module, plan: Plan, batch: Batch, count: int) -> None:
+    optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+    with plan_applied(plan, model):
+        for _ in range(count):
+            optimizer.zero_grad(set_to_none=True)
+            compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+def _batch(shape: tuple[int, ...]) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, _CLASSES, shape[:1], generator=generator)
+    inputs = torch.randn(shape, generator=generator)
+    return inputs.contiguous(memory_format=torch.channels_last), targets
+
+
+BENCHMARK = Memory()

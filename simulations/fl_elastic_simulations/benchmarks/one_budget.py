@@ -25,7 +25,7 @@ from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out
-from fl_elastic_simulations.peers.random_blocks import random_blocks
+from fl_elastic_simulations.peers.random_parts import random_blocks
 
 __all__ = [
     "FEWER",

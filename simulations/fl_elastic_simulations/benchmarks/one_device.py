@@ -4,47 +4,44 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
-from fl_elastic.named_models import resolve_model
 from fl_elastic.readout.place import joined
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out
-from fl_elastic_simulations.benchmarks.cells import add_missing, chosen_tasks
-from fl_elastic_simulations.benchmarks.federation_summary import interval
-from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
-from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
-from fl_elastic_simulations.models.pretrained import load_pretrained
+from fl_elastic_simulations.benchmarks.benchmark import (
+    Benchmark,
+    Request,
+    Row,
+    Rows,
+    chosen_tasks,
+)
+from fl_elastic_simulations.benchmarks.intervals import mean_text
+from fl_elastic_simulations.benchmarks.transfer import (
+    Shuffled,
+    cosine_adamw,
+    pretrained_mobilenet,
+)
+from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = [
-    "ELSEWHERE",
-    "METHODS",
-    "OneDeviceMethod",
-    "OneDeviceTask",
-    "bench_one_device",
-    "elsewhere_markdown",
-    "one_device_markdown",
-]
+__all__ = ["BENCHMARK", "METHODS", "TASKS", "OneDevice", "OneDeviceMethod", "OneDeviceTask"]
 
-_WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 _BATCH = 16
 # The deepest group of the model.
 _EVERYTHING = "features.0.0"
-RATES = (1e-3, 3e-4)
-SEEDS = (0, 1, 2)
+_RATES = (1e-3, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,14 @@ class OneDeviceTask:
     tested: int | None = None
 
 
-_BIRDS = OneDeviceTask("50 bird species", "cub50")
-ELSEWHERE = {
+TASKS = {
+    "birds": OneDeviceTask("50 bird species", "cub50"),
     "signs": OneDeviceTask("traffic signs at 64 pixels", "gtsrb", 64),
     "objects": OneDeviceTask(
         "CIFAR-10 at 64 pixels, 4,000 images", "cifar10_jpegq75", 64, 4000, 1500
     ),
 }
-"""Tasks besides the birds, by the name that their rows begin with; few methods are run there."""
+"""By name. Birds have all methods and choose their rates; the others have few methods, one rate and two seeds."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,6 @@ class OneDeviceMethod:
 
     Attributes
     ----------
-    name : str
-        What the table calls it.
     epochs : int
         Passes over the data, besides those for sums.
     solved : bool
@@ -103,7 +98,6 @@ class OneDeviceMethod:
         Where the solved head reads, as `fine_tune` has it.
     """
 
-    name: str
     epochs: int
     solved: bool = True
     cut: str = ""
@@ -112,250 +106,203 @@ class OneDeviceMethod:
     read: str = "last"
 
 
+METHODS = {
+    "full": OneDeviceMethod(6, solved=False),
+    "full, 2 epochs": OneDeviceMethod(2, solved=False),
+    "solved head": OneDeviceMethod(0),
+    "chosen places": OneDeviceMethod(0, read="auto"),
+    "chosen places, 1 epoch above a cut": OneDeviceMethod(1, read="auto"),
+    "solved head, full, 1 epoch": OneDeviceMethod(1, cut=_EVERYTHING),
+    "solved head, full, 2 epochs": OneDeviceMethod(2, cut=_EVERYTHING),
+    "solved head, cut by worth, 1 epoch": OneDeviceMethod(1),
+    "solved head, cut by worth, 2 epochs": OneDeviceMethod(2),
+    "solved head, block 14, 1 epoch": OneDeviceMethod(1, cut="features.14"),
+    "solved head, block 14, 2 epochs": OneDeviceMethod(2, cut="features.14"),
+    "solved head, block 14, 4 epochs": OneDeviceMethod(4, cut="features.14"),
+    "solved head, block 11, 2 epochs": OneDeviceMethod(2, cut="features.11"),
+    "solved head, block 11, 4 epochs": OneDeviceMethod(4, cut="features.11"),
+    "solved head, last layers that fit at 6, 4 epochs": OneDeviceMethod(
+        4, True, "features.7", "last_k", 6
+    ),
+    "solved head, elastic at 6, 4 epochs": OneDeviceMethod(4, True, "features.7", "elastic", 6),
+}
+"""By the name in the table."""
+
+_FULL, _IN_TURN = "full", "in turn"
 _CHOSEN = ("chosen places", "chosen places, 1 epoch above a cut")
-_ELSEWHERE = ("full", "solved head", *_CHOSEN)
-_SEEDS_ELSEWHERE = SEEDS[:2]
-_IN_TURN = (
+_ELSEWHERE = (_FULL, "solved head", *_CHOSEN)
+_TIMED = (
     "solved head",
     "solved head, block 14, 1 epoch",
     "solved head, block 14, 2 epochs",
     *_CHOSEN,
 )
 
-METHODS = (
-    OneDeviceMethod("full", 6, solved=False),
-    OneDeviceMethod("full, 2 epochs", 2, solved=False),
-    OneDeviceMethod("solved head", 0),
-    OneDeviceMethod("chosen places", 0, read="auto"),
-    OneDeviceMethod("chosen places, 1 epoch above a cut", 1, read="auto"),
-    OneDeviceMethod("solved head, full, 1 epoch", 1, cut=_EVERYTHING),
-    OneDeviceMethod("solved head, full, 2 epochs", 2, cut=_EVERYTHING),
-    OneDeviceMethod("solved head, cut by worth, 1 epoch", 1),
-    OneDeviceMethod("solved head, cut by worth, 2 epochs", 2),
-    OneDeviceMethod("solved head, block 14, 1 epoch", 1, cut="features.14"),
-    OneDeviceMethod("solved head, block 14, 2 epochs", 2, cut="features.14"),
-    OneDeviceMethod("solved head, block 14, 4 epochs", 4, cut="features.14"),
-    OneDeviceMethod("solved head, block 11, 2 epochs", 2, cut="features.11"),
-    OneDeviceMethod("solved head, block 11, 4 epochs", 4, cut="features.11"),
-    OneDeviceMethod("solved head, last layers that fit at 6, 4 epochs", 4, True, "features.7", "last_k", 6),
-    OneDeviceMethod("solved head, elastic at 6, 4 epochs", 4, True, "features.7", "elastic", 6),
-)  # fmt: skip
 
-
-def bench_one_device(
-    results: Results,
-    data_root: str | Path | None = None,
-    *,
-    methods: Iterable[str] = (),
-    tasks: Iterable[str] = (),
-    workers: int = 2,
-    tell: Callable[[str], None] = print,
-) -> None:
-    """Fine-tune MobileNetV2 with ImageNet weights on fifty bird species, and by few methods on other images.
+class OneDevice(Benchmark):
+    """Accuracy and CPU time of fine-tuning MobileNetV2 with ImageNet weights on one device.
 
     Time is the CPU time of one thread for everything: the estimate of costs, passes for sums, solving, filling the
-    store, checks, probes, plans and steps. Every method tries the same learning rates with the first seed, and the
-    other seeds take the best of them. Other images than birds have two seeds and the smaller rate.
+    store, checks, probes, plans and steps. On birds every method tries the same learning rates with the first
+    seed, and the other seeds take the best of them. At last some methods are timed one after the other by one
+    process, between two runs of full training, as cells run beside whatever else the machine does.
     """
-    root = str(data_root_folder(data_root))
-    chosen = [each for each in METHODS if not methods or each.name in methods]
-    named = chosen_tasks(tasks, ("birds", *ELSEWHERE))
-    elsewhere = {name: task for name, task in ELSEWHERE.items() if name in named}
-    add_missing(
-        results, one_device_cell,
-        {
-            f"{name}: {_name(each, RATES[-1], seed)}": (each, RATES[-1], seed, root, None, task)
-            for seed in _SEEDS_ELSEWHERE
-            for name, task in elsewhere.items()
-            for each in chosen
-            if each.name in _ELSEWHERE
-        },
-        workers, tell, _said,
-    )  # fmt: skip
-    if "birds" not in named:
-        return
-    _run(results, root, [(m, rate, SEEDS[0]) for m in chosen for rate in _rates(m)], workers, tell)
-    rest = [(m, _best_rate(results, m), seed) for m in chosen for seed in SEEDS[1:]]
-    _run(results, root, rest, workers, tell)
-    _summarise(results, chosen)
-    _time_in_turn(results, root, chosen, tell)
 
+    name = "one-device"
 
-def _rates(method: OneDeviceMethod) -> tuple[float, ...]:
-    return RATES if method.epochs else RATES[:1]
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return few methods on other images than birds; on birds all rates of the first seed, then other seeds."""
+        tasks = chosen_tasks(request.tasks, TASKS)
+        methods = chosen_tasks(request.methods, METHODS, what="method")
+        root = request.data_root
+        cases: dict[str, tuple[Any, ...]] = {
+            _name(task, method, _RATES[-1], seed): (task, method, _RATES[-1], seed, root)
+            for seed in self.seeds[:2]
+            for task in tasks
+            for method in methods
+            if task != "birds" and method in _ELSEWHERE
+        }
+        if "birds" not in tasks:
+            return cases
+        for method in methods:
+            for rate in _rates(method):
+                first = ("birds", method, rate, self.seeds[0])
+                cases[_name(*first)] = (*first, root)
+            best = _best_rate(method, rows, self.seeds[0])
+            for seed in self.seeds[1:] if best else ():
+                cases[_name("birds", method, best or 0.0, seed)] = (
+                    "birds",
+                    method,
+                    best,
+                    seed,
+                    root,
+                )
+        rates = {method: _best_rate(method, rows, self.seeds[0]) for method in (_FULL, *_TIMED)}
+        if all(rates.values()):
+            cases[_IN_TURN] = (rates, root)
+        return cases
 
+    def run(self, *case: Any) -> Row:
+        """Train one network by one method, or some in turn."""
+        if isinstance(case[0], str):
+            return one_device_cell(*case)
+        rates, root = case
+        seconds = [
+            one_device_cell("birds", method, rates[method], self.seeds[0], root)["seconds"]
+            for method in (_FULL, *_TIMED, _FULL)
+        ]
+        around = (seconds[0] + seconds[-1]) / 2
+        return {m: taken / around for m, taken in zip(_TIMED, seconds[1:-1], strict=True)}
 
-def one_device_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table of `docs/measured.md`."""
-    lines = [
-        "| method | accuracy, % | against full, points | CPU time | timed in turn |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for method in METHODS:
-        row = rows.get(f"summary {method.name}")
-        if row is None:
-            continue
-        turn = rows.get(f"in turn {method.name}")
-        half = "" if row["interval"] is None else f" ± {100 * row['interval']:.1f}"
-        lines.append(
-            f"| {method.name} | {100 * row['accuracy']:.1f} | {100 * row['against_full']:+.1f}{half} | "
-            f"{row['time']:.2f} | {'' if turn is None else format(turn['time'], '.2f')} |"
-        )
-    return "\n".join(lines)
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return the table of birds and that of the other tasks."""
+        return {"birds": self._birds(rows), "elsewhere": self._elsewhere(rows)}
 
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """Return accuracy and seconds."""
+        return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s" if "accuracy" in row else ""
 
-def elsewhere_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the table of the tasks besides the birds: means over seeds, and time over that of full training."""
-    lines = [
-        "| task | method | seeds | accuracy, % | against full, points | CPU time | reads |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, task in ELSEWHERE.items():
-
-        def found(method: OneDeviceMethod, name: str = name) -> dict[int, Mapping[str, Any]]:
-            names = {seed: f"{name}: {_name(method, RATES[-1], seed)}" for seed in SEEDS}
-            return {seed: rows[each] for seed, each in names.items() if each in rows}
-
-        full = found(METHODS[0])
+    def _birds(self, rows: Rows) -> pd.DataFrame:
+        cells = {}
         for method in METHODS:
-            own = found(method)
-            pairs = [(own[seed], full[seed]) for seed in own if seed in full]
-            if not pairs:
-                continue
-            accuracy = statistics.fmean(mine["accuracy"] for mine, _ in pairs)
-            gain = statistics.fmean(mine["accuracy"] - other["accuracy"] for mine, other in pairs)
-            time = statistics.fmean(mine["seconds"] / other["seconds"] for mine, other in pairs)
-            reads = dict.fromkeys(mine.get("reads") or "last layer" for mine, _ in pairs)
-            lines.append(
-                f"| {task.title} | {method.name} | {len(pairs)} | {100 * accuracy:.1f} | {100 * gain:+.1f} | "
-                f"{time:.3f} | {'; '.join(reads)} |"
-            )
-    return "\n".join(lines)
+            best = _best_rate(method, rows, self.seeds[0])
+            names = [_name("birds", method, best or 0.0, seed) for seed in self.seeds]
+            if all(name in rows for name in names):
+                cells[method] = pd.DataFrame([rows[name] for name in names])
+        lines = {}
+        for method, own in cells.items():
+            gains = (own["accuracy"] - cells[_FULL]["accuracy"]).tolist()
+            turn = rows.get(_IN_TURN, {}).get(method)
+            share = own["seconds"].median() / cells[_FULL]["seconds"].median()
+            lines[method] = {
+                "accuracy, %": f"{100 * own['accuracy'].mean():.1f}",
+                "against full, points": mean_text(gains, sign=True),
+                "CPU time": f"{share:.2f}",
+                "timed in turn": "" if turn is None else f"{turn:.2f}",
+            }
+        return pd.DataFrame.from_dict(lines, orient="index").rename_axis("method")
+
+    def _elsewhere(self, rows: Rows) -> pd.DataFrame:
+        lines = []
+        for task, about in list(TASKS.items())[1:]:
+            for method in _ELSEWHERE:
+                pairs = [
+                    (mine, other)
+                    for seed in self.seeds
+                    if (mine := rows.get(_name(task, method, _RATES[-1], seed)))
+                    and (other := rows.get(_name(task, _FULL, _RATES[-1], seed)))
+                ]
+                if pairs:
+                    times = [mine["seconds"] / other["seconds"] for mine, other in pairs]
+                    accuracy = statistics.fmean(mine["accuracy"] for mine, _ in pairs)
+                    gain = statistics.fmean(m["accuracy"] - other["accuracy"] for m, other in pairs)
+                    reads = dict.fromkeys(mine.get("reads") or "last layer" for mine, _ in pairs)
+                    lines.append(
+                        {
+                            "task": about.title,
+                            "method": method,
+                            "seeds": str(len(pairs)),
+                            "accuracy, %": f"{100 * accuracy:.1f}",
+                            "against full, points": f"{100 * gain:+.1f}",
+                            "CPU time": f"{statistics.fmean(times):.3f}",
+                            "reads": "; ".join(reads),
+                        }
+                    )
+        return pd.DataFrame(lines).set_index("task") if lines else pd.DataFrame()
 
 
-def _time_in_turn(
-    results: Results, root: str, methods: Iterable[OneDeviceMethod], tell: Callable[[str], None]
-) -> None:
-    """Time some methods one after the other in this process, between two runs of full training.
-
-    The cells of the table ran at different times, beside whatever else the machine did.
-    """
-    timed = [
-        each
-        for each in methods
-        if each.name in _IN_TURN and f"in turn {each.name}" not in results.rows
-    ]
-    if not timed:
-        return
-    full = METHODS[0]
-    seconds = []
-    for method in (full, *timed, full):
-        row = one_device_cell(method, _best_rate(results, method), SEEDS[0], root)
-        seconds.append(row["seconds"])
-        tell(f"in turn {method.name}: {row['seconds']:.1f} s")
-    around = (seconds[0] + seconds[-1]) / 2
-    for method, taken in zip(timed, seconds[1:-1], strict=True):
-        results.add(f"in turn {method.name}", {"seconds": taken, "time": taken / around})
+def _rates(method: str) -> tuple[float, ...]:
+    return _RATES if METHODS[method].epochs else _RATES[:1]
 
 
-def _run(
-    results: Results,
-    root: str,
-    cells: list[tuple[OneDeviceMethod, float, int]],
-    workers: int,
-    tell: Callable[[str], None],
-) -> None:
-    add_missing(
-        results, one_device_cell, {_name(*cell): (*cell, root) for cell in cells}, workers, tell,
-        _said,
-    )  # fmt: skip
+def _best_rate(method: str, rows: Rows, seed: int) -> float | None:
+    """Return the rate of the best accuracy with this seed; None if not all are measured."""
+    found = {rate: rows.get(_name("birds", method, rate, seed)) for rate in _rates(method)}
+    known = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
+    return max(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s"
-
-
-def _name(method: OneDeviceMethod, rate: float, seed: int) -> str:
-    return f"{method.name} | {rate:g} | {seed}"
-
-
-def _best_rate(results: Results, method: OneDeviceMethod) -> float:
-    rates = _rates(method)
-    return max(rates, key=lambda rate: results.rows[_name(method, rate, SEEDS[0])]["accuracy"])
-
-
-def _summarise(results: Results, methods: Iterable[OneDeviceMethod]) -> None:
-    """Add a row per method: accuracy, its paired difference to full training, and time relative to it."""
-
-    def cells(method: OneDeviceMethod) -> list[dict[str, Any]]:
-        rate = _best_rate(results, method)
-        return [results.rows[_name(method, rate, seed)] for seed in SEEDS]
-
-    full = cells(METHODS[0])
-    for method in methods:
-        mine = cells(method)
-        gains = [a["accuracy"] - b["accuracy"] for a, b in zip(mine, full, strict=True)]
-        seconds = statistics.median(each["seconds"] for each in mine)
-        results.add(
-            f"summary {method.name}",
-            {
-                "accuracy": statistics.fmean(each["accuracy"] for each in mine),
-                "against_full": statistics.fmean(gains),
-                "interval": interval(gains),
-                "rate": _best_rate(results, method),
-                "seconds": seconds,
-                "time": seconds / statistics.median(each["seconds"] for each in full),
-            },
-        )
+def _name(task: str, method: str, rate: float, seed: int) -> str:
+    return f"{task} | {method} | {rate:g} | {seed}"
 
 
 def one_device_cell(
-    method: OneDeviceMethod,
-    rate: float,
-    seed: int,
-    root: str,
-    examples: int | None = None,
-    task: OneDeviceTask = _BIRDS,
-) -> dict[str, Any]:
+    task: str, method: str, rate: float, seed: int, root: str, examples: int | None = None
+) -> Row:
     """Train one network by one method; return its accuracy and the CPU time of everything that it took."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    data = load_dataset(task.dataset, root, task.image_size)
+    about = TASKS[task]
+    data = load_dataset(about.dataset, root, about.image_size)
     # Which examples of a bounded set there are is no matter of the seed: pairs are of the same ones.
-    chosen = np.random.default_rng(0).permutation(len(data.train_x))[: task.examples]
+    chosen = np.random.default_rng(0).permutation(len(data.train_x))[: about.examples]
     chosen = np.sort(chosen)[:examples]
     inputs, targets = torch.from_numpy(data.train_x[chosen]), torch.from_numpy(data.train_y[chosen])
-    model = resolve_model("mobilenet_v2", data.classes)
-    load_pretrained(model, Path(root) / _WEIGHTS)
+    model = pretrained_mobilenet(root, data.classes).train()
     loader = Shuffled(inputs, targets, _BATCH, seed)
     started = time.process_time()
-    model, found = _train(model.train(), loader, method, rate, seed)
+    model, found = _train(model, loader, METHODS[method], rate, seed)
     seconds = time.process_time() - started
-    tested = np.random.default_rng(0).permutation(len(data.test_x))[: task.tested]
+    tested = np.random.default_rng(0).permutation(len(data.test_x))[: about.tested]
     tested = np.sort(tested)[:examples]
     test = [
-        (
-            channels_last(torch.from_numpy(data.test_x[rows])),
-            torch.from_numpy(data.test_y[rows]),
-        )
+        (channels_last(torch.from_numpy(data.test_x[rows])), torch.from_numpy(data.test_y[rows]))
         for rows in np.array_split(tested, max(len(tested) // 100, 1))
     ]
     accuracy = evaluate(model, classification_loss, test).accuracy
-    return {
-        "method": asdict(method), "rate": rate, "seed": seed, "accuracy": accuracy,
-        "seconds": seconds, **found,
-    }  # fmt: skip
+    return {"accuracy": accuracy, "seconds": seconds, **found}
 
 
 def _train(
     model: nn.Module, loader: Shuffled, method: OneDeviceMethod, rate: float, seed: int
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, Row]:
     make = cosine_adamw(rate, max(method.epochs, 1) * len(loader))
     options = TrainerOptions(full_update_every=0, seed=seed, timing=Timing(clock="cpu"))
     budget = Budget(speedup=method.speedup)
     if not method.epochs:
         model = read_out(model, loader, read=method.read).model
-        return model, {"steps": 0, "reads": _reads(model)}
+        reads = joined(model.places) if isinstance(model, Readout) else ""
+        return model, {"steps": 0, "reads": reads}
     if not method.solved:
         trainer = ElasticTrainer(
             model, classification_loss, make,
@@ -367,18 +314,13 @@ def _train(
         epochs=method.epochs, cut=method.cut, budget=budget, policy=method.policy, options=options,
         read=method.read,
     )  # fmt: skip
-    assert done.report is not None
-    forward = done.report.forward
-    assert forward is not None
+    assert done.report is not None and done.report.forward is not None
     return done.model, {
         "steps": done.report.steps,
-        "step_seconds": done.report.seconds,
         "cut": done.cut,
-        "features_found": forward.found,
-        "refused": forward.refused,
+        "features_found": done.report.forward.found,
         "reads": done.reads,
     }
 
 
-def _reads(model: nn.Module) -> str:
-    return joined(model.places) if isinstance(model, Readout) else ""
+BENCHMARK = OneDevice()

@@ -1,4 +1,4 @@
-"""One training message in a process of its own, as on a node: ``python one_message.py STATE HOW``.
+"""One training message in a process of its own, as on a node: ``python one_message.py STATE``.
 
 Prints JSON: seconds since the process began, of computing and of the clock, until the first batch is trained and
 until the reply; resident bytes when everything is loaded, and at the most.
@@ -22,14 +22,9 @@ _KIB = 1024
 
 def main(arguments: list[str]) -> None:
     """Import what a node's process imports, train MobileNetV2 on one message, print what it took."""
-    state, how = Path(arguments[0]), arguments[1]
-    from fl_elastic_simulations.fleet import app  # noqa: F401
-
-    if how == "before":
-        # What torch's optimizers and scikit-learn's digits used to bring.
-        import sklearn.datasets  # noqa: F401
-        import torch._dynamo  # noqa: F401
+    state = Path(arguments[0])
     from fl_elastic.training.lean_start import without_compiler
+    from fl_elastic_simulations.fleet import app  # noqa: F401
     from fl_elastic_simulations.fleet.node import ScenarioNode  # noqa: F401
 
     without_compiler()

@@ -21,7 +21,7 @@ from fl_elastic.named_models import resolve_model
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.read_out import read_out
-from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.steps import sgd
 
 __all__ = ["ACTS", "main", "peak_of_act"]

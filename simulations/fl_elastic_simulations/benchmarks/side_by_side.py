@@ -4,123 +4,337 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pydantic
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError, PlanError, ScenarioError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
+from fl_elastic.named_models import build_model, check_model_name
 from fl_elastic.profiling import load_profile
 from fl_elastic.training import Timing, TrainerOptions, evaluate
-from fl_elastic_simulations.benchmarks.cells import Row, add_missing, chosen_tasks
-from fl_elastic_simulations.benchmarks.federation_summary import cells_of, interval
+from fl_elastic_simulations.benchmarks.benchmark import (
+    Benchmark,
+    Request,
+    Results,
+    Row,
+    Rows,
+    chosen_tasks,
+)
+from fl_elastic_simulations.benchmarks.federation import Cells, cells_of
 from fl_elastic_simulations.benchmarks.few_shots import (
     EPISODES,
     few_shots_row,
     keep_few_shots_costs,
 )
-from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
-from fl_elastic_simulations.benchmarks.results import Results
-from fl_elastic_simulations.benchmarks.side_by_side_tasks import TASKS, ComparedTask, vit_file
-from fl_elastic_simulations.benchmarks.transfer import Shuffled, cosine_adamw
-from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
+from fl_elastic_simulations.benchmarks.intervals import mean_text
+from fl_elastic_simulations.benchmarks.one_budget import METHODS, keep_costs, train
+from fl_elastic_simulations.benchmarks.transfer import (
+    Shuffled,
+    cosine_adamw,
+    pretrained_mobilenet,
+)
+from fl_elastic_simulations.data.datasets import Dataset, check_dataset_name, load_dataset
 from fl_elastic_simulations.models.class_token_vit import HEAD, class_token_vit
+from fl_elastic_simulations.models.pretrained import load_pretrained
 from fl_elastic_simulations.models.pretraining import Recipe, of_images, pretraining
 
 __all__ = [
     "BASE",
-    "RECIPE",
+    "BENCHMARK",
     "REFERENCE",
-    "SEEDS",
-    "bench_side_by_side",
-    "costs_file",
+    "TASKS",
+    "ComparedTask",
+    "SideBySide",
+    "own_task",
     "side_by_side_cell",
-    "side_by_side_filled",
-    "side_by_side_markdown",
 ]
 
 BASE = "base"
 """Row of the transformer before it is fine-tuned."""
 REFERENCE = "last_k"
 """With which all others are compared, pair by pair: the last groups that fit."""
-SEEDS = (0,)
-RECIPE = Recipe(steps=1400, batch_size=32, learning_rate=1.5e-3)
+_RECIPE = Recipe(steps=1400, batch_size=32, learning_rate=1.5e-3)
 # What suits a head of zeros tears the layers below one that is solved for.
 _SOLVED_RATE = 3e-4
 _PRETRAINED_ON = "cifar10_jpegq75"
+_NO_TOKENS = "tokens are left out of transformers, and this is a convolutional network"
+_AUGMENTED = (
+    "features that are kept are of the same images in every pass, and pseudo-queries change"
+)
+_ONE_FIT = "a velocity takes two fits that went before, and an episode is one fit of ten steps"
 
 
-def bench_side_by_side(
-    results: Results,
-    data_root: str | Path | None = None,
-    *,
-    tasks: Iterable[str] = (),
-    methods: Iterable[str] = (),
-    seeds: Iterable[int] = SEEDS,
-    workers: int = 1,
-    tell: Callable[[str], None] = print,
-    among: Mapping[str, ComparedTask] = TASKS,
-) -> None:
-    """Train by every method within half of the price of full training, from the same weights.
+@dataclass(frozen=True)
+class ComparedTask:
+    """A task that all methods get.
 
-    What is the same for all methods is made once and stays beside the table: the costs of a step, and the weights
-    of the transformer, which learns CIFAR-10 for two minutes. Several processes may fill one table.
+    Attributes
+    ----------
+    title : str
+        Name in documents.
+    left_out : mapping of str to str
+        Methods that are known not to fit, each with the reason.
+    model : callable, optional
+        ``model(data, seed, data root, folder of weights)`` returns the network to begin with; None for episodes.
+    dataset : str
+        Of a transfer: that the network is fine-tuned on.
+    image_size : int, optional
+        To which its images are scaled.
+    examples, tested : int, optional
+        Of the training and the test set; all if left out.
+    in_colour : bool
+        Whether the network takes images of three channels, also of grey ones.
+    batch_size : int
+        Examples of a step.
+    passes, rate, head_rate : int, float, float
+        Of full training; the rate with which a head alone is trained.
+    """
+
+    title: str
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    model: Callable[[Dataset, int, str, Path], nn.Module] | None = None
+    dataset: str = ""
+    image_size: int | None = None
+    examples: int | None = None
+    tested: int | None = None
+    in_colour: bool = False
+    batch_size: int = 16
+    passes: int = 6
+    rate: float = 3e-4
+    head_rate: float = 1e-3
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that fit, in the order of the table."""
+        return [name for name in METHODS if name not in self.left_out]
+
+
+def _mobilenet(data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
+    del seed, folder
+    return pretrained_mobilenet(root, data.classes)
+
+
+def _vit(data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
+    del root
+    model = class_token_vit(data.classes, seed)
+    load_pretrained(model, _vit_file(folder))
+    return model
+
+
+def _vit_file(folder: Path) -> Path:
+    return folder / "vit.npz"
+
+
+TASKS: dict[str, ComparedTask] = {
+    "birds": ComparedTask(
+        "MobileNetV2 to 50 bird species",
+        {"bsr": _NO_TOKENS, "e_vit": _NO_TOKENS},
+        _mobilenet,
+        "cub50",
+    ),
+    "signs": ComparedTask(
+        "MobileNetV2, few shots of traffic signs",
+        {
+            "bsr": _NO_TOKENS, "e_vit": _NO_TOKENS,
+            "neq": _ONE_FIT, "velocity": _ONE_FIT, "scotti": _ONE_FIT,
+            "head, kept features": _AUGMENTED, "fine_tune": _AUGMENTED,
+        },
+    ),
+    "vit": ComparedTask(
+        "a small transformer to clothes",
+        {
+            "gradient_filter": "gradients of convolutions are filtered, and this has one convolution",
+            "tinytrain_learned": "the selector that comes with the library knows MobileNetV2's layers",
+        },
+        _vit,
+        "fashion_mnist",
+        image_size=32,
+        in_colour=True,
+        examples=2400,
+        tested=2000,
+        rate=1e-3,
+        head_rate=3e-2,
+    ),
+}  # fmt: skip
+"""By the name on the command line."""
+
+
+class _Own(pydantic.BaseModel, extra="forbid", allow_inf_nan=False):
+    """Settings of anybody's own task."""
+
+    model: str
+    dataset: str
+    image_size: pydantic.PositiveInt | None = None
+    batch_size: pydantic.PositiveInt = 16
+    passes: pydantic.PositiveInt = 6
+    rate: pydantic.PositiveFloat = 1e-3
+    head_rate: pydantic.PositiveFloat = 1e-2
+
+
+def _built(name: str, data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
+    del root, folder
+    return build_model(name, data.input_shape, data.classes, seed)
+
+
+def own_task(settings: Mapping[str, Any]) -> ComparedTask:
+    """Return the task of anybody's model on anybody's data; what does not fit it is found out by trying.
 
     Parameters
     ----------
-    results : Results
-        The table; finished cells are kept.
-    data_root : path-like, optional
-        Where the datasets are.
-    tasks, methods : iterable of str
-        Names of those to run; all if none is given.
-    seeds : iterable of int
-        Of batches and choices, and of heads; of few shots, which forty episodes.
-    workers : int
-        Cells at a time, each on one core.
-    tell : callable
-        Hears of each finished cell.
-    among : mapping of str to ComparedTask
-        The tasks that there are.
+    settings : mapping
+        ``model`` and ``dataset`` as a scenario names them (a function of one's own gives the model with the weights
+        that training begins with); ``image_size``, ``batch_size``, ``passes``, ``rate`` and ``head_rate`` as
+        `ComparedTask` has them.
 
     Raises
     ------
     ScenarioError
-        If a task or method is unknown.
+        If a setting is missing, unknown or impossible.
+    ModelError, RegistryError
+        If a name is unknown.
     """
-    root, folder = str(data_root_folder(data_root)), results.path.parent / results.path.stem
-    names = chosen_tasks(tasks, among)
-    wanted = chosen_tasks(methods, METHODS, what="method")
-    if TASKS["vit"] in (among[name] for name in names) and not (
-        BASE in results.rows and vit_file(folder).exists()
-    ):
-        lessons = of_images(class_token_vit, _PRETRAINED_ON, root, left=HEAD)
-        results.add(BASE, pretraining(RECIPE, lessons, vit_file(folder)))
-    costs = {name: costs_file(folder, name) for name in names}
-    for name in names:
-        _keep_costs(among[name], costs[name], root)
-    cells = {
-        f"{name} | {method} | {seed}": (among[name], method, seed, root, str(costs[name]))
-        for seed in seeds
-        for name in names
-        for method in among[name].methods
-        if method in wanted
-    }
+    try:
+        own = _Own(**settings)
+    except pydantic.ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ScenarioError(f"a task of your own: {'; '.join(problems)}") from None
+    check_model_name(own.model)
+    check_dataset_name(own.dataset)
+    pixels = "" if own.image_size is None else f" at {own.image_size} pixels"
+    # Cells of other settings are another task's, and so are its costs.
+    title = (
+        f"{own.model} on {own.dataset}{pixels}, {own.passes} passes in batches of {own.batch_size}, "
+        f"rates {own.rate:g} and {own.head_rate:g}"
+    )
+    return ComparedTask(
+        title, {}, partial(_built, own.model), own.dataset, own.image_size,
+        batch_size=own.batch_size, passes=own.passes, rate=own.rate, head_rate=own.head_rate,
+    )  # fmt: skip
 
-    def said(row: Row) -> str:
+
+class SideBySide(Benchmark):
+    """Accuracy, processor time and bytes of every method at half the price of full training, from the same weights.
+
+    What is the same for all methods is made once and stays beside the table: the costs of a step, and the weights
+    of the transformer, which learns CIFAR-10 for two minutes. For your own task give ``--set model=...`` and
+    ``--set dataset=...``, names or ``module:callable``, and if need be image_size, batch_size, passes, rate,
+    head_rate, with a file of its own as ``--output``.
+    """
+
+    name = "side-by-side"
+    seeds = (0,)
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return every method that fits a task with every seed: of batches and choices, or which forty episodes."""
+        tasks = self.tasks(request)
+        wanted = chosen_tasks(request.methods, METHODS, what="method")
+        costs = {name: _costs_file(request.folder, name) for name in tasks}
+        for name, task in tasks.items():
+            if not costs[name].exists():
+                _keep_costs(task, costs[name], request.data_root)
+        return {
+            f"{name} | {method} | {seed}": (task, method, seed, request.data_root, costs[name])
+            for seed in request.seeds or self.seeds
+            for name, task in tasks.items()
+            for method in task.methods
+            if method in wanted
+        }
+
+    def tasks(self, request: Request) -> dict[str, ComparedTask]:
+        """Return the tasks that are asked for, by name."""
+        if request.settings:
+            if request.folder.name == "side_by_side":
+                raise ScenarioError("give your own task a table of its own: --output my-task.json")
+            own = own_task(request.settings)
+            return {own.title: own}
+        return {name: TASKS[name] for name in chosen_tasks(request.tasks, TASKS)}
+
+    def measure(
+        self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
+    ) -> None:
+        """Pretrain the transformer if it is asked for and not there, then run every method."""
+        weights = _vit_file(request.folder)
+        if "vit" in self.tasks(request) and not (BASE in results.rows and weights.exists()):
+            lessons = of_images(class_token_vit, _PRETRAINED_ON, request.data_root, left=HEAD)
+            results.add(BASE, pretraining(_RECIPE, lessons, weights))
+        super().measure(results, request, workers, tell)
+
+    def run(self, *case: Any) -> Row:
+        """Train by one method."""
+        return side_by_side_cell(*case)
+
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """Return accuracy and seconds, or why the method does not fit."""
         return str(row.get("refused") or f"{row['accuracy']:.4f} in {row['seconds']:.1f} s")
 
-    add_missing(results, side_by_side_cell, cells, workers, tell, said)
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return a table for each task: means over the seeds of each method.
+
+        Differences to the last groups that fit are paired, by seeds or by episodes, with 95 % intervals.
+        Below the table stands what does not fit the task, and why.
+        """
+        own = dict.fromkeys(name.split(" | ")[0] for name in rows if " | " in name)
+        return {name: _table(rows, name) for name in dict.fromkeys([*TASKS, *own])}
+
+
+def _table(rows: Rows, name: str) -> pd.DataFrame:
+    task = TASKS.get(name, ComparedTask(name, model=_mobilenet))
+    left_out, lines = dict(task.left_out), {}
+    reference = _accuracies(cells_of(rows, name, REFERENCE))
+    for method in METHODS:
+        own = cells_of(rows, name, method)
+        refused = [row["refused"] for row in own.values() if "refused" in row]
+        if refused:
+            left_out[method] = refused[0]
+        elif own:
+            found = _accuracies(own)
+            pairs = [found[each] - reference[each] for each in found if each in reference]
+            more = "" if method == REFERENCE or not pairs else mean_text(pairs, sign=True)
+            lines[method] = {
+                "seeds" if task.model else "episodes": str(len(found)),
+                "accuracy, %": f"{100 * statistics.fmean(found.values()):.1f}",
+                f"against {REFERENCE}": more,
+                "s": f"{statistics.fmean(row['seconds'] for row in own.values()):.2f}",
+                "step, MB": _megabytes(own, "step_bytes"),
+                "sent, MB": _megabytes(own, "uplink_bytes"),
+            }
+    table = pd.DataFrame.from_dict(lines, orient="index").rename_axis("method")
+    by_reason: dict[str, list[str]] = {}
+    for method, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(f"`{method}`")
+    table.attrs["notes"] = [
+        f"Not here: {', '.join(methods)}: {reason}." for reason, methods in by_reason.items()
+    ]
+    return table
+
+
+def _accuracies(cells: Cells) -> dict[tuple[int, int], float]:
+    """Return accuracies by seed and episode."""
+    return {
+        (seed, number): accuracy
+        for seed, cell in sorted(cells.items())
+        for number, accuracy in enumerate(cell.get("accuracies") or [cell.get("accuracy", 0.0)])
+    }
+
+
+def _megabytes(cells: Cells, kind: str) -> str:
+    found = [cell[kind] for cell in cells.values()]
+    return "" if None in found else f"{statistics.fmean(found) / 1e6:.1f}"
 
 
 def side_by_side_cell(
-    task: ComparedTask, method: str, seed: int, root: str, costs: str, examples: int | None = None
-) -> dict[str, Any]:
+    task: ComparedTask, method: str, seed: int, root: str, costs: Path, examples: int | None = None
+) -> Row:
     """Train by one method in this process; return accuracy, processor seconds and bytes, or why it is refused.
 
     Parameters
@@ -130,26 +344,28 @@ def side_by_side_cell(
     method : str
         Its name.
     seed : int
-        See `bench_side_by_side`.
-    root, costs : str
-        Where the datasets are, and the costs of the task; weights are beside these.
+        See `SideBySide.cases`.
+    root : str
+        Where the datasets are.
+    costs : Path
+        Costs of a step of the task; weights are beside these.
     examples : int, optional
         Bound of examples, or episodes.
     """
     torch.set_num_threads(1)
     try:
         if task.model is None:
-            return few_shots_row(METHODS[method], seed, root, Path(costs), examples or EPISODES)
-        return _transferred(task, METHODS[method], seed, root, Path(costs), examples)
+            return few_shots_row(METHODS[method], seed, root, costs, examples or EPISODES)
+        return _transferred(task, method, seed, root, costs, examples)
     except (BudgetError, ModelError, PlanError, TrainingError) as error:
         return {"refused": str(error)}
 
 
 def _transferred(
-    task: ComparedTask, method: Method, seed: int, root: str, costs: Path, examples: int | None
-) -> dict[str, Any]:
+    task: ComparedTask, name: str, seed: int, root: str, costs: Path, examples: int | None
+) -> Row:
     torch.manual_seed(seed)
-    data = load_dataset(task.dataset, root, task.image_size)
+    data, method = load_dataset(task.dataset, root, task.image_size), METHODS[name]
     assert task.model is not None
     model = task.model(data, seed, root, costs.parent).train()
     loader = _loader(task, data, examples or task.examples, seed)
@@ -171,8 +387,6 @@ def _transferred(
 
 
 def _keep_costs(task: ComparedTask, path: Path, root: str) -> None:
-    if path.exists():
-        return
     if task.model is None:
         keep_few_shots_costs(path, root)
         return
@@ -209,95 +423,9 @@ def _inputs(task: ComparedTask, examples: Any) -> Tensor:
     return found.expand(-1, 3, -1, -1) if task.in_colour else found
 
 
-def costs_file(folder: Path, task: str) -> Path:
+def _costs_file(folder: Path, task: str) -> Path:
     """Return where the costs of a task are kept: beside its table, whatever it is called."""
     return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-costs.json"
 
 
-def side_by_side_markdown(
-    rows: Mapping[str, Mapping[str, Any]], name: str, task: ComparedTask | None = None
-) -> list[str]:
-    """Return the lines of a Markdown table of a task, by its name: means over the seeds of each method.
-
-    Differences to the last groups that fit are paired, by seeds or by episodes, with 95 % intervals by Student's t.
-    Below the table stands what does not fit the task, and why.
-
-    >>> side_by_side_markdown({}, "birds")
-    ['No cell of this table is measured yet.']
-    """
-    task, cells = task or TASKS[name], cells_of(rows, name)
-    refused = {
-        method: each["refused"]
-        for method, own in cells.items()
-        for each in own.values()
-        if "refused" in each
-    }
-    cells = {method: own for method, own in cells.items() if method not in refused}
-    reference = _accuracies(cells.get(REFERENCE, {}))
-    lines = []
-    for method in METHODS:
-        own = cells.get(method)
-        if not own:
-            continue
-        found = _accuracies(own)
-        pairs = [found[each] - reference[each] for each in found if each in reference]
-        more = "" if method == REFERENCE or not pairs else _signed(pairs)
-        columns = [
-            f"{100 * statistics.fmean(found.values()):.1f}", more,
-            f"{statistics.fmean(cell['seconds'] for cell in own.values()):.2f}",
-            *(_megabytes(own, kind) for kind in ("step_bytes", "uplink_bytes")),
-        ]  # fmt: skip
-        lines.append(f"| {method} | {len(found)} | {' | '.join(columns)} |")
-    if not lines and not refused:
-        return ["No cell of this table is measured yet."]
-    pairs_of = "episodes" if task.model is None else "seeds"
-    return [
-        f"| method | {pairs_of} | accuracy, % | against {REFERENCE} | s | step, MB | sent, MB |",
-        "| --- |" + " --- |" * 6,
-        *lines,
-        "",
-        *_left_out({**task.left_out, **refused}),
-    ]
-
-
-def _left_out(reasons: Mapping[str, str]) -> list[str]:
-    """Return a line for each reason for which methods do not fit a task."""
-    by_reason: dict[str, list[str]] = {}
-    for method, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(f"`{method}`")
-    return [f"Not here: {', '.join(methods)}: {reason}." for reason, methods in by_reason.items()]
-
-
-def _accuracies(cells: Mapping[int, Mapping[str, Any]]) -> dict[tuple[int, int], float]:
-    """Return accuracies by seed and episode."""
-    return {
-        (seed, number): accuracy
-        for seed, cell in sorted(cells.items())
-        for number, accuracy in enumerate(cell.get("accuracies", [cell["accuracy"]]))
-    }
-
-
-def _signed(pairs: list[float]) -> str:
-    half = interval(pairs)
-    return f"{100 * statistics.fmean(pairs):+.1f}" + (
-        "" if half is None else f" ± {100 * half:.1f}"
-    )
-
-
-def _megabytes(cells: Mapping[int, Mapping[str, Any]], kind: str) -> str:
-    found = [cell[kind] for cell in cells.values()]
-    return "" if None in found else f"{statistics.fmean(found) / 1e6:.1f}"
-
-
-def side_by_side_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    r"""Return a document with the table of each task between its marks.
-
-    >>> side_by_side_filled("<!-- side-by-side vit -->\nold\n<!-- end -->", {}).splitlines()[1]
-    'No cell of this table is measured yet.'
-    """
-
-    def table(found: re.Match[str]) -> str:
-        return "\n".join([found[1], *side_by_side_markdown(rows, found[2]), found[3]])
-
-    marked = rf"(<!-- side-by-side ({'|'.join(TASKS)}) -->)\n.*?(<!-- end -->)"
-    return re.sub(marked, table, text, flags=re.DOTALL)
+BENCHMARK = SideBySide()

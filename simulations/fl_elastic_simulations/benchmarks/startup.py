@@ -1,63 +1,60 @@
-"""What a node costs before it trains: seconds from a message to the first batch, and memory."""
+"""What a node's process costs before it trains: CPU seconds from its start to the first batch, and memory."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.supervisor import children_of
-from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 
-__all__ = ["bench_startup"]
+__all__ = ["BENCHMARK", "Startup"]
 
 _MESSAGE = Path(__file__).with_name("one_message.py")
-_REPEATS = 5
-_CASES = tuple((how, state) for state in ("fresh", "kept") for how in ("before", "now"))
+_TURNS = 5
+_STATES = {"kept": "costs are on disk", "fresh": "first message, which measures the costs"}
 
 
-def bench_startup(results: Results, tell: Callable[[str], None] = print) -> None:
-    """Time one message of MobileNetV2 at 64 pixels in processes of their own, one thread each, in turn.
+class Startup(Benchmark):
+    """Time from the start of a node's process to its first batch of MobileNetV2 at 64 pixels, one thread.
 
-    ``before`` is with torch's compiler and scikit-learn loaded, as importing them the usual way does; ``now``
-    without. ``fresh`` is a node's first message, which measures the costs; ``kept`` a later one, with them on disk.
-    Figures are medians of five. Then the memory of an idle node: Flower's two processes.
+    In each turn a node gets its first message, which measures the costs (``fresh``), and another one, which finds
+    them on disk (``kept``), each in a process of its own.
     """
-    if not all(f"{how}, {state}" in results.rows for how, state in _CASES):
-        with tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
-            found = _messages(Path(scratch), tell)
-        for case, runs in found.items():
-            results.add(case, {key: statistics.median(run[key] for run in runs) for key in runs[0]})
-    if "idle node" not in results.rows:
-        with LocalFleet(1) as fleet:
-            node = fleet.members[fleet.names[0]]
-            sizes = [_resident(pid) for pid in _all_below(node.pid)]
-        results.add("idle node", {"processes": len(sizes), "resident_bytes": sum(sizes)})
+
+    name = "startup"
+
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return the turns."""
+        return {f"turn {turn}": () for turn in range(_TURNS)}
+
+    def run(self) -> Row:
+        """Give a node two messages."""
+        with tempfile.TemporaryDirectory(prefix="fl-elastic-") as state:
+            return {name: _message(Path(state)) for name in ("fresh", "kept")}
+
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return medians of the turns: CPU seconds to the first batch, with the peak memory in brackets."""
+        cells = {}
+        for state, title in _STATES.items():
+            if rows:
+                found = pd.DataFrame([row[state] for row in rows.values()]).median()
+                seconds, peak = found["first_batch_cpu_seconds"], found["peak_bytes"]
+                cells[title] = f"{seconds:.1f} s ({peak / 1e6:,.0f} MB)"
+        return {"message": pd.DataFrame([cells], index=["to the first batch"])}
 
 
-def _messages(scratch: Path, tell: Callable[[str], None]) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {f"{how}, {state}": [] for how, state in _CASES}
-    for repeat in range(_REPEATS):
-        for how, state in _CASES:
-            folder = scratch / how
-            if state == "fresh":
-                shutil.rmtree(folder, ignore_errors=True)
-            found[f"{how}, {state}"].append(_message(folder, how))
-        tell(f"{repeat + 1}/{_REPEATS}")
-    return found
-
-
-def _message(state: Path, how: str) -> dict[str, float]:
+def _message(state: Path) -> dict[str, float]:
     done = subprocess.run(
         # By its path: as a module it would bring the whole of this package.
-        [sys.executable, "-W", "ignore", str(_MESSAGE), str(state), how],
+        [sys.executable, "-W", "ignore", str(_MESSAGE), str(state)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -66,16 +63,4 @@ def _message(state: Path, how: str) -> dict[str, float]:
     return answer
 
 
-def _all_below(pid: int) -> list[int]:
-    found, waiting = [], [pid]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += children_of(found[-1])
-    return found
-
-
-def _resident(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    return 0
+BENCHMARK = Startup()

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups import Batch, Mode
+from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
-from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
 from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.training.apply_plan import plan_applied, plan_guards
+from fl_elastic.training.apply_plan import plan_applied
 
 __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
@@ -52,14 +51,11 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def vanilla(plan: Plan) -> Plan:
-    """Return the plan that trains the same groups with torch's own operations: whole gradients, all stored."""
-    modes = tuple(
-        Mode.FULL if mode.kind in ("channels", "filtered") else mode for mode in plan.modes
-    )
-    return replace(plan, modes=modes, transforms=())
+    """Return the plan that trains the same groups with torch's own operations, everything stored."""
+    return replace(plan, transforms=())
 
 
-def saved_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph, batch: Batch) -> SavedBytes:
+def saved_bytes(model: nn.Module, plan: Plan, batch: Batch) -> SavedBytes:
     """Return what one step of ``plan`` keeps; the model is left as it was."""
     with untouched(model):
         with plan_applied(plan, model):
@@ -78,7 +74,6 @@ def saved_bytes(model: nn.Module, plan: Plan, graph: BackwardGraph, batch: Batch
 def interleaved_seconds(
     model: nn.Module,
     plans: Sequence[Plan],
-    graph: BackwardGraph,
     batch: Batch,
     *,
     repeats: int = 9,
@@ -94,13 +89,10 @@ def interleaved_seconds(
         for repeat in range(repeats + 1):
             for place, plan in enumerate(plans):
                 with plan_applied(plan, model):
-                    guards = plan_guards(plan, model)
                     started = timer()
                     optimizer.zero_grad(set_to_none=True)
                     compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
-                    for guard in guards:
-                        guard.put_back()
                     if repeat:
                         seconds[place].append(timer() - started)
     return [statistics.median(taken) for taken in seconds]

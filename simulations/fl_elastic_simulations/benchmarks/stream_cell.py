@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -35,20 +34,19 @@ from fl_elastic.streaming import (
 )
 from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.replay import ExperienceReplay
-from fl_elastic.streaming.summary import stream_summary
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
-from fl_elastic_simulations.benchmarks import stream_metrics
-from fl_elastic_simulations.benchmarks.one_step import resident_bytes, set_back_peak
-from fl_elastic_simulations.benchmarks.stream_methods import METHODS, SHOWN, StreamMethod
+from fl_elastic_simulations.benchmarks.benchmark import Row
+from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.stream_methods import METHODS, StreamMethod
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stream, StreamTask
 from fl_elastic_simulations.data.datasets import data_root_folder
 
-__all__ = ["run_stream"]
+__all__ = ["recovery", "run_stream"]
 
-# An alarm that comes more samples than this after a change, or after the next one, is not of that change.
-_WITHIN = 500
+# What a sample counts in the accuracy along the stream when the next one comes; which share of it is back.
+_FADING, _BACK = 0.98, 0.95
 
 
 class _Timed(StreamLearner):
@@ -125,7 +123,7 @@ def _train(
     model.eval()
 
 
-def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict[str, Any]:
+def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
     """Send one device through one stream, with one thread, and return what is measured."""
     torch.set_num_threads(1)
     root = data_root_folder(data_root)
@@ -161,7 +159,6 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
     ):  # fmt: skip
         if how.along:
             learner.observe_batch(stream.before.x, stream.before.y, np.zeros(len(stream.before)))
-        untrained = [_accuracy(learner, kind, test) for test in stream.tests]
         gc.collect()
         set_back_peak()
         before = resident_bytes("VmRSS")
@@ -170,8 +167,8 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
         return {
             "samples": len(went.correct),
             "prequential": float(np.mean(went.correct)),
-            **_over_tasks(went.table, untrained),
-            **_over_drifts(np.array(went.correct), went.alarms, stream.starts[1:]),
+            **_over_tasks(went.table),
+            "recovery": _mean_recovery(np.array(went.correct), stream.starts[1:]),
             # CPU seconds of one thread: of whole adaptations, and of all that is done in between.
             # To choose where the head reads is part of it.
             "adapting_seconds": learner.adapting_seconds + choosing,
@@ -184,18 +181,8 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> dict
             "trained_share": float(np.mean([len(d.trained) / d.groups for d in done] or [0.0])),
             "peak_bytes": went.peak - before,
             "store_bytes": store.used_bytes,
-            # None as long as it has not chosen where it reads.
-            "state_bytes": sum(each.stat().st_size for each in Path(folder).glob("learner.state")),
             "stored": len(store),
             "reads": learner.reads if how.closed_form and how.read else "",
-            "table": went.table,
-            "curve": [
-                [p.labelled, round(p.accuracy, 4)]
-                for p in learner.record.points[:: len(learner.record.points) // 64 + 1]
-            ],
-            "starts": list(stream.starts),
-            # Of one device, what the page of a stream shows.
-            **({"stream": stream_summary(learner)} if seed == 0 and method in SHOWN else {}),
         }
 
 
@@ -218,7 +205,6 @@ class _Walk:
     """What was seen along a stream."""
 
     correct: list[bool] = field(default_factory=list)
-    alarms: list[int] = field(default_factory=list)
     table: list[list[float]] = field(default_factory=list)
     seconds: float = 0.0
     peak: int = 0
@@ -236,10 +222,8 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
         for first in range(start, end, task.together):
             times = np.arange(first, min(first + task.together, end))
             part = stream.samples[times]
-            for place, seen in enumerate(learner.observe_batch(part.x, part.y, times), first):
-                walk.correct.append(bool(seen.correct))
-                if seen.drift:
-                    walk.alarms.append(place)
+            seen = learner.observe_batch(part.x, part.y, times)
+            walk.correct += [bool(each.correct) for each in seen]
         walk.seconds += time.process_time() - began
         walk.peak = max(walk.peak, resident_bytes("VmHWM"))
         walk.table.append([_accuracy(learner, task, test) for test in stream.tests])
@@ -263,40 +247,42 @@ def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float
     return hits / len(test)
 
 
-def _over_tasks(table: list[list[float]], untrained: list[float]) -> dict[str, Any]:
-    if not untrained:
+def _over_tasks(table: list[list[float]]) -> Row:
+    """Return the mean accuracy over all tasks at the end, and how far others than the last have fallen on average.
+
+    Forgetting is measured from the best at any moment but the last (Chaudhry et al., ECCV 2018).
+    """
+    accuracies = np.array(table)
+    if not accuracies.size:
         return {}
-    found = {
-        "average": stream_metrics.average_accuracy(table),
-        "anytime": stream_metrics.anytime_accuracy(table),
-        "forgetting": stream_metrics.forgetting(table),
-        "backward_transfer": stream_metrics.backward_transfer(table),
-        # Against the model that was sent out, which knows something of the first tasks.
-        "forward_transfer": stream_metrics.forward_transfer(table, untrained),
-    }
-    return found
+    fallen = accuracies[:-1, :-1].max(0) - accuracies[-1, :-1]
+    return {"average": float(accuracies[-1].mean()), "forgetting": float(fallen.mean())}
 
 
-def _over_drifts(
-    correct: NDArray[np.bool_], alarms: Sequence[int], drifts: Sequence[int]
-) -> dict[str, Any]:
-    """Return delays, false alarms per 1,000 samples, and recoveries; a change never got over counts to its end."""
-    accuracy = stream_metrics.prequential_accuracy(correct, 0.98)
-    ends = [*drifts, len(correct)][1:]
-    back = []
-    for drift, end in zip(drifts, ends, strict=True):
-        samples = stream_metrics.recovery(accuracy[:end], drift)
-        back.append(float(end - drift) if math.isnan(samples) else samples)
-    delays = [
-        each
-        for each in stream_metrics.drift_delays(alarms, drifts, _WITHIN)
-        if not math.isnan(each)
+def _mean_recovery(correct: NDArray[np.bool_], drifts: Sequence[int]) -> float | None:
+    """Return the mean samples from each change until the accuracy along the stream is back at 95 % of before.
+
+    Older samples count ever less (Gama et al., 2013). A change never got over counts to its end.
+    """
+    accuracy = pd.Series(correct.astype(float)).ewm(alpha=1 - _FADING).mean().to_numpy()
+    found = [
+        recovery(accuracy[:end], drift)
+        for drift, end in zip(drifts, [*drifts, len(correct)][1:], strict=True)
     ]
-    return {
-        "alarms": list(alarms),
-        "noticed": len(delays),
-        "drifts": len(drifts),
-        "delay": float(np.mean(delays)) if delays else None,
-        "false_alarms": stream_metrics.false_alarms(alarms, drifts, _WITHIN) if drifts else None,
-        "recovery": float(np.mean(back)) if back else None,
-    }
+    return float(np.mean(found)) if found else None
+
+
+def recovery(accuracy: NDArray[np.float64], drift: int) -> int:
+    """Return the samples from a change until the accuracy is back at 95 % of that just before it.
+
+    0 if it never fell below; all samples that are left if it did not come back.
+
+    >>> recovery(np.array([0.8, 0.8, 0.7, 0.5, 0.6, 0.77]), drift=2)
+    3
+    """
+    below = accuracy[drift:] < _BACK * accuracy[drift - 1]
+    if not below.any():
+        return 0
+    fell = int(below.argmax())
+    back = ~below[fell:]
+    return fell + int(back.argmax()) if back.any() else len(below)

@@ -13,7 +13,6 @@ __all__ = [
     "MORE",
     "READS",
     "REFERENCE",
-    "SHOWN",
     "SOLVED",
     "StreamMethod",
 ]
@@ -72,9 +71,6 @@ SOLVED = "closed form"
 READS = "closed form, chosen places"
 MORE = "closed form, chosen places, at most 4,096 features"
 ALONG = "closed form, places chosen along the stream"
-
-SHOWN = ("elastic at 2, replay",)
-"""Of their first seed, the page shows what was trained when."""
 
 METHODS: dict[str, StreamMethod] = {
     "no adaptation": StreamMethod(policy=""),

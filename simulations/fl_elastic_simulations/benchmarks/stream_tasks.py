@@ -18,7 +18,7 @@ from fl_elastic.errors import DatasetError
 from fl_elastic.named_models import build_model
 from fl_elastic.streaming.body import as_floats
 from fl_elastic_simulations.data.activity_windows import activity_windows
-from fl_elastic_simulations.data.datasets import data_root_folder, load_dataset
+from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.data.files import npz_arrays
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
@@ -336,8 +336,7 @@ def _dense(inputs: int) -> Callable[[Path, int, int], nn.Module]:
 
 def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
     model = build_model("mobilenet_v2", (3, 64, 64), outputs, seed)
-    weights = data_root_folder(root) / "weights" / "mobilenet_v2_imagenet_onnx7_backbone.npz"
-    load_pretrained(model, weights)
+    load_pretrained(model, root / "weights" / "mobilenet_v2_imagenet_onnx7_backbone.npz")
     return model
 
 

@@ -30,11 +30,10 @@ from fl_elastic.training.read_out import readout_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, encode_head_sums
-from fl_elastic_simulations.benchmarks.cells import Row, add_missing, chosen_tasks
-from fl_elastic_simulations.benchmarks.federation_summary import interval
+from fl_elastic_simulations.benchmarks.benchmark import Results, Row, add_missing, chosen_tasks
+from fl_elastic_simulations.benchmarks.intervals import interval
 from fl_elastic_simulations.benchmarks.one_read import ACTS
-from fl_elastic_simulations.benchmarks.peak import ALLOCATOR
-from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.peaks import ALLOCATOR
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 
 # Registers models.

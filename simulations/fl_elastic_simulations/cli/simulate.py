@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -27,18 +27,19 @@ from typing import Annotated
 import typer
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.report.formats import seconds_text
 
 __all__ = ["SimulationProgress", "simulate"]
 
 
-class SimulationProgress:
+class SimulationProgress(Progress):
     """Prints a line per round; on a terminal, bars below show all rounds and the clients of this one."""
 
     def __init__(self, scenario: Scenario, console: Console) -> None:
         self._console = console
         self._rounds = scenario.training.rounds
-        self._bars = Progress(
+        self._bars = rich_progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -147,7 +148,7 @@ def simulate(
     from fl_elastic_simulations.engine.simulate import simulate as run
     from fl_elastic_simulations.engine.simulate import write_results
     from fl_elastic_simulations.engine.summary import without_curves
-    from fl_elastic_simulations.report import results_table
+    from fl_elastic_simulations.report.tables import results_table
 
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)

@@ -115,8 +115,8 @@ def load_dataset(
     ----------
     name : str
         A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
-        ``femnist``, ``gtsrb``, ``har``, ``plays``, ``shakespeare`` or ``tinyshakespeare``), or ``module:callable``:
-        a function that returns a `Dataset`, of the data root or of nothing.
+        ``gtsrb``, ``har`` or ``plays``), or ``module:callable``: a function that returns a `Dataset`, of the data
+        root or of nothing.
     data_root : path, optional
         Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
     image_size : int, optional
@@ -237,7 +237,4 @@ for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cifar100
     DATASETS.register(_name)(DatasetKind(_read_by("pictures", _name)))
 DATASETS.register("gtsrb")(DatasetKind(_read_by("pictures", "gtsrb"), owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_read_by("activity_windows", "har"), owner="person"))
-DATASETS.register("femnist")(DatasetKind(_read_by("leaf", "femnist"), owner="writer"))
 DATASETS.register("plays")(DatasetKind(_read_by("plays", "plays"), owner="role"))
-for _name in ("shakespeare", "tinyshakespeare"):
-    DATASETS.register(_name)(DatasetKind(_read_by("leaf", _name), owner="role"))

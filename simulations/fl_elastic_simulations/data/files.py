@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
-import tempfile
-import warnings
 import zipfile
 import zlib
 from itertools import pairwise
@@ -22,7 +19,6 @@ from fl_elastic.errors import DatasetError
 __all__ = [
     "cache_folder",
     "decode_jpegs",
-    "decoded_jpegs",
     "idx_split",
     "npz_arrays",
     "torchvision_split",
@@ -144,47 +140,6 @@ def torchvision_split(kind: str, root: Path, train: bool) -> Split:
     return np.asarray(split.data, np.uint8), np.asarray(split.targets, np.int64)
 
 
-def decoded_jpegs(name: str, path: Path, shape: tuple[int, int, int]) -> Arrays:
-    """Read a pack of JPEG images, decoded once and then kept in the user's cache folder.
-
-    Image ``i`` of a split is ``jpeg_<split>[off_<split>[i]:off_<split>[i + 1]]``.
-
-    Parameters
-    ----------
-    name : str
-        The dataset, for the error message and the name of the cache file.
-    path : Path
-        The npz file with ``jpeg_*``, ``off_*`` and ``y_*``.
-    shape : tuple of int
-        Height, width and channels that every image must have.
-
-    Returns
-    -------
-    dict
-        ``x_train``, ``y_train``, ``x_test`` and ``y_test``; images as bytes, channels last.
-
-    Raises
-    ------
-    DatasetError
-        If the file is missing or damaged. A damaged or outdated cache is only made again.
-    """
-    keys = [f"{kind}_{split}" for split in ("train", "test") for kind in ("jpeg", "off", "y")]
-    if not path.is_file():
-        return npz_arrays(name, path, tuple(keys))  # raises, with the words for a missing file
-    cached = cache_folder() / f"{name}.npz"
-    stamp = _stamp(path)
-    found = _read_cache(cached, stamp)
-    if found is None:
-        packed = npz_arrays(name, path, tuple(keys))
-        found = {}
-        for split in ("train", "test"):
-            offsets = packed[f"off_{split}"]
-            found[f"x_{split}"] = decode_jpegs(name, path, packed[f"jpeg_{split}"], offsets, shape)
-            found[f"y_{split}"] = packed[f"y_{split}"]
-        _write_cache(cached, stamp, found)
-    return found
-
-
 def decode_jpegs(
     name: str,
     path: Path,
@@ -212,42 +167,6 @@ def decode_jpegs(
     except _UNREADABLE as error:  # Pillow's own error is an OSError
         raise _damaged(name, path, error) from None
     return images
-
-
-def _stamp(path: Path) -> str:
-    """Identify a file by name, size and time of change, without reading it."""
-    status = path.stat()
-    identity = f"{path.name}:{status.st_size}:{status.st_mtime_ns}"
-    return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def _read_cache(path: Path, stamp: str) -> Arrays | None:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            if str(archive["stamp"]) != stamp:
-                return None
-            return {key: archive[key] for key in ("x_train", "y_train", "x_test", "y_test")}
-    except _UNREADABLE:
-        return None
-
-
-def _write_cache(path: Path, stamp: str, arrays: Arrays) -> None:
-    """Replace the cache in one step, so that no other process ever reads half of it."""
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            temporary = Path(file.name)
-            np.savez(file, stamp=np.array(stamp), **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        warnings.warn(
-            f"decoded images are not kept in {path.parent} ({_first_line(error)}): "
-            "they will be decoded again by the next run",
-            stacklevel=2,
-        )
 
 
 def _damaged(name: str, path: Path, error: Exception) -> DatasetError:

@@ -13,7 +13,6 @@ from fl_elastic.errors import DatasetError
 from fl_elastic_simulations.data.datasets import Dataset, FloatArray, IntArray
 from fl_elastic_simulations.data.files import (
     decode_jpegs,
-    decoded_jpegs,
     idx_split,
     npz_arrays,
     torchvision_split,
@@ -97,14 +96,16 @@ def cifar100(root: Path) -> Dataset:
 def cifar10_jpegq75(root: Path) -> Dataset:
     """CIFAR-10 recompressed as JPEG of quality 75: lossy, not to compare with published figures."""
     path = root / "cifar10_jpegq75" / "cifar10_jpegq75.npz"
-    images = decoded_jpegs("cifar10_jpegq75", path, (32, 32, 3))
-    splits = [
-        (
-            _images(images[f"x_{split}"], _CIFAR_MEAN, _CIFAR_STD),
-            images[f"y_{split}"].astype(np.int64),
+    keys = [f"{kind}_{split}" for split in ("train", "test") for kind in ("jpeg", "off", "y")]
+    pack = npz_arrays("cifar10_jpegq75", path, tuple(keys))
+    splits = []
+    for split in ("train", "test"):
+        images = decode_jpegs(
+            "cifar10_jpegq75", path, pack[f"jpeg_{split}"], pack[f"off_{split}"], (32, 32, 3)
         )
-        for split in ("train", "test")
-    ]
+        splits.append(
+            (_images(images, _CIFAR_MEAN, _CIFAR_STD), pack[f"y_{split}"].astype(np.int64))
+        )
     return _image_dataset("cifar10_jpegq75", splits, classes=10)
 
 

@@ -29,7 +29,6 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
 )
 from fl_elastic_simulations.peers import PEERS, LocalTask
-from fl_elastic_simulations.peers.heterofl import HeteroFl, narrow_seconds
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 
 __all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
@@ -51,15 +50,12 @@ class ChoosingCosts:
         Of estimating what each tensor group costs, as every client does once.
     plan_seconds : dict of str to dict of str to float
         By method and device class, those of one plan under the budget of such a device.
-    width_seconds : tuple of (float, float)
-        Rates of a model's width below 1, and what a step of such a model takes.
     head_seconds : HeadCosts, optional
         Of sums for a head in closed form and of solving for it; None where no method asks for them.
     """
 
     profile_seconds: float = 0.0
     plan_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    width_seconds: tuple[tuple[float, float], ...] = ()
     head_seconds: HeadCosts | None = None
 
     def plan(self, method: MethodSection, device: str) -> float:
@@ -128,7 +124,6 @@ class ChoosingCosts:
                     str(method): {str(device): float(taken) for device, taken in devices.items()}
                     for method, devices in table["plan_seconds"].items()
                 },
-                width_seconds=tuple((float(r), float(s)) for r, s in table["width_seconds"]),
                 head_seconds=None
                 if of_a_head is None
                 else HeadCosts(
@@ -193,12 +188,6 @@ def measure_choosing(
         }
         for method in choosing
     }
-    widths: Mapping[float, float] = {}
-    peers = [PEERS.make(method.peer) for method in scenario.methods if method.peer is not None]
-    if any(isinstance(peer, HeteroFl) for peer in peers):
-        model = scenario_model(scenario, data_root, seed=0).train()
-        with contextlib.suppress(ElasticError):
-            widths = narrow_seconds(model, classification_loss, batch, make_optimizer)
     heads: HeadCosts | None = None
     if any(method.round_zero == "closed_form" for method in scenario.methods):
         model = scenario_model(scenario, data_root, seed=0).eval()
@@ -206,7 +195,7 @@ def measure_choosing(
         for head in [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1:]:
             wide = any(method.read != "last" for method in scenario.methods)
             heads = measure_head_costs(model, _READ if wide else head.in_features, batch)
-    return ChoosingCosts(estimating, plans, tuple(widths.items()), heads)
+    return ChoosingCosts(estimating, plans, head_seconds=heads)
 
 
 def _choice(

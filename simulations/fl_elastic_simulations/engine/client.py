@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -44,10 +43,10 @@ from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
+from fl_elastic_simulations.engine.client_slot import FEATURE_BYTES, PEAK_BYTES, ClientSlot
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
-from fl_elastic_simulations.engine.place import FEATURE_BYTES, PEAK_BYTES, Place
 from fl_elastic_simulations.engine.workload import (
     at_speed,
     measure_profile,
@@ -121,7 +120,7 @@ def simulated_client(config: dict[str, Any], index: int) -> ElasticClient:
 class _Role:
     """Whom a node plays in one round."""
 
-    place: Place
+    slot: ClientSlot
     config: dict[str, Any]
     profile: CostProfile
     choosing: ChoosingCosts | None
@@ -130,13 +129,13 @@ class _Role:
     def of(cls, config: dict[str, Any], index: int) -> _Role:
         scenario = _scenario(str(config["scenario"]))
         data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
-        place = Place.of(scenario, config, index, data_root)
+        slot = ClientSlot.of(scenario, config, index, data_root)
         read = str(config.get(READ, ""))
         measured = _profile(str(config.get("profile", "")))
         return cls(
-            place=place,
+            slot=slot,
             config=config,
-            profile=_profile_of(place, read, str(config.get("profile", "")))
+            profile=_profile_of(slot, read, str(config.get("profile", "")))
             if read
             else measured or measure_profile(scenario, data_root),
             choosing=_choosing(str(config.get("choosing", ""))),
@@ -144,19 +143,19 @@ class _Role:
 
     @property
     def scenario(self) -> Scenario:
-        return self.place.scenario
+        return self.slot.scenario
 
     @property
     def method(self) -> MethodSection:
-        return self.place.method
+        return self.slot.method
 
     @property
     def client(self) -> Client:
-        return self.place.client
+        return self.slot.client
 
     @property
     def state_directory(self) -> Path:
-        mine = Path(self.method.name) / str(self.place.seed) / str(self.client.index)
+        mine = Path(self.method.name) / str(self.slot.seed) / str(self.client.index)
         return Path(str(self.config["state-dir"])) / mine
 
     @property
@@ -165,9 +164,9 @@ class _Role:
 
     def capabilities(self) -> Capabilities:
         """Return what the device can do, in its own seconds."""
-        batches, device = self.place.batches(), self.client.device
+        batches, device = self.slot.batches(), self.client.device
         cut, head = (str(self.config.get(key, "")) for key in (CUT, KEPT_HEAD))
-        options = self.place.options(part=TrainablePart(cut, head))
+        options = self.slot.options(part=TrainablePart(cut, head))
         profile = lasting_costs(self.profile, options, batches.dataset_size)
         passes = passes_above_cut(self.profile, options, batches.dataset_size)
         return Capabilities(
@@ -192,7 +191,7 @@ class _Role:
             case SolveHead():
                 return self._sums(arrays, task)
         if not self.method.budgeted:
-            self.place.check_memory(self.profile)
+            self.slot.check_memory(self.profile)
         deadline = task.deadline
         needed = self.capabilities().full_round_seconds
         if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
@@ -216,20 +215,20 @@ class _Role:
         client = self.elastic_client()
         # Its time is simulated, and this host's says nothing of it.
         client.budget = Budget(memory=self.client.memory_bytes)
-        client.train_loader = self.place.batches(whole=True)
+        client.train_loader = self.slot.batches(whole=True)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
         asked = min(task.examples, examples)
         if task.places == "auto":
             spent = self._head_costs.answering(asked)
         else:
-            named = _profile_of(self.place, task.places, str(self.config.get("profile", "")))
+            named = _profile_of(self.slot, task.places, str(self.config.get("profile", "")))
             spent = asked / self.scenario.training.batch_size * _inference_batch(named)
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], task: SolveHead) -> _Reply:
         """Send sums for a head in closed form, for what inference takes and the products of features."""
-        client, batches = self.elastic_client(), self.place.batches(whole=True)
+        client, batches = self.elastic_client(), self.slot.batches(whole=True)
         # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, task)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
@@ -251,7 +250,7 @@ class _Role:
         per_batch = self.scenario.training.batch_size
         if not task.cut:
             return examples / per_batch * _inference_batch(self.profile)
-        options = self.place.options(part=TrainablePart(task.cut))
+        options = self.slot.options(part=TrainablePart(task.cut))
         above = lasting_costs(self.profile, options, examples)
         seconds = examples * float(above.forward_seconds[0])
         cut = self.profile.graph.cut_below(self.profile.graph.groups_above(task.cut) - 1)
@@ -267,8 +266,8 @@ class _Role:
             return batches
         profile = self.profile
         # The first pass finds no features as yet.
-        if self.place.server_round:
-            options = self.place.options(part=TrainablePart(task.cut))
+        if self.slot.server_round:
+            options = self.slot.options(part=TrainablePart(task.cut))
             profile = lasting_costs(profile, options, batches.dataset_size)
         each = float(profile.forward_seconds[0]) if task.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
@@ -277,7 +276,7 @@ class _Role:
 
     def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
         """Say what cuts are worth, for two steps of all."""
-        client, batches = self.elastic_client(), self.place.batches(whole=True)
+        client, batches = self.elastic_client(), self.slot.batches(whole=True)
         client.train_loader = batches
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
@@ -338,17 +337,17 @@ class _Role:
     def elastic_client(
         self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
     ) -> ElasticClient:
-        place, batches = self.place, self.place.batches()
+        slot, batches = self.slot, self.slot.batches()
         # Another loader than the one that is trained on: each pass over one has an order of its own.
         read = str(self.config.get(READ, ""))
-        model = method_model(self.scenario, self.method, place.data_root, place.seed, read)
-        first = next(iter(place.batches()))
+        model = method_model(self.scenario, self.method, slot.data_root, slot.seed, read)
+        first = next(iter(slot.batches()))
         # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
         # to be its own would estimate them anew, and so depend on how busy this host is.
         key = profile_key(model, first, optimizer_fn(self.scenario.training))
         profile = self.profile if self.profile.key == key else replace(self.profile, key=key)
         epochs = self.scenario.training.local_epochs
-        budget = place.budget(
+        budget = slot.budget(
             len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())
         )
         if self.scenario.deadline is not None:
@@ -359,10 +358,10 @@ class _Role:
         return ElasticClient(
             model,
             batches,
-            place.test_batches(),
+            slot.test_batches(),
             budget=budget,
             epochs=epochs,
-            options=place.options(
+            options=slot.options(
                 timing=Timing(
                     closed_loop=False,
                     profile_seconds=profile_seconds,
@@ -372,7 +371,7 @@ class _Role:
             profile=profile,
             state_dir=self.state_directory,
             feature_bytes=FEATURE_BYTES if self.method.keep_features else 0,
-            **place.for_client(),
+            **slot.for_client(),
         )
 
     def _host_config(self) -> dict[str, Any]:
@@ -392,22 +391,20 @@ class _Role:
         fastest = min(client.device.slowdown for client in self.scenario.clients)
         return PeerClient(
             peer=str(self.method.peer),
-            model=method_model(self.scenario, self.method, self.place.data_root, self.place.seed),
-            batches=self.place.batches(),
+            model=method_model(self.scenario, self.method, self.slot.data_root, self.slot.seed),
+            batches=self.slot.batches(),
             training=self.scenario.training,
             profile=self.profile,
             allowed_seconds=allowed,
             profile_seconds=profile,
             choosing_seconds=plan,
-            narrow_seconds=dict(() if self.choosing is None else self.choosing.width_seconds),
             fraction=fastest / device.slowdown,
             place=(self.client.index, len(self.scenario.clients)),
-            seed=self.place.seed,
+            seed=self.slot.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
-            memory_bytes=math.inf if (held := self.client.memory_bytes) is None else held,
             width=self.client.width,
-            check_memory=partial(self.place.check_memory, self.profile),
+            check_memory=partial(self.slot.check_memory, self.profile),
         )
 
 
@@ -455,17 +452,17 @@ def _inference_batch(profile: CostProfile) -> float:
 
 
 @lru_cache(maxsize=4)
-def _profile_of(place: Place, read: str, measured: str) -> CostProfile:
+def _profile_of(slot: ClientSlot, read: str, measured: str) -> CostProfile:
     """Return the profile of a model that ends where its head reads, measured once and kept beside the whole one's.
 
     Its seconds are those of the host that measured the other one.
     """
-    scenario, data_root, whole = place.scenario, place.data_root, _profile(measured)
+    scenario, data_root, whole = slot.scenario, slot.data_root, _profile(measured)
     digest = hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
     path = Path(measured).with_name(f"profile-{digest}.json")
     if whole is not None and path.exists():
         return load_profile(path)
-    model = method_model(scenario, place.method, data_root, 0, read)
+    model = method_model(scenario, slot.method, data_root, 0, read)
     profile = measure_profile(scenario, data_root, model)
     if whole is not None:
         profile = at_speed(profile, speed_of_host(scenario, data_root, whole))

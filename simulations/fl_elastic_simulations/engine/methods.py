@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
@@ -16,15 +15,12 @@ from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
-from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import IMPORTANCES
 from fl_elastic.registry import Factories, closest
 from fl_elastic.update import CODECS
-from fl_elastic_simulations.engine.settling import SettlingUpdates, settling_blocks
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
-from fl_elastic_simulations.scenario.sections import SETTLING
 
 __all__ = ["check_methods", "method_strategy"]
 
@@ -61,11 +57,6 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(
                 f"method {method.name}: a peer knows no cut: choose a policy, or no cut"
             )
-        solved = method.round_zero != "none" and method.peer is not None
-        if solved and method.peer in PEERS.names() and PEERS.make(str(method.peer)).own_heads:
-            problems.append(
-                f"method {method.name}: peer {method.peer!r} begins under heads of its own: leave out round_zero"
-            )
         try:
             _round_config(method)
         except RegistryError as error:
@@ -99,15 +90,8 @@ def method_strategy(
     scenario: Scenario,
     method: MethodSection,
     on_round: Callable[[RoundRecord], None],
-    graph: BackwardGraph | None = None,
 ) -> PartialUpdates:
-    """Return the server's strategy for a method; a peer's updates are merged as its paper says.
-
-    Raises
-    ------
-    ScenarioError
-        If blocks are frozen as they settle, and it is not known which ones there are.
-    """
+    """Return the server's strategy for a method; a peer's updates are merged as its paper says."""
     inner = _SERVERS[method.server](
         fraction_train=scenario.training.client_fraction,
         fraction_evaluate=0.0,
@@ -117,14 +101,7 @@ def method_strategy(
     peer = None if method.peer is None else PEERS.make(method.peer)
     own_weighting = "examples" if peer is None else peer.weighting
     optimizer = method.server_optimizer
-    strategy: Callable[..., PartialUpdates] = PartialUpdates
-    if method.cut == SETTLING:
-        if graph is None:
-            raise ScenarioError(
-                f"method {method.name}: cut {SETTLING!r} is for simulations: choose another one for a fleet"
-            )
-        strategy = partial(SettlingUpdates, settling_blocks(graph))
-    return strategy(
+    return PartialUpdates(
         inner,
         rule=method.rule if peer is None else peer.rule,
         merge=MergeOptions(
@@ -134,9 +111,8 @@ def method_strategy(
         config=replace(
             _round_config(method),
             deadline=_deadline(scenario, method),
-            delta_downlink=peer is not None and peer.sends_changes,
             solve_every=method.solve_every,
-            cut="moving" if method.cut == SETTLING else method.cut,
+            cut=method.cut,
         ),
         server_optimizer=None
         if optimizer is None

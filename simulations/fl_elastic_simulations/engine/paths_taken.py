@@ -1,7 +1,6 @@
-"""Through how many files of fl_elastic a plan, a fit and a reply run: ``python paths_taken.py`` prints JSON.
+"""Through which functions and files of fl_elastic a fit and a round go: ``python paths_taken.py`` prints JSON.
 
-Run by its path in a process of its own, with the checkout that is looked at first on Python's path; it works on
-checkouts from before the laboratory stood apart.
+Run by its path in a process of its own, with the checkout that is looked at first on Python's path.
 """
 
 from __future__ import annotations
@@ -11,19 +10,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["main"]
 
 
 def main() -> None:
-    """Trace one plan, one fit and one round of two clients, each with its costs known.
-
-    A reply takes what a round without evaluation takes besides a fit: the terms and the model on their way to the
-    client, and the update from there into the merged model.
-    """
+    """Trace one fit and one round of two clients, each with its costs known; print stays, files and returns."""
     import torch
     from flwr.app import ArrayRecord
     from flwr.serverapp.strategy import FedAvg
@@ -32,20 +28,8 @@ def main() -> None:
     import fl_elastic
     from fl_elastic import Budget, ElasticTrainer
     from fl_elastic.flower import ElasticClient, PartialUpdates, elastic_client_app
-    from fl_elastic.planning import PlanRequest
     from fl_elastic.profiling import profile_model
-
-    try:
-        from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-    except ImportError:
-        from fl_elastic.flower.in_process_grid import InProcessGrid  # type: ignore
-
-    try:
-        from fl_elastic.planning import POLICIES
-
-        make_policy = POLICIES.make
-    except ImportError:
-        from fl_elastic.planning import make_policy  # type: ignore
+    from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
     root = Path(fl_elastic.__file__).parent
 
@@ -63,7 +47,6 @@ def main() -> None:
         return torch.optim.SGD(parameters, lr=0.1)
 
     profile = profile_model(model(), loss, data[0], optimizer_fn=sgd)
-    request = PlanRequest(profile, Budget(speedup=1.5), profile.parameter_bytes)
     trainer = ElasticTrainer(model(), loss, sgd, budget=Budget(speedup=1.5), profile=profile)
 
     def client(context: Any) -> ElasticClient:
@@ -73,31 +56,24 @@ def main() -> None:
 
     grid = InProcessGrid(2, elastic_client_app(client))
 
-    def round_of(tested: float) -> Callable[[], object]:
-        """Make the server, and return what runs a round of it."""
-        strategy = PartialUpdates(
-            FedAvg(fraction_evaluate=tested, min_train_nodes=2, min_evaluate_nodes=2)
-        )
-        return lambda: strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1)
-
-    plan = _files_of(root, lambda: make_policy("elastic").plan(request))
-    fit = _files_of(root, lambda: trainer.fit(data, epochs=1))
-    whole = _files_of(root, round_of(tested=1.0))
-    trained = _files_of(root, round_of(tested=0.0))
-    taken = {"plan": plan, "fit": fit, "round": whole, "reply": trained - fit}
-    print(json.dumps({name: len(files) for name, files in taken.items()}))
+    strategy = PartialUpdates(FedAvg(min_train_nodes=2, min_evaluate_nodes=2))
+    acts: dict[str, Callable[[], object]] = {
+        "fit": lambda: trainer.fit(data, epochs=1),
+        "round": lambda: strategy.start(grid, ArrayRecord(model().state_dict()), num_rounds=1),
+    }
+    print(json.dumps({name: _walk(root, act) for name, act in acts.items()}))
 
 
-def _files_of(root: Path, act: Callable[[], object]) -> set[str]:
-    """Return the files below a folder of which a function runs."""
-    found: set[str] = set()
+def _walk(root: Path, act: Callable[[], object]) -> dict[str, int]:
+    """Return how many functions below a folder run, in how many files, with how many returns to a file."""
+    met: dict[CodeType, str] = {}
     inside = f"{root}{os.sep}"
 
     def look(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(inside):
-            # What runs once, when a module is imported, is no step of the way.
-            if frame.f_code.co_name != "<module>":
-                found.add(frame.f_code.co_filename)
+        code = frame.f_code
+        # What runs once, when a module is imported, is no step of the way.
+        if event == "call" and code.co_filename.startswith(inside) and code.co_name != "<module>":
+            met.setdefault(code, code.co_filename)
 
     threading.setprofile(look)
     sys.setprofile(look)
@@ -106,7 +82,9 @@ def _files_of(root: Path, act: Callable[[], object]) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return found
+    stays = [file for file, _ in groupby(met.values())]
+    files = len(set(stays))
+    return {"functions": len(met), "files": files, "returns": len(stays) - files}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fl_elastic.storage import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
 from fl_elastic.update.model_store import ModelStore
 from fl_elastic_simulations.data.batches import Batches
-from fl_elastic_simulations.engine.place import PEAK_BYTES
+from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.peers import PEERS, LocalTask
 from fl_elastic_simulations.scenario.scenario import TrainingSection
@@ -56,8 +56,6 @@ class PeerClient:
         Host seconds for local training, and what comes before it.
     profile_seconds, choosing_seconds : float
         Of these, those of estimating costs in this round, and of one choice of what to train.
-    narrow_seconds : dict of float to float
-        Seconds of a step at each rate of the model's width below 1.
     fraction : float
         Speed of the device relative to the fastest.
     place : tuple of (int, int)
@@ -68,8 +66,6 @@ class PeerClient:
         How updates are written.
     state_directory : Path
         Where the method's notes are kept from round to round.
-    memory_bytes : float
-        What a step may take on the device.
     width : float, optional
         Share of the model's channels that it trains, where that is given.
     check_memory : callable
@@ -84,13 +80,11 @@ class PeerClient:
     allowed_seconds: float
     profile_seconds: float
     choosing_seconds: float
-    narrow_seconds: dict[float, float]
     fraction: float
     place: tuple[int, int]
     seed: int
     codec: str
     state_directory: Path
-    memory_bytes: float
     width: float | None
     check_memory: Callable[[Collection[str]], float]
 
@@ -131,8 +125,6 @@ class PeerClient:
             global_change=self._change(weights, version, manifest),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
-            narrow_seconds=self.narrow_seconds,
-            memory_bytes=self.memory_bytes,
             width=self.width,
         )
         try:

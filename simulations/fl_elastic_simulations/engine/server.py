@@ -9,10 +9,9 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
@@ -28,56 +27,27 @@ from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
-from fl_elastic_simulations.engine.cell import Cell, ClientRound
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.known_importance import known_importance
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
-from fl_elastic_simulations.engine.place import PEAK_BYTES
+from fl_elastic_simulations.engine.progress import Progress
+from fl_elastic_simulations.engine.run_result import ClientRound, RunResult
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (
     label_counts,
     measure_profile,
     test_batches,
 )
-from fl_elastic_simulations.peers import PEERS, Peer
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
 
-__all__ = ["LoggedProgress", "Progress", "Simulation", "run_cell", "run_cells"]
+__all__ = ["Simulation", "run_method", "run_methods"]
 
 _LOG = logging.getLogger("fl_elastic")
-
-
-class Progress(Protocol):
-    """Hears how far the simulation is."""
-
-    def cell(self, method: str, seed: int, rounds: int) -> None:
-        """Hear that a method with a seed starts."""
-
-    def reply(self, received: int, expected: int) -> None:
-        """Hear that a client has answered."""
-
-    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Hear how good the global model is after a round."""
-
-
-class LoggedProgress:
-    """Writes a line per method and seed to the log."""
-
-    def cell(self, method: str, seed: int, rounds: int) -> None:
-        """Log the start."""
-        _LOG.info("%s, seed %s: %s rounds", method, seed, rounds)
-
-    def reply(self, received: int, expected: int) -> None:
-        """Say nothing: Flower logs replies itself."""
-
-    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Log the quality of the global model."""
-        _LOG.info("round %s: accuracy %.4f, loss %.4f, %.1f s simulated",
-                  number, accuracy, loss, simulated_seconds)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,14 +86,14 @@ class Simulation:
         """Where it is kept beside the profile what choosing takes."""
         return self.directory / "choosing.json"
 
-    def cell_file(self, method: str, seed: int) -> Path:
+    def result_file(self, method: str, seed: int) -> Path:
         """Return where a finished cell is kept."""
         return self.directory / "cells" / f"{method}-{seed}.json"
 
 
-def run_cells(
+def run_methods(
     simulation: Simulation, grid: Grid, progress: Progress
-) -> tuple[list[Cell], tuple[TensorGroup, ...]]:
+) -> tuple[list[RunResult], tuple[TensorGroup, ...]]:
     """Run all methods and seeds; every finished cell is stored at once."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
@@ -134,20 +104,20 @@ def run_cells(
     cells = []
     for seed in scenario.seeds:
         for method in scenario.methods:
-            path = simulation.cell_file(method.name, seed)
+            path = simulation.result_file(method.name, seed)
             progress.cell(method.name, seed, scenario.training.rounds)
             if simulation.resume and path.exists():
                 cells.append(_finished_cell(path, _fingerprint(scenario, method)))
                 continue
-            cell = run_cell(simulation, grid, progress, method, seed, profile, choosing)
+            cell = run_method(simulation, grid, progress, method, seed, profile, choosing)
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
     return cells, profile.graph.groups
 
 
-def _finished_cell(path: Path, fingerprint: str) -> Cell:
+def _finished_cell(path: Path, fingerprint: str) -> RunResult:
     try:
-        cell = Cell.from_json(path.read_text(errors="replace"))
+        cell = RunResult.from_json(path.read_text(errors="replace"))
     except OSError as error:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
     if cell.scenario != fingerprint:
@@ -165,7 +135,7 @@ def _fingerprint(scenario: Scenario, method: MethodSection) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_cell(
+def run_method(
     simulation: Simulation,
     grid: Grid,
     progress: Progress,
@@ -173,14 +143,14 @@ def run_cell(
     seed: int,
     profile: CostProfile,
     choosing: ChoosingCosts | None = None,
-) -> Cell:
+) -> RunResult:
     """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
 
     Flower draws the clients of a round from Python's own random numbers, which are seeded for the run and put
     back afterwards.
     """
     scenario = simulation.scenario
-    cell = Cell(
+    cell = RunResult(
         method.name,
         seed,
         scenario=_fingerprint(scenario, method),
@@ -190,10 +160,9 @@ def run_cell(
     state_directory = simulation.state_directory / method.name / str(seed)
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
-    peer = None if method.peer is None else PEERS.make(method.peer)
-    evaluate_fn = _evaluation(simulation, progress, cell, model, peer)
+    evaluate_fn = _evaluation(simulation, progress, cell, model)
     told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), choosing)
-    strategy = method_strategy(scenario, method, told, profile.graph)
+    strategy = method_strategy(scenario, method, told)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
     random.seed(seed)
@@ -233,7 +202,7 @@ class _TimeIsUp(Exception):
 
 
 def _evaluation(
-    simulation: Simulation, progress: Progress, cell: Cell, model: nn.Module, peer: Peer | None
+    simulation: Simulation, progress: Progress, cell: RunResult, model: nn.Module
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
     """Return the server's test of the global model."""
     training = simulation.scenario.training
@@ -258,8 +227,7 @@ def _evaluation(
                 counted.update(zip(targets.tolist(), right, strict=True))
             return _per_place(outputs, targets)
 
-        with nullcontext() if peer is None else peer.as_tested(model, server_round):
-            result = evaluate(model, classification_loss, batches, metrics_fn=count)
+        result = evaluate(model, classification_loss, batches, metrics_fn=count)
         cell.classes = [
             (counted[each, True], counted[each, True] + counted[each, False])
             for each in range(len(cell.labels[0]) if cell.labels else 0)
@@ -307,7 +275,7 @@ def _per_place(outputs: object, targets: object) -> dict[str, float]:
 
 
 def _by_rounds(
-    training: TrainingSection, cell: Cell, test: Test, progress: Progress
+    training: TrainingSection, cell: RunResult, test: Test, progress: Progress
 ) -> Callable[[int, Weights], tuple[float, float] | None]:
     """Return what tests the model every so many rounds, and at the end."""
 
@@ -327,7 +295,7 @@ def _by_rounds(
 
 def _bookkeeping(
     scenario: Scenario,
-    cell: Cell,
+    cell: RunResult,
     profile: CostProfile,
     runs_until: Callable[[int], None],
     choosing: ChoosingCosts | None,

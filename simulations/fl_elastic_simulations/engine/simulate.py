@@ -19,14 +19,15 @@ from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
 from fl_elastic.groups import TensorGroup
 from fl_elastic.profiling import load_profile
 from fl_elastic.storage import write_atomically
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.server import Progress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import Progress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.summary import group_costs, summarise
 from fl_elastic_simulations.engine.workload import scenario_dataset
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 
 __all__ = ["ReportingGrid", "simulate", "write_results"]
 
@@ -67,7 +68,7 @@ def simulate(
             grid = InProcessGrid(
                 clients, simulated_client_app(), progress.reply, processes=processes
             )
-            return _summary(simulation, *run_cells(simulation, grid, progress))
+            return _summary(simulation, *run_methods(simulation, grid, progress))
     if workers != 1:
         raise ScenarioError(
             f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
@@ -81,7 +82,7 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            found.append(_summary(simulation, *run_cells(simulation, watched, progress)))
+            found.append(_summary(simulation, *run_methods(simulation, watched, progress)))
 
         try:
             _run(server_app, len(simulation.scenario.clients))
@@ -91,7 +92,7 @@ def simulate(
 
 
 def _summary(
-    simulation: Simulation, cells: Sequence[Cell], groups: Sequence[TensorGroup]
+    simulation: Simulation, cells: Sequence[RunResult], groups: Sequence[TensorGroup]
 ) -> dict[str, Any]:
     costs = group_costs(load_profile(simulation.profile_file))
     return {**summarise(simulation.scenario, cells, groups), "group_costs": costs}

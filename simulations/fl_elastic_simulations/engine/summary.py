@@ -10,7 +10,7 @@ from typing import Any
 from fl_elastic.environment import environment
 from fl_elastic.groups import TensorGroup
 from fl_elastic.profiling import CostProfile
-from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.scenario.scenario import Scenario
 
 __all__ = ["final_accuracy", "group_costs", "summarise", "without_curves"]
@@ -59,7 +59,7 @@ def final_accuracy(tested: Sequence[float], *, at_equal_times: bool = False) -> 
 
 
 def summarise(
-    scenario: Scenario, cells: Sequence[Cell], groups: Sequence[TensorGroup]
+    scenario: Scenario, cells: Sequence[RunResult], groups: Sequence[TensorGroup]
 ) -> dict[str, Any]:
     """Return the summary of all cells, as plain JSON values.
 
@@ -114,7 +114,7 @@ def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**short, "methods": methods}
 
 
-def _final_accuracy(scenario: Scenario, cell: Cell) -> float:
+def _final_accuracy(scenario: Scenario, cell: RunResult) -> float:
     tested = cell.history[1:] if scenario.training.tests else _after_rounds(cell)
     return final_accuracy(
         [row["accuracy"] for row in tested or cell.history],
@@ -122,7 +122,7 @@ def _final_accuracy(scenario: Scenario, cell: Cell) -> float:
     )
 
 
-def _after_rounds(cell: Cell) -> list[dict[str, float]]:
+def _after_rounds(cell: RunResult) -> list[dict[str, float]]:
     """Return the tests after a round: the untrained model's is no result."""
     return [row for row in cell.history if row["round"] > 0]
 
@@ -131,20 +131,20 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _target(scenario: Scenario, by_method: dict[str, list[Cell]]) -> float | None:
+def _target(scenario: Scenario, by_method: dict[str, list[RunResult]]) -> float | None:
     if scenario.target is None or not by_method.get(scenario.target.method):
         return None
     reached = [_final_accuracy(scenario, cell) for cell in by_method[scenario.target.method]]
     return statistics.fmean(reached) - scenario.target.minus
 
 
-def _largest_class(cells: Sequence[Cell]) -> float | None:
+def _largest_class(cells: Sequence[RunResult]) -> float | None:
     """Return the share of the commonest class among test examples: what a model gets that says nothing else."""
     tested = next(([count for _, count in cell.classes] for cell in cells if cell.classes), [])
     return max(tested) / sum(tested) if sum(tested) else None
 
 
-def _full_step(cells: Sequence[Cell]) -> float | None:
+def _full_step(cells: Sequence[RunResult]) -> float | None:
     full = [step.seconds for cell in cells for step in cell.steps if step.everything]
     return statistics.median(full) if full else None
 
@@ -170,7 +170,7 @@ def _devices(scenario: Scenario) -> list[dict[str, Any]]:
 
 def _method(
     scenario: Scenario,
-    cells: list[Cell],
+    cells: list[RunResult],
     budgeted: bool,
     target: float | None,
     full_step: float | None,
@@ -222,7 +222,7 @@ def _method(
     }
 
 
-def _clients(scenario: Scenario, cells: list[Cell]) -> dict[str, Any]:
+def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
     """Return what each client spent, and how good the last model is for it: means over seeds.
 
     That is the model's accuracy on test examples of each class, weighted by the client's own classes. The worst
@@ -286,14 +286,16 @@ def group_costs(profile: CostProfile) -> list[dict[str, Any]]:
     ]
 
 
-def _seconds_to(cells: list[Cell], target: float) -> float | None:
+def _seconds_to(cells: list[RunResult], target: float) -> float | None:
     for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
         if statistics.fmean(row["accuracy"] for row in rows) >= target:
             return statistics.fmean(row["simulated_seconds"] for row in rows)
     return None
 
 
-def _speedups(cells: list[Cell], device: str, full_step: float | None) -> dict[str, float | None]:
+def _speedups(
+    cells: list[RunResult], device: str, full_step: float | None
+) -> dict[str, float | None]:
     steps = [step for cell in cells for step in cell.steps if step.device == device]
     if not steps or full_step is None:
         return {"achieved_speedup": None, "step_speedup": None, "step_share": None}
@@ -305,7 +307,7 @@ def _speedups(cells: list[Cell], device: str, full_step: float | None) -> dict[s
     }
 
 
-def _joules(scenario: Scenario, cells: list[Cell], device: str) -> float | None:
+def _joules(scenario: Scenario, cells: list[RunResult], device: str) -> float | None:
     """Return what a client of this class used in a round that was merged: its watts times the time it was busy."""
     joules = rounds = 0.0
     for client in scenario.clients:
@@ -320,7 +322,7 @@ def _joules(scenario: Scenario, cells: list[Cell], device: str) -> float | None:
     return joules / rounds if rounds else None
 
 
-def _mean_importance(cells: list[Cell]) -> dict[str, float]:
+def _mean_importance(cells: list[RunResult]) -> dict[str, float]:
     """Return the mean share of importance over the seeds in which any client knew it, by group."""
     known = [cell.importance for cell in cells if cell.importance]
     return {
@@ -329,7 +331,7 @@ def _mean_importance(cells: list[Cell]) -> dict[str, float]:
     }
 
 
-def _mean_coverage(cells: list[Cell]) -> dict[str, list[list[float]]]:
+def _mean_coverage(cells: list[RunResult]) -> dict[str, list[list[float]]]:
     return {
         device: [
             [statistics.fmean(shares) for shares in zip(*rows, strict=True)]

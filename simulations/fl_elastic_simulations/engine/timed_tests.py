@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.scenario.scenario import TrainingSection
 
 __all__ = ["Test", "TimedTests", "Weights"]
@@ -38,7 +38,7 @@ class TimedTests:
     ----------
     training : TrainingSection
         Gives the simulated seconds and the number of tests.
-    cell : Cell
+    cell : RunResult
         Knows the time; has a test of the untrained model first, at time 0.
     test : callable
         Returns accuracy and loss of the model after a round.
@@ -49,7 +49,7 @@ class TimedTests:
     def __init__(
         self,
         training: TrainingSection,
-        cell: Cell,
+        cell: RunResult,
         test: Test,
         tell: Callable[[int, float, float, float], None],
     ) -> None:

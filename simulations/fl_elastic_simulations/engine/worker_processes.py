@@ -16,7 +16,10 @@ __all__ = ["worker_processes"]
 
 @contextmanager
 def worker_processes(
-    workers: int, prepare: Callable[..., object] | None = None, *arguments: Any
+    workers: int,
+    prepare: Callable[..., object] | None = None,
+    *arguments: Any,
+    tasks_each: int | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of fresh processes, which has ended whatever it was at when the block ends.
 
@@ -28,9 +31,15 @@ def worker_processes(
         How many.
     prepare : callable, optional
         Called once in each process, with ``arguments``; importable.
+    tasks_each : int, optional
+        After so many tasks a process is replaced by a fresh one.
     """
     pool = ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=_begin, initargs=(prepare, arguments)
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(prepare, arguments),
+        max_tasks_per_child=tasks_each,
     )
     try:
         yield pool

@@ -12,7 +12,7 @@ from fl_elastic.flower.node_app import CaredFor, NodeConfig, use_fastest_executi
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.losses import classification_loss
 from fl_elastic.training import Timing
-from fl_elastic_simulations.engine.place import Place
+from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.scenario.scenario import Scenario
 
 __all__ = ["ScenarioNode"]
@@ -56,32 +56,32 @@ class ScenarioNode:
         """
         settings = self.settings
         scenario = Scenario.from_json(str(self.config.get("scenario", "")))
-        place = Place.of(scenario, self.config, settings.partition, settings.data_root)
-        method = place.method
+        slot = ClientSlot.of(scenario, self.config, settings.partition, settings.data_root)
+        method = slot.method
         if method.peer is not None:
             raise ScenarioError(f"method {method.name!r} is a peer, which runs in simulations only")
-        model, measured_on = place.model(), place.batches()
+        model, measured_on = slot.model(), slot.batches()
         use_fastest_execution(settings, model, classification_loss, measured_on)
         common: dict[str, Any] = {
-            **place.for_client(),
-            "budget": Budget(deadline=settings.deadline, memory=place.client.memory_bytes)
+            **slot.for_client(),
+            "budget": Budget(deadline=settings.deadline, memory=slot.client.memory_bytes)
             if method.budgeted
             else Budget(),
             # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
             # round costs by the measured profile, as in a simulation, whatever else the device does now.
-            "options": place.options(
+            "options": slot.options(
                 timing=Timing(
                     clock="wall",
                     closed_loop=settings.deadline is not None or DEADLINE in self.config,
                 ),
             ),
-            "state_dir": settings.state_dir / method.name / str(place.seed),
+            "state_dir": settings.state_dir / method.name / str(slot.seed),
         }
         if settings.stream_dir is None:
             client = ElasticClient(
                 model,
                 measured_on,
-                place.test_batches(),
+                slot.test_batches(),
                 epochs=scenario.training.local_epochs,
                 **common,
             )
@@ -94,7 +94,7 @@ class ScenarioNode:
             client.forget_profile()
         # Its costs are measured here if they are not known.
         known = client.capabilities()
-        client.budget = place.budget(
+        client.budget = slot.budget(
             known.steps * known.full_step_seconds,
             sum(4.0 * each.numel() for each in model.parameters()),
             speedup=settings.speedup,
@@ -102,5 +102,5 @@ class ScenarioNode:
         )
         if settings.stream_dir is None:
             # Training begins with its first order, whatever was measured before.
-            client.train_loader = place.batches()
+            client.train_loader = slot.batches()
         return client

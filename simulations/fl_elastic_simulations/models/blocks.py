@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 __all__ = [
-    "LastState",
     "MeanOverTokens",
     "ResidualBlock",
     "TransformerBlock",
@@ -140,26 +139,3 @@ class MeanOverTokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the mean over the second dimension."""
         return x.mean(dim=1)
-
-
-class LastState(nn.Module):
-    """Embeds codes of characters, which come as any kind of number, and returns a recurrent layer's last state.
-
-    Parameters
-    ----------
-    codes : int
-        How many there are.
-    width : int
-        Of the state.
-    """
-
-    def __init__(self, codes: int, width: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(codes, 16)
-        self.recurrent = nn.GRU(16, width, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the state after the last character, shape (N, width)."""
-        states, _ = self.recurrent(self.embedding(x.long()))
-        last: Tensor = states[:, -1]
-        return last

@@ -10,7 +10,6 @@ from torch import nn
 from fl_elastic.errors import ModelError
 from fl_elastic.named_models import MODELS, Shape, need_image
 from fl_elastic_simulations.models.blocks import (
-    LastState,
     MeanOverTokens,
     ResidualBlock,
     TransformerBlock,
@@ -143,21 +142,6 @@ def _small_resnet_bn(shape: Shape, classes: int) -> nn.Module:
     return _resnet("small_resnet_bn", shape, classes, batch_norm)
 
 
-@MODELS.register("vgg11_bn")
-def _vgg11_bn(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11 with batch normalisation and a single linear layer, as usual for 32x32 images."""
-    need_image("vgg11_bn", shape, pixels=32)
-    layers: list[nn.Module] = []
-    inputs = shape[0]
-    for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
-        for width in stage:
-            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-            inputs = width
-        layers.append(nn.MaxPool2d(2))
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)]
-    return _named(*layers)
-
-
 @MODELS.register("small_vit")
 def _small_vit(shape: Shape, classes: int) -> nn.Module:
     """Four transformer blocks of width 128 on patches of 8x8 pixels (4x4 below 64 pixels)."""
@@ -187,11 +171,3 @@ def _har_cnn(shape: Shape, classes: int) -> nn.Module:
         inputs = width
     layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return _named(*layers)
-
-
-@MODELS.register("char_gru")
-def _char_gru(shape: Shape, classes: int) -> nn.Module:
-    """One recurrent layer over codes of characters, as many as there are classes: the next one is guessed."""
-    if len(shape) != 1 or shape[0] < 2:
-        raise ModelError(f"char_gru takes rows of characters' codes, not inputs of shape {shape}")
-    return _named(LastState(classes, 128), nn.Linear(128, classes))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,10 +21,22 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.registry import Factories
+from fl_elastic.training.batches import loader_size
 from fl_elastic.update import PartialUpdate
-from fl_elastic_simulations.peers.task_data import everything_fits
 
-__all__ = ["PEERS", "LocalResult", "LocalTask", "Peer", "register_peer", "task_generator"]
+__all__ = [
+    "PEERS",
+    "LocalResult",
+    "LocalTask",
+    "Peer",
+    "everything_fits",
+    "first_batch",
+    "num_examples",
+    "register_peer",
+    "requested_steps",
+    "steps_in_time",
+    "task_generator",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +77,6 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
         seconds where one is made.
-    narrow_seconds : dict of float to float
-        Seconds of a step of the model at each rate of its width below 1, where they are known.
-    memory_bytes : float
-        What a step may take on the device.
     width : float, optional
         Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
         allowed time if left out.
@@ -89,8 +98,6 @@ class LocalTask:
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
     choosing_seconds: float = 0.0
-    narrow_seconds: Mapping[float, float] = field(default_factory=dict)
-    memory_bytes: float = math.inf
     width: float | None = None
 
     def __post_init__(self) -> None:
@@ -145,21 +152,17 @@ class Peer(ABC):
         Whether its paper weighs clients by their data.
     needs_costs : bool
         Whether a client must know what each tensor group costs, and so has to estimate that first.
-    own_heads : bool
-        Whether it begins under heads that it adds, so that the model's, solved for, would say nothing.
-    sends_changes : bool
-        Whether clients keep the model, so that only what changed is sent to them.
     uses_change : bool
         Whether a client is told how far the global model has moved.
     """
 
-    name: ClassVar[str] = ""
     rule: ClassVar[str | AggregationRule] = "contributors"
     weighting: ClassVar[Literal["examples", "uniform"]] = "examples"
     needs_costs: ClassVar[bool] = False
-    sends_changes: ClassVar[bool] = False
     uses_change: ClassVar[bool] = False
-    own_heads: ClassVar[bool] = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
         """Return the model that server and clients train, the same for the same arguments.
@@ -168,11 +171,6 @@ class Peer(ABC):
         """
         del loss_fn, batch
         return model
-
-    def as_tested(self, model: nn.Module, server_round: int) -> AbstractContextManager[None]:
-        """Inside, the global model gives the outputs for which it is tested after a round; by default its own."""
-        del model, server_round
-        return nullcontext()
 
     def train(self, task: LocalTask) -> LocalResult:
         """Train in place and return the update; torch's random state is afterwards as before.
@@ -219,16 +217,68 @@ def task_generator(task: LocalTask) -> np.random.Generator:
     return np.random.default_rng([task.seed, task.client, task.server_round])
 
 
+def first_batch(task: LocalTask) -> Any:
+    """Return the client's first batch.
+
+    Raises
+    ------
+    TrainingError
+        If there is none.
+    """
+    batch = next(islice(iter(task.batches), 1), None)
+    if batch is None:
+        raise TrainingError("the loader gave no batch: check the client's data and batch size")
+    return batch
+
+
+def requested_steps(task: LocalTask) -> int:
+    """Return the steps that the task's epochs ask for."""
+    return loader_size(task.batches, first_batch(task)).batches * task.epochs
+
+
+def num_examples(task: LocalTask) -> int:
+    """Return how many examples the client has."""
+    return loader_size(task.batches, first_batch(task)).examples
+
+
+def everything_fits(task: LocalTask) -> bool:
+    """Whether all steps of the whole model fit, which a client knows from the time of its steps alone."""
+    if math.isinf(task.allowed_seconds):
+        return True
+    needed = requested_steps(task) * task.profile.full_step_seconds
+    return needed <= task.allowed_seconds * (1 + 1e-9)
+
+
+def steps_in_time(task: LocalTask, step_seconds: float, spent: float = 0.0) -> int:
+    """Return how many of the task's steps fit its time once ``spent`` seconds of it are gone.
+
+    Raises
+    ------
+    BudgetError
+        If not even one does.
+    """
+    requested = requested_steps(task)
+    if math.isinf(task.allowed_seconds):
+        return requested
+    left = task.allowed_seconds - spent
+    steps = min(requested, math.floor(left / step_seconds + 1e-9))
+    if steps < 1:
+        raise BudgetError(
+            f"{max(left, 0.0):.3g} s do not pay for one step of {step_seconds:.3g} s: allow more time, or leave "
+            "this device out of the round"
+        )
+    return steps
+
+
 PEERS: Factories[Peer] = Factories("peer")
 """Peers by name."""
 
 
-def register_peer(name: str) -> Callable[[type[Peer]], type[Peer]]:
-    """Return a class decorator that registers a peer and names it."""
+def register_peer(name: str, **settings: Any) -> Callable[[type[Peer]], type[Peer]]:
+    """Return a class decorator that registers a peer with these settings under a name."""
 
     def register(peer: type[Peer]) -> type[Peer]:
-        peer.name = name
-        PEERS.register(name)(peer)
+        PEERS.register(name)(partial(peer, name, **settings))
         return peer
 
     return register

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups import Batch, LossFn, TensorGroup
+from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import to_device
+from fl_elastic.groups.graph import GroupKind
+from fl_elastic.planning import Plan
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
+from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.changes import changes
+from fl_elastic.training.frozen import frozen_outside, training_statistics
+from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import (
     LocalResult,
     LocalTask,
     Peer,
+    first_batch,
     register_peer,
+    requested_steps,
+    steps_in_time,
     task_generator,
 )
 from fl_elastic_simulations.peers.early_exits import EarlyExits, block_ends, with_exits
-from fl_elastic_simulations.peers.task_data import first_batch, requested_steps
-from fl_elastic_simulations.peers.window import Window, first_window, next_window
-from fl_elastic_simulations.peers.window_costs import WindowCosts
-from fl_elastic_simulations.peers.window_training import train_window
+from fl_elastic_simulations.peers.training import put_back_on_error, take_steps
+from fl_elastic_simulations.peers.windows import Window, WindowCosts, first_window, next_window
 
 __all__ = ["FedEl", "adjusted_importance"]
 
@@ -34,6 +41,7 @@ _WINDOW, _SELECTED = "window", "selected"
 
 
 @register_peer("fedel")
+@register_peer("fedel_free_probe", probe_passes=0)
 class FedEl(Peer):
     """Train the most important tensors of a window of blocks that moves from the input to the output.
 
@@ -49,12 +57,23 @@ class FedEl(Peer):
     passes over one batch at the round's start, is taken off the allowed time; where that does not pay for it and a
     step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
     client that has no time for one stays out, and its window moves on.
+
+    Parameters
+    ----------
+    name : str
+        As registered.
+    probe_passes : int
+        Passes over a batch that a probe is charged with; with none its importance is as if from steps that train
+        anyway.
     """
 
     rule = "contributors"
     weighting = "uniform"
     needs_costs = True
-    probe_passes: ClassVar[int] = 2
+
+    def __init__(self, name: str, probe_passes: int = 2) -> None:
+        super().__init__(name)
+        self.probe_passes = probe_passes
 
     uses_change = True
 
@@ -83,7 +102,7 @@ class FedEl(Peer):
             mask = costs.select(window, worth, (task.allowed_seconds - probe_seconds) / requested)
         task.memory[_WINDOW] = [window.end, window.front]
         task.memory[_SELECTED] = costs.blocks_of(mask)
-        return train_window(task, model, costs, window, mask, probe_seconds)
+        return _train_window(task, model, costs, window, mask, probe_seconds)
 
     def rehearse(self, task: LocalTask) -> None:
         """Move the window and select, with all groups worth the same."""
@@ -97,13 +116,6 @@ class FedEl(Peer):
         probe = self.probe_passes * costs.step_seconds(window, costs.mask(window))
         cheapest = costs.step_seconds(window, costs.nearest(window))
         return probe if probe + cheapest <= task.allowed_seconds * (1 + 1e-9) else None
-
-
-@register_peer("fedel_free_probe")
-class FedElFreeProbe(FedEl):
-    """`FedEl` whose probe costs nothing, as if its importance came from steps that train anyway."""
-
-    probe_passes = 0
 
 
 def _window_of(memory: Mapping[str, Any], seconds: Sequence[float], limit: float) -> Window:
@@ -169,3 +181,74 @@ def adjusted_importance(
 def _scaled(scores: Scores) -> Scores:
     largest = float(np.abs(scores).max(initial=0.0))
     return scores / largest if largest > 0 else scores
+
+
+def _train_window(
+    task: LocalTask,
+    model: EarlyExits,
+    costs: WindowCosts,
+    window: Window,
+    mask: Mask,
+    probe_seconds: float = 0.0,
+) -> LocalResult:
+    """Train the groups in ``mask`` and the exit at the window's front, in as many steps as the time allows.
+
+    Nothing behind the front is run, and only what was trained is in the update.
+
+    Parameters
+    ----------
+    task : LocalTask
+        What to train on.
+    model : EarlyExits
+        The task's model.
+    costs : WindowCosts
+        Of it.
+    window : Window
+        Of blocks; its front decides which exit is taken.
+    mask : array of bool, shape (N,)
+        Groups of the window, in backward order.
+    probe_seconds : float
+        What is gone of the task's time for choosing them.
+
+    Raises
+    ------
+    BudgetError
+        If the time does not pay for one step.
+    """
+    step_seconds = costs.step_seconds(window, mask)
+    steps = steps_in_time(task, step_seconds, probe_seconds)
+    manifest = Manifest.of(model)
+    base = weights_of(model, manifest)
+    plan = _plan_of(task, model, window, mask)
+    with (
+        put_back_on_error(model),
+        frozen_outside(plan, model),
+        model.left_after(window.front),
+    ):
+        statistics = training_statistics(model)
+        taken = take_steps(task, model, task.loss_fn, steps)
+        names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
+        deltas = changes(model, manifest, base, names)
+    return taken.result(task, deltas, step_seconds, choosing_seconds=probe_seconds)
+
+
+def _plan_of(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> Plan:
+    """Return what is trained as a plan: the selected groups, and the exit if the window has one."""
+    groups = list(task.profile.graph.groups)
+    modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
+    if window.front < len(model.ends):
+        names = model.exit_parameters(window.front)
+        shapes = tuple(tuple(model.get_parameter(name).shape) for name in names)
+        groups.insert(0, TensorGroup("exit", names, shapes, GroupKind.LINEAR))
+        modes.insert(0, Mode.FULL)
+    seconds = task.profile.full_step_seconds
+    return Plan(
+        policy="window",
+        groups=tuple(groups),
+        modes=tuple(modes),
+        full_step_seconds=seconds,
+        predicted_step_seconds=seconds,
+        floor_step_seconds=seconds,
+        allowed_step_seconds=seconds,
+        predicted_step_bytes=0.0,
+    )

@@ -8,7 +8,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic_simulations.models.adapters import low_rank_layers
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.low_rank import trainable_groups
-from fl_elastic_simulations.peers.masked import mask_of, train_mask
+from fl_elastic_simulations.peers.training import mask_of, train_mask
 
 __all__ = ["FfaLora"]
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.profiling.profile import Mask
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.models.adapters import low_rank_layers
 from fl_elastic_simulations.peers.base import LocalResult, LocalTask
-from fl_elastic_simulations.peers.masked import train_mask
+from fl_elastic_simulations.peers.training import train_mask
 
-__all__ = ["affordable_rank", "train_at_rank", "train_at_ranks", "trainable_groups"]
+__all__ = ["affordable_rank", "train_at_rank", "trainable_groups"]
 
 
 def affordable_rank(rank: int, fraction: float) -> int:
@@ -39,28 +37,18 @@ def train_at_rank(task: LocalTask, name: str) -> LocalResult:
     Rows of A and columns of B beyond the rank are zero while the client trains, and stay so, as the gradient of
     each is a multiple of the other. They count as not trained. A model without adapters is trained as a whole.
     """
-    ranks = {
-        layer: affordable_rank(module.lora_A.out_features, task.fraction)
-        for layer, module in low_rank_layers(task.model).items()
-    }
-    return train_at_ranks(task, name, ranks, np.ones(len(task.profile), dtype=bool))
-
-
-def train_at_ranks(task: LocalTask, name: str, ranks: Mapping[str, int], mask: Mask) -> LocalResult:
-    """Train the groups in ``mask``, adapters cut off behind the rank that each layer's name has in ``ranks``."""
-    layers = low_rank_layers(task.model)
     parts: dict[str, Masks] = {}
     with torch.no_grad():
-        for layer, rank in ranks.items():
-            module = layers[layer]
+        for layer, module in low_rank_layers(task.model).items():
             whole = module.lora_A.out_features
+            rank = affordable_rank(whole, task.fraction)
             module.lora_A.weight[rank:] = 0
             module.lora_B.weight[:, rank:] = 0
             kept = np.arange(whole) < rank
             if rank < whole:
                 parts |= {f"{layer}.lora_A.weight": (kept, None)}
                 parts |= {f"{layer}.lora_B.weight": (None, kept)}
-    result = train_mask(task, name, mask)
+    result = train_mask(task, name, np.ones(len(task.profile), dtype=bool))
     update = result.update
     held = {each: part for each, part in parts.items() if each in update.deltas}
     return replace(result, update=replace(update, parts={**update.parts, **held}))

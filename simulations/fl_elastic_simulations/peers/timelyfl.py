@@ -6,9 +6,14 @@ import math
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask
-from fl_elastic_simulations.peers.base import LocalResult, LocalTask, Peer, register_peer
-from fl_elastic_simulations.peers.masked import mask_of, train_mask
-from fl_elastic_simulations.peers.task_data import requested_steps
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    requested_steps,
+)
+from fl_elastic_simulations.peers.training import mask_of, train_mask
 
 __all__ = ["TimelyFl", "deepest_suffix", "epochs_in_time"]
 

@@ -8,101 +8,31 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
 from fl_elastic.storage import OWNER_ONLY, write_atomically
-from fl_elastic_simulations.report.downloads import Download
+from fl_elastic_simulations.report.formats import abbreviated
 from fl_elastic_simulations.report.palette import EMPTY, ink
-from fl_elastic_simulations.report.table import Grid
 
 __all__ = [
     "WIDTH",
     "Figure",
+    "Grid",
     "Panel",
     "Section",
     "drawn_text",
     "figure",
-    "marks",
+    "row_ticks",
     "write_document",
 ]
 
 WIDTH = 640
-_RIGHT, _TOP, _BOTTOM = 12, 10, 30
-
-Scale = Callable[[float], float]
-
-
-def marks(drawn: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where everything lies of a figure of lines from zero on, stacked areas or cells.
-
-    In units of a drawing that is `WIDTH` wide: its height, where its axis begins (``left``), ticks of ``rows`` and
-    ``columns`` with their texts, dashed vertical lines (``dashed``), ``paths`` (points, colour, fill or nothing,
-    name), ``cells`` (left, upper edge, width, height, colour, name) and titles of the axes, ``across`` and ``up``.
-    """
-    traces, layout = drawn["data"], drawn["layout"]
-    axis = layout["yaxis"]
-    height: float = layout["height"]
-    left = 110 if "ticktext" in axis else 46
-    end = max((max(trace["x"]) for trace in traces), default=0) or 1
-    stacks = [sum(counts) for counts in zip(*(t["y"] for t in traces if "y" in t), strict=False)]
-    low, high = map(float, axis.get("range") or (0, max(stacks, default=0) or 1))
-    parts = 4 if "tickformat" in axis else 2
-
-    def x(at: float) -> float:
-        return round(left + at / end * (WIDTH - left - _RIGHT), 1)
-
-    def y(value: float) -> float:
-        return round(height - _BOTTOM - (value - low) / (high - low) * (height - _BOTTOM - _TOP), 1)
-
-    ticks = [low + (high - low) * part / parts for part in range(parts + 1)]
-    texts = [f"{100 * each:.0f} %" if "tickformat" in axis else f"{each:.0f}" for each in ticks]
-    named = zip(axis.get("tickvals", ticks), axis.get("ticktext", texts), strict=True)
-    return {
-        "height": height,
-        "left": left,
-        "rows": [(y(place), unescape(text)) for place, text in named],
-        "columns": [(x(end * part / 4), f"{end * part / 4:.0f}") for part in range(5)],
-        "dashed": [x(shape["x0"]) for shape in layout.get("shapes", ())],
-        "paths": _paths([each for each in traces if each["type"] == "scatter"], x, y),
-        "cells": [cell for t in traces if t["type"] == "heatmap" for cell in _cells(t, x, y)],
-        "across": layout["xaxis"].get("title", {}).get("text", ""),
-        "up": axis.get("title", {}).get("text", ""),
-    }
-
-
-def _paths(traces: Sequence[Mapping[str, Any]], x: Scale, y: Scale) -> list[tuple[str, ...]]:
-    """Return a line for each trace, or an area that stands on the one before."""
-    found: list[tuple[str, ...]] = []
-    ground = [0.0] * max((len(trace["x"]) for trace in traces), default=0)
-    for trace in traces:
-        points = list(zip(trace["x"], trace["y"], strict=True))
-        fill = trace["fillcolor"] if "stackgroup" in trace else ""
-        if fill:
-            below = list(zip(trace["x"], ground, strict=True))
-            ground = [base + value for base, value in zip(ground, trace["y"], strict=True)]
-            points = [*zip(trace["x"], ground, strict=True), *reversed(below)]
-        path = " ".join(f"{x(at)},{y(value)}" for at, value in points)
-        found.append((path, trace["line"]["color"], fill, unescape(trace["name"])))
-    return found
-
-
-def _cells(trace: Mapping[str, Any], x: Scale, y: Scale) -> list[tuple[float | str, ...]]:
-    edges, colours = [x(at) for at in trace["x"]], dict(trace["colorscale"])
-    found: list[tuple[float | str, ...]] = []
-    for row, values in enumerate(trace["z"]):
-        top, high = y(row - 0.45), round(y(row + 0.45) - y(row - 0.45), 1)
-        for column, value in enumerate(values):
-            if value is not None:
-                wide = round(edges[column + 1] - edges[column], 1)
-                name = unescape(trace["meta"][row])
-                found.append((edges[column], top, wide, high, colours[value], name))
-    return found
-
+_MOST_TICKS = 16
 
 Figure = Mapping[str, Any]
 """Traces (``data``) and ``layout`` as plotly.graph_objects takes them."""
@@ -122,6 +52,14 @@ _HOUSE = {
 
 
 @dataclass(frozen=True)
+class Grid:
+    """Headings and rows of plain text."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Panel:
     """One of several small figures in a section."""
 
@@ -132,7 +70,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows under one heading, from above: table, guide, legend, panels, figure, files, text, note.
+    """What a page shows under one heading, from above: table, guide, legend, panels, figure, text, note.
 
     Parameters
     ----------
@@ -140,8 +78,9 @@ class Section:
         Its id; its figure is ``plot-NAME``, its panels are ``NAME-0``, ``NAME-1`` and so on.
     title, guide, note : str
         Plain text.
-    figure : Figure, optional
+    figure : Figure or drawing, optional
         Made by the function `figure`; a trace belongs to the legend's name at the position in its ``legendgroup``.
+        On a page without script, a drawing that the template's macro ``picture`` knows.
     names : sequence of str
         Of the legend; a button for each hides it and shows it again.
     grid : Grid, optional
@@ -156,14 +95,12 @@ class Section:
         Position of what they show first.
     text : str
         Shown as it is, line by line, where the reader unfolds it.
-    files : sequence of Download
-        Links to what the page itself holds.
     """
 
     name: str
     title: str
     guide: str = ""
-    figure: Figure | None = None
+    figure: Any = None
     names: Sequence[str] = ()
     grid: Grid | None = None
     dots: bool = False
@@ -172,7 +109,6 @@ class Section:
     choices: Mapping[int, str] | None = None
     chosen: int = 0
     text: str = ""
-    files: Sequence[Download] = ()
 
 
 def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Figure:
@@ -181,6 +117,12 @@ def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object
     What is wrong with a trace or the layout is said by plotly, when a page is written.
     """
     return {"data": list(traces), "layout": {"template": _HOUSE, "height": height, **layout}}
+
+
+def row_ticks(names: Sequence[str]) -> list[tuple[float, str]]:
+    """Return the rows of a map that have a name beside them: as many as are still read."""
+    step = -(-len(names) // _MOST_TICKS) or 1
+    return [(row, abbreviated(names[row])) for row in range(0, len(names), step)]
 
 
 def drawn_text(text: str) -> str:
@@ -234,13 +176,10 @@ def write_document(
         lstrip_blocks=True,
     )
     pages.globals.update(ink=ink, EMPTY=EMPTY, WIDTH=WIDTH)
-    figures = _figures(sections)
-    shown: dict[str, object]
-    if still:
-        shown = {"stills": {name: marks(each) for name, each in figures.items()}}
-    else:
+    shown: dict[str, object] = {"figures": _figures(sections)}
+    if not still:
         checked = _needed("plotly.graph_objects").Figure
-        figures = {name: checked(each).to_plotly_json() for name, each in figures.items()}
+        figures = {n: checked(each).to_plotly_json() for n, each in _figures(sections).items()}
         # Plotly's own writer makes null of what is no number; jinja2 keeps what ends a script out of it.
         pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
         pages.policies["json.dumps_kwargs"] = {"engine": "json"}
@@ -254,7 +193,7 @@ def write_document(
     return write_atomically(path, text.encode(errors="xmlcharrefreplace"), mode)
 
 
-def _figures(sections: Sequence[Section]) -> dict[str, Figure]:
+def _figures(sections: Sequence[Section]) -> dict[str, Any]:
     """Return all figures of a page by id; empty places have none."""
     found = {}
     for section in sections:

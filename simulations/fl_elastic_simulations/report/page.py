@@ -7,44 +7,72 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fl_elastic.errors import ElasticError
-from fl_elastic_simulations.report.clients import (
-    clients_grid,
-    costs_grid,
-    label_split,
-    spread_grid,
-)
-from fl_elastic_simulations.report.cut_figures import cuts_by_time, found_by_time
-from fl_elastic_simulations.report.device_costs import energy_grid, memory_grid
-from fl_elastic_simulations.report.document import Figure, Panel, Section, write_document
-from fl_elastic_simulations.report.downloads import downloads
+from fl_elastic_simulations.report.document import Figure, Grid, Panel, Section, write_document
 from fl_elastic_simulations.report.figures import (
     accuracy_by_round,
     accuracy_by_time,
-    accuracy_by_traffic,
     accuracy_by_uplink,
     coverage_map,
-    mean_curve,
-    shown_range,
+    label_split,
     speed_bars,
 )
 from fl_elastic_simulations.report.formats import factor_text
 from fl_elastic_simulations.report.summary import DeviceClass, Results, read_summary
-from fl_elastic_simulations.report.table import (
+from fl_elastic_simulations.report.tables import (
+    clients_grid,
+    costs_grid,
     cuts_grid,
+    energy_grid,
+    memory_grid,
     rejections_grid,
     results_grid,
+    spread_grid,
     target_sentence,
 )
 
 __all__ = ["write_page"]
 
-_EMPTY_BELOW = " Rows below the fleet's cut are empty."
-_PER_ROUND = "Rounds of methods with shorter rounds are not worth as much: the figure beside it goes by time."
-_IMPORTANCE = (
-    " Importance is the group's share of the loss decrease expected of a step, at the end: the mean over the "
-    "clients that measured all groups."
-)
 _NOTHING = "The summary holds nothing to draw here."
+_TABLES = (
+    (
+        "cuts", "The fleet's cut", cuts_grid,
+        "Below a cut nobody trains, and clients keep the features that come out there. "
+        "The last column is the share, over all seeds, that was found again instead of computed.",
+    ),
+    (
+        "rejected", "Updates left out", rejections_grid,
+        "Updates that were not merged, over all seeds, and the rounds that they were left out of. "
+        "Reasons are those that the server noted, without their numbers.",
+    ),
+    (
+        "memory", "Memory of a step", memory_grid,
+        "The most that a step took beyond the weights and inference, as predicted by the cost profile: what "
+        "memory_bytes of a fleet's entry limits. Layers that run narrower count as "
+        "whole. A device that could not hold its step has no figure.",
+    ),
+    (
+        "energy", "Energy of a round", energy_grid,
+        "Of one client in a round that was merged: the watts that the scenario gives, times the time in which it "
+        "trained, sent or received. Computed, not measured.",
+    ),
+    (
+        "spread", "The worst clients", spread_grid,
+        "How good the last model is for each client: its accuracy on test examples in the proportions of the "
+        "client's own classes, the mean over seeds. Nine clients in ten are at least at the tenth percentile.",
+    ),
+    (
+        "clients", "Each client", clients_grid,
+        "Rounds are those that were merged. Busy is the simulated time of training, sending and receiving.",
+    ),
+    (
+        "costs", "What each tensor group costs", costs_grid,
+        "Of one step on the measuring host: what the group's own gradient and optimiser step take, and what it "
+        "takes to bring the error gradient there. The first row is the group next to the loss. Importance is the "
+        "group's share of the loss decrease expected of a step, at the end: the mean over the clients that "
+        "measured all groups.",
+    ),
+)  # fmt: skip
+"""Id, title, table and guide of sections that are there where the table is."""
 
 
 def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> Path:
@@ -79,17 +107,18 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
             note=target_sentence(results),
         ),
         *_courses(results),
-        *_cuts(results),
         _coverage(results),
-        _speeds(results),
-        *_tables(results),
-        *_clients(results),
-        Section(
-            "data",
-            "Data",
-            "Nothing is sent for: the files are inside this page.",
-            files=downloads(summary, results),
+        _drawn(
+            results,
+            "speed",
+            "Step speed by device class",
+            "The frame is how much faster local training was asked to be, the solid bar how much it was: "
+            "measured time per step of a full round, by cheaper steps and by steps left out; "
+            "a bar that ends inside its frame fell short.",
+            speed_bars(results),
         ),
+        *_tables(results),
+        *_split(results),
         *_setting_in_full(results),
     ]
     try:
@@ -107,97 +136,29 @@ def _courses(results: Results) -> list[Section]:
     seeds = max((len({point.seed for point in m.history}) for m in results.methods), default=0)
     band = f" The line is the mean of {seeds} seeds, the band their range." if seeds > 1 else ""
     goal = "" if results.target_accuracy is None else ": compare where the lines meet the target"
-    clock = "simulated time" if results.simulated else "time"
-    drawn = [curve for method in results.methods if (curve := mean_curve(method.history)).rounds]
-    if shown_range(drawn, results.target_accuracy) is not None:
-        band += " The first tests lie below the figure: double-click it to see all."
+    per_round = "Rounds of methods with shorter rounds are not worth as much: the figure beside it goes by time."
     less = "Further left is less sent by all clients for the same accuracy."
-    both = "What the server sent counts as well: below the fleet's cut nothing travels in either direction."
-    sections = [
+    return [
         _drawn(results, name, f"Accuracy against {what}", f"{guide}{band}", drawn)
         for name, what, guide, drawn in (
-            ("time", clock, f"Further left is sooner{goal}.", accuracy_by_time(results)),
-            ("round", "rounds", _PER_ROUND, accuracy_by_round(results)),
+            ("time", results.clock, f"Further left is sooner{goal}.", accuracy_by_time(results)),
+            ("round", "rounds", per_round, accuracy_by_round(results)),
             ("uplink", "uplink", less, accuracy_by_uplink(results)),
         )
     ]
-    traffic = accuracy_by_traffic(results)
-    if traffic is not None and any(method.cuts for method in results.methods):
-        title = "Accuracy against bytes up and down"
-        sections.append(_drawn(results, "traffic", title, f"{both}{band}", traffic))
-    return sections
-
-
-def _cuts(results: Results) -> list[Section]:
-    grid = cuts_grid(results)
-    if grid is None:
-        return []
-    guide = (
-        "Below a cut nobody trains, and clients keep the features that come out there. "
-        "The last column is the share, over all seeds, that was found again instead of computed."
-    )
-    names = [method.name for method in results.methods]
-    drawn = cuts_by_time(results)
-    sections = [Section("cuts", "The fleet's cut", guide, drawn, names if drawn else (), grid=grid)]
-    found = found_by_time(results)
-    if found is not None:
-        told = (
-            "Of the examples that were met since the test before, the share whose features were there already. "
-            "The first pass computes all of them, and so does a pass after the cut has moved."
-        )
-        sections.append(_drawn(results, "features", "Features found again", told, found))
-    return sections
 
 
 def _tables(results: Results) -> list[Section]:
-    """Return what was left out, and what steps take in memory and rounds in energy, where that is known."""
-    rejected = (
-        "Updates that were not merged, over all seeds, and the rounds that they were left out of. "
-        "Reasons are those that the server noted, without their numbers."
-    )
-    memory = (
-        "The most that a step took beyond the weights and inference, as predicted by the cost profile: what "
-        "memory_bytes of a fleet's entry limits. Layers that run narrower count as "
-        "whole. A device that could not hold its step has no figure."
-    )
-    energy = (
-        "Of one client in a round that was merged: the watts that the scenario gives, times the time in which it "
-        "trained, sent or received. Computed, not measured."
-    )
-    drawn = (
-        ("rejected", "Updates left out", rejected, rejections_grid(results)),
-        ("memory", "Memory of a step", memory, memory_grid(results)),
-        ("energy", "Energy of a round", energy, energy_grid(results)),
-    )
-    return [Section(name, title, guide, grid=grid) for name, title, guide, grid in drawn if grid]
+    made: list[tuple[str, str, Grid | None, str]] = [
+        (name, title, table(results), guide) for name, title, table, guide in _TABLES
+    ]
+    return [Section(name, title, guide, grid=grid) for name, title, grid, guide in made if grid]
 
 
-def _clients(results: Results) -> list[Section]:
-    sections = []
-    spread, each = spread_grid(results), clients_grid(results)
-    if spread is not None:
-        guide = (
-            "How good the last model is for each client: its accuracy on test examples in the proportions of the "
-            "client's own classes, the mean over seeds. Nine clients in ten are at least at the tenth percentile."
-        )
-        sections.append(Section("spread", "The worst clients", guide, grid=spread))
-    if each is not None:
-        guide = "Rounds are those that were merged. Busy is the simulated time of training, sending and receiving."
-        sections.append(Section("clients", "Each client", guide, grid=each))
+def _split(results: Results) -> list[Section]:
     split = label_split(results)
-    if split is not None:
-        guide = "Training examples of each class that each client holds, with the first seed."
-        sections.append(Section("split", "Who holds which classes", guide, split))
-    costs = costs_grid(results)
-    if costs is not None:
-        guide = (
-            "Of one step on the measuring host: what the group's own gradient and optimiser step take, and what it "
-            "takes to bring the error gradient there. The first row is the group next to the loss."
-        )
-        if any(method.importance for method in results.methods):
-            guide += _IMPORTANCE
-        sections.append(Section("costs", "What each tensor group costs", guide, grid=costs))
-    return sections
+    guide = "Training examples of each class that each client holds, with the first seed."
+    return [Section("split", "Who holds which classes", guide, split)] if split else []
 
 
 def _setting_in_full(results: Results) -> list[Section]:
@@ -205,15 +166,6 @@ def _setting_in_full(results: Results) -> list[Section]:
         return []
     text = "\n\n".join(part for part in (results.command, results.scenario) if part)
     return [Section("scenario", "Scenario and command", "What this page was made from.", text=text)]
-
-
-def _speeds(results: Results) -> Section:
-    guide = (
-        "The frame is how much faster local training was asked to be, the solid bar how much it was: "
-        "measured time per step of a full round, by cheaper steps and by steps left out; "
-        "a bar that ends inside its frame fell short."
-    )
-    return _drawn(results, "speed", "Step speed by device class", guide, speed_bars(results))
 
 
 def _drawn(results: Results, name: str, title: str, guide: str, drawn: Figure | None) -> Section:
@@ -238,12 +190,12 @@ def _coverage(results: Results) -> Section:
         "coverage",
         title,
         "Each cell is one tensor group in one round: the stronger its colour, the larger the share "
-        "of that class's clients that trained it. The top row is the group next to the loss."
-        f"{_EMPTY_BELOW if any(method.cuts for method in results.methods) else ''}",
+        "of that class's clients that trained it. The top row is the group next to the loss. Rows below a cut are "
+        "empty.",
         panels=[
-            Panel(device.label, _facts(device), coverage_map(results, device, chosen))
+            Panel(device.shown, _facts(device), coverage_map(results, device, chosen))
             for device in results.devices
-            if any(method.coverage.get(device.name) for method in results.methods)
+            if any(method.coverage.get(device.device) for method in results.methods)
         ],
         choices=covered,
         chosen=chosen,

@@ -1,31 +1,26 @@
-"""How a stream went, as one HTML file."""
+"""How a stream went, as one HTML file of drawings without a script: a device has no memory for plotly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_elastic_simulations.report.document import (
-    Figure,
-    Section,
-    drawn_text,
-    figure,
-    write_document,
-)
-from fl_elastic_simulations.report.figures import row_names
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic_simulations.report.document import WIDTH, Section, row_ticks, write_document
 from fl_elastic_simulations.report.formats import bytes_text
 from fl_elastic_simulations.report.palette import ink
 
-__all__ = ["shares_along", "stream_sections", "write_stream_page"]
+__all__ = ["Drawing", "stream_sections", "write_stream_page"]
 
 _UNLABELLED = "none"
 _MOST_GROUPS = 60
-_ALONG = {"title": {"text": "labelled samples"}, "rangemode": "tozero", "showgrid": False}
+_RIGHT, _TOP, _BOTTOM = 12, 10, 30
 # Paler where the colours come again.
 _FILLS = {"solid": 0.8, "dash": 0.45, "dashdot": 0.2}
-
-Series = Mapping[str, Sequence[tuple[float, float]]]
 
 
 def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
@@ -48,46 +43,29 @@ def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
     )  # fmt: skip
 
 
-def stream_sections(
-    summary: Mapping[str, Any], name: str = "stream", whose: str = ""
-) -> list[Section]:
-    """Return the figures of a summary: accuracy with drifts, what was trained when, the store by class.
-
-    Parameters
-    ----------
-    summary : mapping
-        That of the stream.
-    name : str
-        What the ids of the sections begin with.
-    whose : str
-        What their titles begin with.
-    """
+def stream_sections(summary: Mapping[str, Any]) -> list[Section]:
+    """Return the drawings of a summary: accuracy with drifts, what was trained when, the store by class."""
     points = summary["points"]
     if not points:
         nothing = "No label has come yet: there is nothing to draw."
-        return [Section(name, f"{whose}Accuracy along the stream", nothing)]
-    accuracy = [(point["labelled"], point["accuracy"]) for point in points]
+        return [Section("stream", "Accuracy along the stream", nothing)]
     made = [Section(
-        f"{name}-accuracy", f"{whose}Accuracy along the stream",
+        "stream-accuracy", "Accuracy along the stream",
         "Of predictions made before anything was learned of the sample. Dashed: drifts that were noticed.",
-        shares_along({"accuracy": accuracy}, summary["drift_marks"], up="accuracy"),
+        _accuracy(points, summary["drift_marks"]),
     )]  # fmt: skip
     if summary["groups"]:
         made.append(Section(
-            f"{name}-trained", f"{whose}What was trained when",
+            "stream-trained", "What was trained when",
             "A row for each part of the model that was ever trained, input first; grey: undone by the guard.",
             _trained(summary, float(points[-1]["labelled"])),
         ))  # fmt: skip
     labels = sorted({label for point in points for label in point["stored"]}, key=_place)
-    stored = {
-        "no label" if label == _UNLABELLED else f"class {label}": [
-            (point["labelled"], float(point["stored"].get(label, 0))) for point in points
-        ]
-        for label in labels
-    }
+    names = ["no label" if label == _UNLABELLED else f"class {label}" for label in labels]
+    counts = np.array([[point["stored"].get(label, 0) for point in points] for label in labels])
     made.append(Section(
-        f"{name}-store", f"{whose}The store by class", "Samples in the store.",
-        _stacked(stored), list(stored),
+        "stream-store", "The store by class", "Samples in the store.",
+        _stacked([point["labelled"] for point in points], names, counts.reshape(len(labels), len(points))), names,
     ))  # fmt: skip
     return made
 
@@ -97,87 +75,89 @@ def _place(label: str) -> tuple[bool, int]:
     return (False, 0) if label == _UNLABELLED else (True, int(label))
 
 
-def shares_along(series: Series, marks: Sequence[float] = (), *, up: str = "share") -> Figure:
-    """Return shares between 0 and 1 along a stream, a line each, with dashed marks such as those of drifts.
+@dataclass(frozen=True)
+class Drawing:
+    """Where everything lies of a drawing along a stream that is `WIDTH` wide.
 
-    ``up`` says what they are shares of, or what they are.
+    Parameters
+    ----------
+    height, left : float
+        Of the drawing, and where its horizontal axis begins.
+    end, low, high : float
+        Labelled samples at the right edge, and values at the lower and the upper one.
+    rows : sequence of (float, str)
+        Values of the vertical axis that have a text.
+    up : str
+        Title of the vertical axis.
+    dashed : sequence of float
+        Samples at which a vertical line stands.
+    lines : sequence of (points, str, str, str)
+        Samples and values, colour, fill or nothing, name.
+    blocks : sequence of (float, float, int, str, str)
+        From sample, to sample, row, colour, name.
     """
-    dashed = {"dash": "dash", "width": 1}
-    return figure(
-        [
-            {**_curve(place, name, points), "hovertemplate": "%{y:.1%} after %{x}"}
-            for place, (name, points) in enumerate(series.items())
-        ],
-        300,
-        xaxis=_ALONG,
-        yaxis={"range": [0, 1], "tickformat": ".0%", "title": {"text": up}},
-        shapes=[
-            {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": dashed}
-            for at in marks
-        ],
-    )
+
+    height: float
+    left: float
+    end: float
+    low: float
+    high: float
+    rows: Sequence[tuple[float, str]]
+    up: str = ""
+    dashed: Sequence[float] = ()
+    lines: Sequence[tuple[Sequence[tuple[float, float]], str, str, str]] = ()
+    blocks: Sequence[tuple[float, float, int, str, str]] = ()
+
+    def x(self, at: float) -> float:
+        """Return where so many samples lie."""
+        return round(self.left + at / self.end * (WIDTH - self.left - _RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        """Return where a value lies."""
+        share = (value - self.low) / (self.high - self.low)
+        return round(self.height - _BOTTOM - share * (self.height - _BOTTOM - _TOP), 1)
+
+    @property
+    def columns(self) -> list[float]:
+        """Samples below which their number stands."""
+        return [self.end * part / 4 for part in range(5)]
 
 
-def _stacked(series: Series) -> Figure:
+def _accuracy(points: Sequence[Mapping[str, Any]], drifts: Sequence[float]) -> Drawing:
+    along = [(point["labelled"], point["accuracy"]) for point in points]
+    rows = [(part / 4, f"{25 * part} %") for part in range(5)]
+    return Drawing(
+        300, 46, along[-1][0] or 1, 0, 1, rows, "accuracy", drifts, [(along, ink(0).colour, "", "accuracy")],
+    )  # fmt: skip
+
+
+def _stacked(at: Sequence[float], names: Sequence[str], counts: NDArray[np.int64]) -> Drawing:
     """Return counts along a stream, one on top of the other."""
-    traces = [
-        {
-            **_curve(place, name, points),
-            "stackgroup": "all",
-            "fillcolor": ink(place).faint(_FILLS[ink(place).dash]),
-        }
-        for place, (name, points) in enumerate(series.items())
-    ]
-    up = {"rangemode": "tozero", "title": {"text": "samples in the store"}}
-    return figure(traces, 300, xaxis=_ALONG, yaxis=up)
+    tops = counts.cumsum(axis=0)
+    lines = []
+    for place, name in enumerate(names):
+        style, upper = ink(place), list(zip(at, tops[place].tolist(), strict=True))
+        lower = list(zip(at, (tops[place] - counts[place]).tolist(), strict=True))
+        fill = style.faint(_FILLS[style.dash])
+        lines.append(([*upper, *reversed(lower)], style.colour, fill, name))
+    high = float(tops[-1].max()) if len(names) else 0.0
+    rows = [(high * part / 2, f"{high * part / 2:.0f}") for part in range(3)]
+    return Drawing(300, 46, at[-1] or 1, 0, high or 1, rows, "samples in the store", lines=lines)
 
 
-def _curve(place: int, name: str, points: Sequence[tuple[float, float]]) -> dict[str, object]:
-    style = ink(place)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": drawn_text(name),
-        "legendgroup": str(place),
-        "x": [at for at, _ in points],
-        "y": [value for _, value in points],
-        "line": {"color": style.colour, "dash": style.dash, "width": 2},
-    }
-
-
-def _trained(summary: Mapping[str, Any], end: float) -> Figure:
-    """Return a map: a row for each group, and at each adaptation a cell for every row that was trained."""
+def _trained(summary: Mapping[str, Any], end: float) -> Drawing:
+    """Return a map: a row for each group, and at each adaptation a block for every row that was trained."""
     # A row for each of a hundred parts would be lines only: neighbours share one.
     together = -(-len(summary["groups"]) // _MOST_GROUPS)
     names, adapted = summary["groups"][::together], summary["adapted"]
     width = 0.8 * end / max(len(adapted), 1)
-    edges: list[float] = []
-    columns: list[list[int | None]] = []
+    blocks = []
     for index, each in enumerate(adapted):
         after = adapted[index + 1]["at"] if index + 1 < len(adapted) else each["at"] + width
-        edges += [each["at"], min(each["at"] + width, after)]
-        rows = {row // together for row in each["trained"]}
-        kept = 0 if each["undone"] else 1
-        columns += [
-            [kept if row in rows else None for row in range(len(names))],
-            [None] * len(names),
-        ]
-    cells = {
-        "type": "heatmap",
-        "x": edges,
-        "y0": 0,
-        "dy": 1,
-        # An edge more than columns: behind the last one there is no gap.
-        "z": [list(row) for row in zip(*columns[:-1], strict=True)],
-        "zmin": 0,
-        "zmax": 1,
-        "showscale": False,
-        "colorscale": [[0, ink(0).colour], [1, ink(1).colour]],
-        "ygap": 1,
-        "hoverongaps": False,
-        "meta": [drawn_text(name) for name in names],
-        "hovertemplate": "<b>%{text}</b><extra></extra>",
-    }
-    return figure(
-        [cells] if adapted else [], 40 + 15 * len(names), xaxis=_ALONG, yaxis=row_names(names)
+        until, colour = min(each["at"] + width, after), ink(0 if each["undone"] else 1).colour
+        for row in sorted({row // together for row in each["trained"]}):
+            blocks.append((each["at"], until, row, colour, names[row]))
+    edge = max([end, *(until for _, until, *_ in blocks)]) or 1
+    return Drawing(
+        40 + 15 * len(names), 110, edge, len(names) - 0.5, -0.5, row_ticks(names), blocks=blocks
     )

@@ -1,13 +1,18 @@
-"""A summary as frozen values, checked once; what is missing is ``None`` or empty."""
+"""A summary as frozen values, checked once; what is missing is ``None`` or empty.
+
+Fields have the names that they have in ``summary.json``.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import reprlib
+from collections.abc import Mapping
 from numbers import Real
-from typing import TypeVar
+from typing import Annotated, Any
+
+import pydantic
 
 from fl_elastic.errors import ElasticError
 
@@ -15,155 +20,199 @@ __all__ = [
     "Client",
     "Cut",
     "DeviceClass",
+    "DeviceResult",
     "GroupCost",
     "Method",
     "Point",
     "Rejections",
     "Results",
-    "Speed",
     "read_summary",
 ]
 
-T = TypeVar("T")
 
-Shares = tuple[tuple[float | None, ...], ...]
+def _finite(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError("not a number")
+    return float(value) if math.isfinite(value) else None
 
 
-@dataclass(frozen=True)
-class Point:
+def _whole(value: object) -> int | None:
+    number = _finite(value)
+    return None if number is None else round(number)
+
+
+def _needed(value: object) -> int:
+    number = _whole(value)
+    if number is None:
+        raise ValueError("not a whole number")
+    return number
+
+
+Number = Annotated[float | None, pydantic.PlainValidator(_finite)]
+Count = Annotated[int | None, pydantic.PlainValidator(_whole)]
+Whole = Annotated[int, pydantic.PlainValidator(_needed)]
+Text = Annotated[str, pydantic.PlainValidator(str)]
+Shares = tuple[tuple[Number, ...], ...]
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        """Leave out what is None, so that it is as if it were missing."""
+        if not isinstance(value, Mapping):
+            raise ValueError("not a mapping")
+        return {str(key): each for key, each in value.items() if each is not None}
+
+
+class Point(_Part):
     """The global model after one round of one seed; seconds, bytes and features count from the start."""
 
-    seed: int
-    round: int
-    accuracy: float
-    seconds: float | None
-    uplink_bytes: float | None
-    downlink_bytes: float | None = None
-    features_found: int | None = None
-    features_computed: int | None = None
+    seed: Whole = 0
+    round: Whole
+    accuracy: Number = None
+    simulated_seconds: Number = None
+    uplink_bytes: Number = None
+    downlink_bytes: Number = None
+    features_found: Count = None
+    features_computed: Count = None
 
 
-@dataclass(frozen=True)
-class Speed:
-    """How much faster than a full step a device class was asked to be, and was."""
-
-    requested: float | None
-    achieved: float | None
-
-
-@dataclass(frozen=True)
-class Cut:
+class Cut(_Part):
     """Since when the fleet's cut of one seed lay where; the group is empty for no cut."""
 
-    seed: int
-    seconds: float | None
-    group: str
+    seed: Whole = 0
+    simulated_seconds: Number = None
+    group: Text = ""
 
 
-@dataclass(frozen=True)
-class DeviceClass:
+class DeviceClass(_Part):
     """Devices of one kind."""
 
-    name: str
-    label: str
-    count: int | None = None
-    slowdown: float | None = None
-    requested_speedup: float | None = None
-    memory_bytes: float | None = None
-    watts: float | None = None
+    device: Text = ""
+    label: Text = ""
+    count: Count = None
+    slowdown: Number = None
+    requested_speedup: Number = None
+    memory_bytes: Number = None
+    watts: Number = None
+
+    @property
+    def shown(self) -> str:
+        """What a reader knows it by."""
+        return self.label or self.device
 
 
-@dataclass(frozen=True)
-class Rejections:
+class DeviceResult(_Part):
+    """What a method asked of a device class, and what that took."""
+
+    requested_speedup: Number = None
+    achieved_speedup: Number = None
+    peak_bytes: Number = None
+    joules_per_round: Number = None
+
+
+class Rejections(_Part):
     """How many updates were left out of one round of one seed for the same reason."""
 
-    seed: int
-    round: int
-    reason: str
-    updates: int
+    seed: Whole = 0
+    round: Whole
+    reason: Text = ""
+    updates: Whole
 
 
-@dataclass(frozen=True)
-class Client:
+class Client(_Part):
     """What a client spent under a method, and how good the last model is for its own classes; means over seeds."""
 
-    device: str
-    examples: float | None
-    accuracy: float | None
-    rounds: float | None
-    seconds: float | None
-    uplink_bytes: float | None
+    device: Text = ""
+    examples: Number = None
+    accuracy: Number = None
+    rounds: Number = None
+    seconds: Number = None
+    uplink_bytes: Number = None
 
 
-@dataclass(frozen=True)
-class GroupCost:
+class GroupCost(_Part):
     """What one tensor group costs on the measuring host."""
 
-    name: str
-    weights: int | None
-    update_seconds: float | None
-    path_seconds: float | None
+    group: Text = ""
+    weights: Count = None
+    update_seconds: Number = None
+    path_seconds: Number = None
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(_Part):
     """What one method reached and spent; ``coverage`` is rounds x groups per device class.
 
-    Features are those at the fleet's cut, of examples that came back and of others. ``importance`` is by group;
-    ``peaks``, the bytes of a step, and ``joules`` of a round are by device class.
+    Features are those at the fleet's cut, of examples that came back and of others.
     """
 
     name: str
-    final_accuracy: float | None
-    final_accuracy_std: float | None
-    seconds: float | None
-    seconds_to_target: float | None
-    uplink_bytes: float | None
-    downlink_bytes: float | None
-    rejected_updates: int
-    speeds: Mapping[str, Speed]
-    coverage: Mapping[str, Shares]
-    history: tuple[Point, ...]
+    final_accuracy: Number = None
+    final_accuracy_std: Number = None
+    simulated_seconds: Number = None
+    seconds_to_target: Number = None
+    uplink_bytes: Number = None
+    downlink_bytes: Number = None
+    rejected_updates: Whole = 0
+    devices: Mapping[str, DeviceResult] = {}
+    coverage: Mapping[str, Shares] = {}
+    history: tuple[Point, ...] = ()
     cuts: tuple[Cut, ...] = ()
-    features_found: int = 0
-    features_computed: int = 0
+    features_found: Whole = 0
+    features_computed: Whole = 0
     clients: tuple[Client, ...] = ()
-    worst_client: float | None = None
-    tenth_percentile: float | None = None
+    worst_client: Number = None
+    tenth_percentile: Number = None
     rejections: tuple[Rejections, ...] = ()
-    importance: Mapping[str, float | None] = field(default_factory=dict)
-    peaks: Mapping[str, float | None] = field(default_factory=dict)
-    joules: Mapping[str, float | None] = field(default_factory=dict)
+    importance: Mapping[str, Number] = {}
+
+    @pydantic.field_validator("history")
+    @classmethod
+    def _tested(cls, history: tuple[Point, ...]) -> tuple[Point, ...]:
+        return tuple(point for point in history if point.accuracy is not None)
 
 
-@dataclass(frozen=True)
-class Results:
+class Results(_Part):
     """A whole simulation: its setting and its methods, the first of which is the reference."""
 
-    title: str
-    dataset: str
-    model: str
-    clients: int | None
-    rounds: int | None
-    seeds: tuple[int, ...]
-    simulated: bool
-    target_accuracy: float | None
-    target_rule: str
-    environment: Mapping[str, str]
-    devices: tuple[DeviceClass, ...]
-    groups: tuple[str, ...]
+    title: Text = "Elastic federated training"
+    dataset: Text = ""
+    model: Text = ""
+    clients: Count = None
+    rounds: Count = None
+    seeds: tuple[Whole, ...] = ()
+    # Whoever does not say that the clock was real has computed the times.
+    simulated: bool = True
+    target_accuracy: Number = None
+    target_rule: Text = ""
+    environment: Mapping[str, Text] = {}
+    devices: tuple[DeviceClass, ...] = ()
+    groups: tuple[Text, ...] = ()
     methods: tuple[Method, ...]
-    labels: tuple[tuple[int, ...], ...] = ()
-    costs: tuple[GroupCost, ...] = ()
-    scenario: str = ""
-    command: str = ""
-    largest_class: float | None = None
+    labels: tuple[tuple[Whole, ...], ...] = ()
+    group_costs: tuple[GroupCost, ...] = ()
+    scenario: Annotated[
+        str, pydantic.PlainValidator(lambda v: json.dumps(v, indent=1) if v else "")
+    ] = ""
+    command: Text = ""
+    largest_class: Number = None
+
+    @property
+    def clock(self) -> str:
+        """What its times are."""
+        return "simulated time" if self.simulated else "time"
 
 
 def read_summary(summary: Mapping[str, object]) -> Results:
     """Check a summary and return it as frozen values.
 
-    Only ``methods`` must be there; every other part may be missing.
+    Only ``methods`` must be there; every other part may be missing. Device classes that only a method names are
+    added.
 
     Parameters
     ----------
@@ -175,224 +224,28 @@ def read_summary(summary: Mapping[str, object]) -> Results:
     ElasticError
         If there is no method, or a part has another type than it must have.
     """
-    root = _mapping(summary, "the summary")
-    methods = tuple(
-        _method(str(name), value)
-        for name, value in _mapping(root.get("methods"), "methods").items()
-    )
-    if not methods:
+    given = summary.get("methods") if isinstance(summary, Mapping) else None
+    if isinstance(summary, Mapping) and not given:
         raise ElasticError("the summary has no methods; give at least one under 'methods'")
-    return Results(
-        title=_text(root.get("title")) or "Elastic federated training",
-        dataset=_text(root.get("dataset")),
-        model=_text(root.get("model")),
-        clients=_count(root.get("clients"), "clients"),
-        rounds=_count(root.get("rounds"), "rounds"),
-        seeds=_each(root.get("seeds"), "seeds", _index),
-        # Whoever does not say that the clock was real has computed the times.
-        simulated=root.get("simulated") is not False,
-        target_accuracy=_number(root.get("target_accuracy"), "target_accuracy"),
-        target_rule=_text(root.get("target_rule")),
-        environment={
-            str(key): _text(value)
-            for key, value in _mapping(root.get("environment"), "environment").items()
-        },
-        devices=_devices(root.get("devices"), methods),
-        groups=_each(root.get("groups"), "groups", lambda value, where: _text(value)),
-        methods=methods,
-        labels=_each(root.get("labels"), "labels", lambda row, where: _each(row, where, _index)),
-        costs=_each(root.get("group_costs"), "group_costs", _cost),
-        scenario=json.dumps(root["scenario"], indent=1) if root.get("scenario") else "",
-        command=_text(root.get("command")),
-        largest_class=_number(root.get("largest_class"), "largest_class"),
-    )
-
-
-def _cost(value: object, where: str) -> GroupCost:
-    entry = _mapping(value, where)
-    return GroupCost(
-        name=_text(entry.get("group")),
-        weights=_count(entry.get("weights"), f"{where}.weights"),
-        update_seconds=_number(entry.get("update_seconds"), f"{where}.update_seconds"),
-        path_seconds=_number(entry.get("path_seconds"), f"{where}.path_seconds"),
-    )
-
-
-def _client(value: object, where: str) -> Client:
-    entry = _mapping(value, where)
-
-    def number(key: str) -> float | None:
-        return _number(entry.get(key), f"{where}.{key}")
-
-    return Client(
-        device=_text(entry.get("device")),
-        examples=number("examples"),
-        accuracy=number("accuracy"),
-        rounds=number("rounds"),
-        seconds=number("seconds"),
-        uplink_bytes=number("uplink_bytes"),
-    )
-
-
-def _devices(value: object, methods: Sequence[Method]) -> tuple[DeviceClass, ...]:
-    """Return the listed device classes, then those which only a method names."""
-    listed = {device.name: device for device in _each(value, "devices", _device)}
-    for method in methods:
-        for name in (*method.speeds, *method.coverage):
-            listed.setdefault(name, DeviceClass(name, name))
-    return tuple(listed.values())
-
-
-def _device(value: object, where: str) -> DeviceClass:
-    entry = _mapping(value, where)
-    name = _text(entry.get("device"))
-    return DeviceClass(
-        name=name,
-        label=_text(entry.get("label")) or name,
-        count=_count(entry.get("count"), f"{where}.count"),
-        slowdown=_number(entry.get("slowdown"), f"{where}.slowdown"),
-        requested_speedup=_number(entry.get("requested_speedup"), f"{where}.requested_speedup"),
-        memory_bytes=_number(entry.get("memory_bytes"), f"{where}.memory_bytes"),
-        watts=_number(entry.get("watts"), f"{where}.watts"),
-    )
-
-
-def _method(name: str, value: object) -> Method:
-    where = f"methods.{name}"
-    entry = _mapping(value, where)
-
-    def number(key: str) -> float | None:
-        return _number(entry.get(key), f"{where}.{key}")
-
-    points = _each(entry.get("history"), f"{where}.history", _point)
-    return Method(
-        name=name,
-        final_accuracy=number("final_accuracy"),
-        final_accuracy_std=number("final_accuracy_std"),
-        seconds=number("simulated_seconds"),
-        seconds_to_target=number("seconds_to_target"),
-        uplink_bytes=number("uplink_bytes"),
-        downlink_bytes=number("downlink_bytes"),
-        rejected_updates=_count(entry.get("rejected_updates"), f"{where}.rejected_updates") or 0,
-        speeds=_by_name(entry.get("devices"), f"{where}.devices", _speed),
-        coverage=_by_name(entry.get("coverage"), f"{where}.coverage", _shares),
-        history=tuple(point for point in points if point is not None),
-        cuts=_each(entry.get("cuts"), f"{where}.cuts", _cut),
-        features_found=_count(entry.get("features_found"), f"{where}.features_found") or 0,
-        features_computed=_count(entry.get("features_computed"), f"{where}.features_computed") or 0,
-        clients=_each(entry.get("clients"), f"{where}.clients", _client),
-        worst_client=number("worst_client"),
-        tenth_percentile=number("tenth_percentile"),
-        rejections=_each(entry.get("rejections"), f"{where}.rejections", _rejections),
-        importance=_by_name(entry.get("importance"), f"{where}.importance", _number),
-        peaks=_by_name(entry.get("devices"), f"{where}.devices", _of_device("peak_bytes")),
-        joules=_by_name(entry.get("devices"), f"{where}.devices", _of_device("joules_per_round")),
-    )
-
-
-def _rejections(value: object, where: str) -> Rejections:
-    entry = _mapping(value, where)
-    return Rejections(
-        seed=_index(entry.get("seed", 0), f"{where}.seed"),
-        round=_index(entry.get("round"), f"{where}.round"),
-        reason=_text(entry.get("reason")),
-        updates=_index(entry.get("updates"), f"{where}.updates"),
-    )
-
-
-def _of_device(key: str) -> Callable[[object, str], float | None]:
-    """Return what reads a number out of the entry of a device class."""
-    return lambda value, where: _number(_mapping(value, where).get(key), f"{where}.{key}")
-
-
-def _cut(value: object, where: str) -> Cut:
-    entry = _mapping(value, where)
-    return Cut(
-        seed=_index(entry.get("seed", 0), f"{where}.seed"),
-        seconds=_number(entry.get("simulated_seconds"), f"{where}.simulated_seconds"),
-        group=_text(entry.get("group")),
-    )
-
-
-def _point(value: object, where: str) -> Point | None:
-    """Return one point of the history, or nothing for a round that was not evaluated."""
-    entry = _mapping(value, where)
-    accuracy = _number(entry.get("accuracy"), f"{where}.accuracy")
-    if accuracy is None:
-        return None
-    return Point(
-        seed=_index(entry.get("seed", 0), f"{where}.seed"),
-        round=_index(entry.get("round"), f"{where}.round"),
-        accuracy=accuracy,
-        seconds=_number(entry.get("simulated_seconds"), f"{where}.simulated_seconds"),
-        uplink_bytes=_number(entry.get("uplink_bytes"), f"{where}.uplink_bytes"),
-        downlink_bytes=_number(entry.get("downlink_bytes"), f"{where}.downlink_bytes"),
-        features_found=_count(entry.get("features_found"), f"{where}.features_found"),
-        features_computed=_count(entry.get("features_computed"), f"{where}.features_computed"),
-    )
-
-
-def _speed(value: object, where: str) -> Speed:
-    entry = _mapping(value, where)
-    return Speed(
-        requested=_number(entry.get("requested_speedup"), f"{where}.requested_speedup"),
-        achieved=_number(entry.get("achieved_speedup"), f"{where}.achieved_speedup"),
-    )
-
-
-def _shares(value: object, where: str) -> Shares:
-    return _each(value, where, lambda row, place: _each(row, place, _number))
-
-
-def _by_name(value: object, where: str, read: Callable[[object, str], T]) -> Mapping[str, T]:
-    return {
-        str(name): read(entry, f"{where}.{name}") for name, entry in _mapping(value, where).items()
-    }
-
-
-def _each(value: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise _unexpected(where, value, "a list")
-    return tuple(read(entry, f"{where}[{index}]") for index, entry in enumerate(value))
-
-
-def _mapping(value: object, where: str) -> Mapping[object, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise _unexpected(where, value, "a mapping")
-    return value
-
-
-def _number(value: object, where: str) -> float | None:
-    """Return a finite number; nothing for a missing, infinite or undefined one."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise _unexpected(where, value, "a number")
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _count(value: object, where: str) -> int | None:
-    number = _number(value, where)
-    return None if number is None else round(number)
-
-
-def _index(value: object, where: str) -> int:
-    count = _count(value, where)
-    if count is None:
-        raise _unexpected(where, value, "a whole number")
-    return count
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _unexpected(where: str, value: object, expected: str) -> ElasticError:
-    seen = repr(value)
-    seen = seen if len(seen) <= 60 else f"{seen[:60]}..."
-    return ElasticError(f"{where} is {seen}, not {expected}; mend the summary and write it again")
+    if isinstance(given, Mapping):
+        named = [
+            {**each, "name": str(name)} if isinstance(each, Mapping) else each
+            for name, each in given.items()
+        ]
+        summary = {**summary, "methods": named}
+    try:
+        results = Results.model_validate(summary)
+    except pydantic.ValidationError as error:
+        found = error.errors()[0]
+        place = list(found["loc"])
+        if isinstance(given, Mapping) and place[:1] == ["methods"]:
+            place[1] = list(given)[int(place[1])]
+        where = ".".join(map(str, place)) or "the summary"
+        raise ElasticError(
+            f"{where} is {reprlib.repr(found['input'])}: {found['msg']}; mend the summary and write it again"
+        ) from None
+    listed = {device.device: device for device in results.devices}
+    for method in results.methods:
+        for name in (*method.devices, *method.coverage):
+            listed.setdefault(name, DeviceClass(device=name))
+    return results.model_copy(update={"devices": tuple(listed.values())})

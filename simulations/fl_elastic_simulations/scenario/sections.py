@@ -15,7 +15,6 @@ from fl_elastic_simulations.data.partition import LAYOUTS, check_partition_name
 from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [
-    "SETTLING",
     "DataSection",
     "DeadlineSection",
     "FleetSection",
@@ -24,9 +23,6 @@ __all__ = [
     "TargetSection",
     "TrainingSection",
 ]
-
-SETTLING = "settling"
-"""The cut of a method that freezes blocks from the input on, in simulations alone."""
 
 Count = Annotated[Whole, Ge(1)]
 Share = Annotated[Number, Ge(0), Lt(1)]
@@ -163,8 +159,8 @@ class FleetSection:
     watts : float, optional
         What such a device draws while it trains, sends or receives: the report makes joules of it.
     width : float, optional
-        Share of each layer's channels that peers of narrow models train there (``heterofl``, ``fedrolex``,
-        ``random_windows``); the widest that fits the round if left out.
+        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
+        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
@@ -184,8 +180,7 @@ class FleetSection:
 
 def _check_cut(cut: str) -> None:
     """Raise RegistryError unless it is a cut that a server can announce."""
-    if cut != SETTLING:
-        RoundConfig(cut=cut)
+    RoundConfig(cut=cut)
 
 
 @dataclass(frozen=True)
@@ -234,8 +229,8 @@ class MethodSection:
     solve_every : int
         Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
     cut : str
-        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, ``moving``, where the
-        server finds it, or ``settling``, where blocks are frozen from the input on as they settle.
+        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, or ``moving``,
+        where the server finds it.
     keep_features : bool
         Whether clients keep the features at the cut from round to round.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fl_elastic_simulations.benchmarks.subject import Subject, profiled
+from fl_elastic_simulations.benchmarks.memory import Subject, subject_of
 
 __all__ = ["small_subject"]
 
@@ -21,4 +21,4 @@ def small_subject() -> Subject:
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
     )  # fmt: skip
     batches = [(torch.randn(8, 3, 16, 16), torch.randint(0, 4, (8,))) for _ in range(2)]
-    return profiled("small", model.train(), batches, classes=4)
+    return subject_of("small", model.train(), batches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,20 +13,15 @@ import pytest
 from slow_ones import slow_unless
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.benchmarks import across_rounds
+from fl_elastic_simulations.benchmarks.benchmark import Request, markdown
 from fl_elastic_simulations.benchmarks.federation import (
-    bench_federation,
-    cell_name,
+    Federation,
     federation_cell,
+    sooner,
     task_costs,
 )
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
-from fl_elastic_simulations.benchmarks.federation_summary import (
-    interval,
-    reached,
-    sooner_than,
-    summarise_task,
-)
-from fl_elastic_simulations.benchmarks.federation_tables import converged_markdown, ends_markdown
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
     PRETRAINED,
@@ -36,7 +31,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     method_key,
     task_scenario,
 )
-from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.intervals import interval
 
 STEPS = 8
 SMALL = FederationTask(
@@ -69,11 +64,11 @@ def cell(folder: Path, method: str) -> dict[str, Any]:
 
 
 def fresh_cell(folder: Path, method: str) -> dict[str, Any]:
-    return federation_cell("small", SMALL, method, 0, str(folder), "")
+    return federation_cell("small", SMALL, method, 0, folder, "")
 
 
-PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
-    f"{name}, our server" for name in ("last layers", "random layers", "timelyfl", "slice_out")
+PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
+    f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
 }
 
 
@@ -94,11 +89,13 @@ def test_every_method_is_tested_at_the_same_times(folder: Path, method: str) -> 
     full_round = profile.full_step_seconds * STEPS * 3
     assert 2 * full_round < row["simulated_seconds"] < 2.5 * full_round
     assert 0 <= row["final_accuracy"] <= 1
-    assert row["curve"][0][:3] == [0.0, 0, 0]
-    times = [point[0] for point in row["curve"]]
-    assert times == pytest.approx(np.linspace(0, row["simulated_seconds"], 41), abs=1e-3)
-    last = [point[-1] for point in row["curve"][-4:]]
-    assert row["final_accuracy"] == pytest.approx(np.mean(last), abs=1e-4)
+    # Forty tests at equal times, of which those are kept that are better than all before, and the last.
+    step = row["simulated_seconds"] / 40
+    for seconds, *_ in row["curve"]:
+        assert seconds / step == pytest.approx(round(seconds / step), abs=0.01)
+    accuracies = [point[-1] for point in row["curve"][:-1]]
+    assert accuracies == sorted(set(accuracies))
+    assert row["curve"][-1][0] == pytest.approx(row["simulated_seconds"], abs=1e-3)
     assert row["curve"][-1][1:3] == [row["uplink_bytes"], row["downlink_bytes"]]
     assert row["uplink_bytes"] > 0 and row["downlink_bytes"] > 0
     waits = method.startswith("fedavg, waiting")
@@ -133,101 +130,55 @@ def test_a_method_whose_costs_were_not_measured_is_not_run(
 ) -> None:
     later = replace(SMALL, methods={REFERENCE: METHODS[REFERENCE], "later": method})
     with pytest.raises(ScenarioError, match="was not measured"):
-        federation_cell("small", later, "later", 0, str(folder), "")
+        federation_cell("small", later, "later", 0, folder, "")
 
 
-def test_finished_cells_are_kept(
+def test_cases_are_those_that_are_asked_for(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TASKS, "small", replace(SMALL, methods=_two_methods()))
-    monkeypatch.setattr("fl_elastic_simulations.benchmarks.cells.finished_cells", _here)
-    results = Results(tmp_path / "table.json")
-    said: list[str] = []
-    bench_federation(results, tasks=["small"], seeds=[0], methods=[OURS], tell=said.append)
-    assert len(said) == 1
-    bench_federation(results, tasks=["small"], seeds=[0], tell=said.append)
-    assert len(said) == 2
-    kept = dict(results.rows)
-    again: list[str] = []
-    bench_federation(Results(results.path), tasks=["small"], seeds=[0], tell=again.append)
-    assert again == []
-    assert set(kept) >= {cell_name("small", REFERENCE, 0), f"summary small | {OURS}"}
-    assert kept[f"summary small | {REFERENCE}"]["time_ratio"] in (None, 1.0)
+    two = replace(SMALL, methods={name: METHODS[name] for name in (REFERENCE, OURS)})
+    monkeypatch.setattr(Federation, "tasks", {"small": two})
+    shutil.copytree(folder, tmp_path / "federation", dirs_exist_ok=True)
+    asked = Request(tmp_path / "table", tasks=["small"], methods=[OURS], seeds=[3])
+    assert list(Federation().cases(asked, {})) == [f"small | {OURS} | 3"]
+    assert len(Federation().cases(Request(tmp_path / "table"), {})) == 2 * 3
     with pytest.raises(ScenarioError, match=r"task 'smal'.*did you mean 'small'"):
-        bench_federation(results, tasks=["smal"])
-    with pytest.raises(ScenarioError, match=r"method 'fedell'.*did you mean 'fedel'"):
-        bench_federation(results, tasks=["small"], methods=["fedell"])
+        Federation().cases(replace(asked, tasks=["smal"]), {})
+    with pytest.raises(ScenarioError, match=r"method 'fl_elasti'.*did you mean 'fl_elastic'"):
+        Federation().cases(replace(asked, methods=["fl_elasti"]), {})
 
 
-def _two_methods() -> dict[str, Any]:
-    return {name: METHODS[name] for name in (REFERENCE, OURS)}
+def test_a_table_has_ratios_to_the_references_own_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(final: float, *points: tuple[float, int, int, float], choosing: float = 0.0) -> Any:
+        return {
+            "final_accuracy": final, "curve": [list(point) for point in points],
+            "client_seconds": 50.0, "choosing_seconds": choosing, "profile_seconds": choosing / 2,
+        }  # fmt: skip
 
-
-def _here(run: Any, cells: dict[str, Any], workers: int) -> Iterator[tuple[str, Any]]:
-    """Run in this process what the benchmark would run in others."""
-    for name, arguments in cells.items():
-        yield name, run(*arguments)
-
-
-def curve(*accuracies: float) -> list[list[float]]:
-    return [[float(i), 10 * i, 30 * i, accuracy] for i, accuracy in enumerate(accuracies)]
-
-
-def made_up(final: float, *accuracies: float, choosing: float = 0.0) -> dict[str, Any]:
-    return {
-        "final_accuracy": final,
-        "rounds": 5,
-        "simulated_seconds": 9.0,
-        "uplink_bytes": 100,
-        "downlink_bytes": 300,
-        "rejected": 0,
-        "client_seconds": 50.0,
-        "choosing_seconds": choosing,
-        "profile_seconds": choosing / 2,
-        "cpu_seconds": 1.0,
-        "curve": curve(*accuracies),
-        "coverage": {"1": {"mean": 1.0, "least": 0.5}},
-    }
-
-
-def test_ratios_are_those_to_the_references_own_accuracy() -> None:
-    slow = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6, 0.6]
-    fast = [0.0, 0.2, 0.6, 0.6, 0.6]
-    never = [0.0, 0.1, 0.1, 0.1]
+    never = "fedel"
+    task = replace(SMALL, methods={name: METHODS[name] for name in (REFERENCE, OURS, never)})
+    monkeypatch.setattr(Federation, "columns", {"t": task})
     rows = {
-        cell_name("t", REFERENCE, 0): made_up(0.6, *slow),
-        cell_name("t", "fast", 0): made_up(0.6, *fast, choosing=5.0),
-        cell_name("t", "never", 0): made_up(0.1, *never),
-        cell_name("other", "fast", 0): made_up(0.9, *fast),
-        "summary t | fast": {},
+        f"t | {REFERENCE} | 0": row(0.6, (3.0, 30, 90, 0.3), (6.0, 60, 180, 0.6)),
+        f"t | {OURS} | 0": row(0.6, (1.0, 10, 50, 0.2), (2.0, 20, 100, 0.6), choosing=5.0),
+        f"t | {never} | 0": row(0.1, (1.0, 10, 50, 0.1)),
+        f"other | {OURS} | 0": row(0.9, (1.0, 10, 50, 0.9)),
     }
-    rows[cell_name("t", "fast", 0)]["curve"] = [
-        [t, 10 * t, 50 * t, a] for t, _, _, a in curve(*fast)
-    ]
-    found = summarise_task(rows, "t", ["fast", "never", REFERENCE, "missing"])
-    assert list(found) == ["fast", "never", REFERENCE]
+    tables = Federation().tables(rows)
     # The first test of 0.6 is at 6 and at 2; 60 + 180 bytes against 20 + 100.
-    assert found["fast"]["time_ratio"] == pytest.approx(3)
-    assert found["fast"]["uplink_ratio"] == pytest.approx(3)
-    assert found["fast"]["bytes_ratio"] == pytest.approx(2)
-    assert found["fast"]["choosing_share"] == pytest.approx(0.1)
-    assert found["fast"]["profile_share"] == pytest.approx(0.05)
-    assert found["never"]["reached"] == 0 and found["never"]["time_ratio"] is None
-    assert found["never"]["against_reference"] == pytest.approx(-0.5)
-    assert found[REFERENCE]["time_ratio"] == 1.0 and found[REFERENCE]["bytes_ratio"] == 1.0
+    assert tables["accuracy"]["Digits"].to_dict() == {
+        REFERENCE: "60.0 (1.0x, 1.0x, 1.0x) [1 of 3 seeds]",
+        OURS: "60.0 (3.0x, 3.0x, 2.0x) [1 of 3 seeds]",
+        never: "10.0 (never) [1 of 3 seeds]",
+    }
+    assert tables["charges"].loc[OURS, "Digits"] == "5 s (10.0 %), 2.5 s (5.0 %)"
+    assert tables["charges"].loc[REFERENCE, "Digits"] == "none"
 
 
 def test_intervals_are_students() -> None:
     values = [0.5, 0.7, 0.6, 0.8]
-    expected = 3.182 * np.std(values, ddof=1) / 2
-    assert interval(values) == pytest.approx(expected)
+    assert interval(values) == pytest.approx(3.182 * np.std(values, ddof=1) / 2, rel=1e-3)
     assert interval([0.5]) is None
-    # Beyond the table: 11, 31 and 40 values.
-    for count, quantile in ((11, 2.2281), (31, 2.0423), (40, 2.0227)):
-        many = np.arange(count) / count
-        expected = quantile * np.std(many, ddof=1) / np.sqrt(count)
-        assert interval(list(many)) == pytest.approx(expected, rel=2e-4)
-    assert reached(curve(0.1, 0.2), 0.9) is None
 
 
 def test_every_task_is_a_scenario_with_every_method() -> None:
@@ -263,6 +214,14 @@ def curve_row(final: float, *points: tuple[float, float, float]) -> dict[str, An
     }
 
 
+def converged(rows: dict[str, Any]) -> list[str]:
+    return markdown(across_rounds.BENCHMARK.tables(rows)["converged"]).splitlines()
+
+
+def ends(rows: dict[str, Any]) -> list[str]:
+    return markdown(across_rounds.BENCHMARK.tables(rows)["ends"]).splitlines()
+
+
 def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there() -> None:
     rows = {
         f"birds-converged | {REFERENCE} | 0": curve_row(0.8, (50.0, 100, 0.7), (100.0, 200, 0.8)),
@@ -272,19 +231,18 @@ def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there()
         "birds-pretrained | moving cut, solved head | 1": curve_row(0.9, (5.0, 10, 0.85)),
         "birds-pretrained | fixed cut, solved head | 0": curve_row(0.7, (5.0, 10, 0.7)),
     }
-    head, _, *lines = converged_markdown(rows, PRETRAINED)
+    head, _, *lines = converged(rows)
     assert f"{REFERENCE}: 80.0 %" in head
     assert lines == [
         "| fixed cut, solved head | never |",
         "| moving cut, solved head | 10.0x, 4.0x |",
     ]
     rows[f"birds-converged | {REFERENCE} | 1"] = curve_row(0.8, (50.0, 100, 0.7), (100.0, 200, 0.8))
-    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    _, _, *lines = converged(rows)
     assert lines == [
         "| fixed cut, solved head | never [1 of 2 seeds] |",
         "| moving cut, solved head | 15.0x, 12.0x |",
     ]
-    assert converged_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]
 
 
 def test_of_a_method_that_was_run_for_longer_the_longer_run_counts() -> None:
@@ -293,12 +251,12 @@ def test_of_a_method_that_was_run_for_longer_the_longer_run_counts() -> None:
         "signs-pretrained | moving cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
         "signs-pretrained | fixed cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
     }
-    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    _, _, *lines = converged(rows)
     assert lines == ["| fixed cut, solved head | never |", "| moving cut, solved head | never |"]
     rows["signs-longer | moving cut, solved head | 0"] = curve_row(
         0.9, (10.0, 10, 0.8), (25.0, 40, 0.9)
     )
-    _, _, *lines = converged_markdown(rows, PRETRAINED)
+    _, _, *lines = converged(rows)
     assert lines == [
         "| fixed cut, solved head | never |",
         "| moving cut, solved head | 4.0x, 5.0x |",
@@ -309,8 +267,8 @@ def test_waiting_reaches_what_it_ends_at() -> None:
     """A curve has four decimals, the final accuracy all of them."""
     waiting = {"final_accuracy": 0.41174, "curve": [[1.0, 4, 4, 0.3], [2.0, 8, 8, 0.4117]]}
     other = {"final_accuracy": 0.5, "curve": [[1.0, 4, 4, 0.5], [2.0, 8, 8, 0.5]]}
-    assert sooner_than({0: waiting}, {0: waiting}) == (1, 1, 1.0, 1.0)
-    assert sooner_than({0: other}, {0: waiting}) == (1, 1, 2.0, 2.0)
+    assert sooner(waiting, waiting) == (1.0, 1.0, 1.0)
+    assert sooner(other, waiting) == (2.0, 2.0, 2.0)
 
 
 def test_the_last_test_is_compared_seed_by_seed_with_full_steps_under_the_same_head() -> None:
@@ -325,7 +283,7 @@ def test_the_last_test_is_compared_seed_by_seed_with_full_steps_under_the_same_h
         "birds-pretrained | fixed cut, solved head | 1": ended(0.69),
         "birds-pretrained | fixed cut, solved head | 7": ended(0.0),
     }
-    head, _, *lines = ends_markdown(rows, PRETRAINED)
+    head, _, *lines = ends(rows)
     assert head == "| method | Birds, pretrained MobileNetV2 |"
     # Student's quantile for one degree of freedom, 12.706, times the spread of two over the root of two.
     assert lines == [
@@ -333,4 +291,3 @@ def test_the_last_test_is_compared_seed_by_seed_with_full_steps_under_the_same_h
         "| fixed cut, solved head | 69.0 (-1.0) [1 of 3 seeds] |",
         "| moving cut, solved head | 78.0 ± 50.8 (+3.0 ± 12.7) [2 of 3 seeds] |",
     ]
-    assert ends_markdown({}, PRETRAINED) == ["No cell of this table is measured yet."]

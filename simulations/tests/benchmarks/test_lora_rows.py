@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fl_elastic_simulations.benchmarks import lora
+from fl_elastic_simulations.benchmarks.benchmark import Request, Results, markdown
+from fl_elastic_simulations.benchmarks.federation import Federation
 from fl_elastic_simulations.benchmarks.federation_methods import REFERENCE
 from fl_elastic_simulations.benchmarks.federation_tasks import method_key, task_scenario
-from fl_elastic_simulations.benchmarks.lora import BASE, LORA, METHODS, bench_lora, lora_markdown
-from fl_elastic_simulations.benchmarks.results import Results
+from fl_elastic_simulations.benchmarks.lora import BASE, LORA, METHODS, Adapters
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.models.pretraining import Recipe
 
@@ -34,9 +35,10 @@ def test_a_row_says_what_its_cells_say() -> None:
         "plays | ffa-lora | 0": cell(0.5, 8, 0, (2.0, 10, 0.45), (8.0, 80, 0.5)),
         "plays | ffa-lora | 1": cell(0.34, 6, 2, (2.0, 10, 0.2), (8.0, 80, 0.34)),
         "plays | dropping | 0": cell(0.2, 4, 12, (8.0, 80, 0.2)),
-        "plays | flora-style | 5": cell(0.2, 4, 12, (8.0, 80, 0.2)),
+        "plays | lisa-style | 5": cell(0.2, 4, 12, (8.0, 80, 0.2)),
     }
-    assert lora_markdown(rows, "plays")[2:] == [
+    lines = markdown(lora.BENCHMARK.tables(rows)["plays"]).splitlines()
+    assert lines[2:] == [
         f"| {REFERENCE} | 2 | 40.0 |  |  |  | 1.00 MB | 2.00 MB | 75 % |",
         "| dropping | 1 | 20.0 | -20.0 | never | never | 1.00 MB | 2.00 MB | 25 % |",
         "| ffa-lora | 2 | 42.0 | +2.0 | 4.0x in 1 of 2 | 8.0x | 1.00 MB | 2.00 MB | 88 % |",
@@ -59,16 +61,13 @@ def test_a_base_that_is_there_is_taken_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    given: list[Any] = []
+    monkeypatch.setattr(Adapters, "recipe", Recipe(steps=1, batch_size=1, warm_up=1))
+    monkeypatch.setattr(Federation, "measure", lambda *_: None)
     threads = torch.get_num_threads()
-    monkeypatch.setattr(lora, "bench_federation", lambda *_, **said: given.append(said))
-    recipe = Recipe(steps=1, batch_size=1, warm_up=1)
     results = Results(tmp_path / "lora.json")
-    bench_lora(results, tmp_path, tasks=["plays"], recipe=recipe, tell=lambda _: None)
-    row = dict(results.rows[BASE])
-    bench_lora(results, tmp_path, tasks=["plays"], recipe=recipe, tell=lambda _: None)
-    assert results.rows[BASE] == row and len(given) == 2
-    for said in given:
-        (task,) = said["among"].values()
-        assert Path(task.weights).exists() and task.model == LORA["plays"].model
+    for _ in range(2):
+        Adapters().measure(results, Request(tmp_path, tasks=["plays"]), 1, lambda _: None)
+    assert list(results.rows) == [BASE["plays"]]
+    task = Adapters().task("plays")
+    assert Path(task.weights).exists() and task.model == LORA["plays"].model
     assert torch.get_num_threads() == threads

@@ -8,8 +8,8 @@ import pytest
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.training.head_sums import sums_bytes
+from fl_elastic_simulations.benchmarks.benchmark import Results
 from fl_elastic_simulations.benchmarks.one_read import peak_of_act
-from fl_elastic_simulations.benchmarks.results import Results
 from fl_elastic_simulations.benchmarks.where_to_read import (
     CHOSEN,
     TASKS,

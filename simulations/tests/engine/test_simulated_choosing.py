@@ -14,17 +14,18 @@ from slow_ones import slow_unless
 from fl_elastic.errors import PlanError, ScenarioError
 from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic_simulations.engine import client as simulated_client
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, chooses, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cell
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_method
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
 STEPS, SLOWEST = 12, 3.0
-CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers")
-FREE = ("wait", "fewer", "heterofl")
+CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers", "heterofl")
+FREE = ("wait", "fewer")
 # A twentieth of the fastest client's training, as in the benchmark.
 SENDING = 0.05
 
@@ -70,16 +71,16 @@ def profile() -> CostProfile:
 
 def ran(
     folder: Path, made: Scenario, profile: CostProfile, method: str, choosing: ChoosingCosts | None
-) -> Cell:
+) -> RunResult:
     simulated_client._profile.cache_clear()
     simulation = Simulation(made, folder)
     save_profile(profile, simulation.profile_file)
     (section,) = (each for each in made.methods if each.name == method)
     grid = InProcessGrid(len(made.clients), simulated_client_app())
-    return run_cell(simulation, grid, LoggedProgress(), section, 0, profile, choosing)
+    return run_method(simulation, grid, LoggedProgress(), section, 0, profile, choosing)
 
 
-def charged(cell: Cell) -> tuple[float, float]:
+def charged(cell: RunResult) -> tuple[float, float]:
     return cell.profile_seconds, cell.choosing_seconds
 
 
@@ -111,7 +112,6 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
 def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
     made, full = scenario(profile, count=1), profile.full_step_seconds
     costs = flat_choosing(made, profile=1.5 * full, plan=0.5 * full)
-    costs = replace(costs, width_seconds=tuple((r, r * full) for r in (0.5, 0.25, 0.125, 0.0625)))
     one, other = (
         ran(tmp_path / n, made, profile, method, c) for n, c in (("a", None), ("b", costs))
     )
@@ -200,7 +200,6 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
     assert costs.profile_seconds > 0
     assert all(set(each) == {"fast", "slow"} for each in costs.plan_seconds.values())
     assert all(taken > 0 for each in costs.plan_seconds.values() for taken in each.values())
-    assert [rate for rate, _ in costs.width_seconds] == [1 / 2, 1 / 4, 1 / 8, 1 / 16]
     assert ChoosingCosts.from_json(costs.to_json()) == costs
     assert costs.head_seconds is None
     with pytest.raises(ScenarioError, match="a head in closed form takes was not measured"):
@@ -222,7 +221,7 @@ def test_seconds_that_were_not_measured_are_no_zero(tmp_path: Path, profile: Cos
     (elastic,) = (each for each in made.methods if each.name == "elastic")
     with pytest.raises(ScenarioError, match="elastic on slow was not measured"):
         ChoosingCosts().plan(elastic, "slow")
-    for damaged in ("", "{}", '{"profile_seconds": 1, "plan_seconds": [], "width_seconds": []}'):
+    for damaged in ("", "{}", '{"profile_seconds": 1, "plan_seconds": []}'):
         path = tmp_path / "choosing.json"
         path.write_text(damaged)
         with pytest.raises(ScenarioError, match="cannot be read"):

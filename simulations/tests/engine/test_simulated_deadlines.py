@@ -18,10 +18,11 @@ from fl_elastic.flower.server_plan import _sending
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
@@ -80,7 +81,7 @@ def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cell]:
+def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     folder = tmp_path_factory.mktemp("cells")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulated_server, "measure_profile", lambda *_: profile)
@@ -88,18 +89,18 @@ def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dic
         return ran(scenario(), folder)
 
 
-def ran(made: Scenario, folder: Path) -> dict[str, Cell]:
+def ran(made: Scenario, folder: Path) -> dict[str, RunResult]:
     grid = InProcessGrid(len(made.clients), simulated_client_app())
-    found, _ = run_cells(Simulation(made, folder), grid, LoggedProgress())
+    found, _ = run_methods(Simulation(made, folder), grid, LoggedProgress())
     return {cell.method: cell for cell in found}
 
 
-def per_round(cell: Cell) -> float:
+def per_round(cell: RunResult) -> float:
     return cell.history[-1]["simulated_seconds"] / cell.history[-1]["round"]
 
 
 def test_waiting_takes_the_slowest_clients_time(
-    cells: dict[str, Cell], profile: CostProfile
+    cells: dict[str, RunResult], profile: CostProfile
 ) -> None:
     full = STEPS * profile.full_step_seconds
     assert per_round(cells["wait"]) == pytest.approx(SLOWEST * full, rel=0.05)
@@ -108,7 +109,7 @@ def test_waiting_takes_the_slowest_clients_time(
     assert per_round(cells["elastic"]) <= 1.05 * full
 
 
-def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, Cell]) -> None:
+def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, RunResult]) -> None:
     assert {name: cell.rejected for name, cell in cells.items()} == {
         "wait": 0, "drop": 3, "fewer": 0, "elastic": 0, "heterofl": 0,
     }  # fmt: skip
@@ -116,13 +117,13 @@ def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, Cel
     assert min(cells["fewer"].coverage["slow"][-1]) == 1.0
 
 
-def test_fewer_full_steps_are_as_many_as_fit(cells: dict[str, Cell]) -> None:
+def test_fewer_full_steps_are_as_many_as_fit(cells: dict[str, RunResult]) -> None:
     shares = {(step.device, step.share) for step in cells["fewer"].steps}
     assert shares == {("fast", 1.0), ("slow", 1 / STEPS)}
 
 
 def test_costs_that_another_release_measured_are_the_clock_all_the_same(
-    cells: dict[str, Cell],
+    cells: dict[str, RunResult],
     tmp_path: Path,
     profile: CostProfile,
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +196,7 @@ def test_a_thousand_clients_take_the_memory_of_one(
             return super()._answer(message, *arguments)
 
     grid = Counting(len(made.clients), simulated_client_app())
-    (cell,), _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+    (cell,), _ = run_methods(Simulation(made, tmp_path), grid, LoggedProgress())
     assert cell.rejected == 0 and len(cell.steps) == 100
     # Replies are merged as they come: no more arrays are alive after 100 than after the first few.
     assert len(alive) == 5 and max(alive[1:]) <= alive[0] + 3

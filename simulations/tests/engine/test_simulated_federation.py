@@ -17,12 +17,13 @@ from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.in_process_grid import client_processes
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.workload import measure_profile
@@ -88,14 +89,14 @@ def grid(made: Scenario, extra: int = 0) -> InProcessGrid:
 
 def simulated(
     directory: Path, made: Scenario | None = None, progress: Recorder | None = None, **options: Any
-) -> list[Cell]:
+) -> list[RunResult]:
     made = made or scenario()
     simulation = Simulation(made, directory, **options)
-    cells, _ = run_cells(simulation, grid(made), progress or Recorder())
+    cells, _ = run_methods(simulation, grid(made), progress or Recorder())
     return cells
 
 
-def results(cells: list[Cell]) -> list[Any]:
+def results(cells: list[RunResult]) -> list[Any]:
     """Everything but the seconds that steps took just now."""
     return [(cell.method, cell.seed, cell.history, cell.coverage, cell.rejected) for cell in cells]
 
@@ -105,7 +106,7 @@ def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> Non
     here = simulated(tmp_path / "here")
     with client_processes(simulated_client_app, 2) as processes:
         elsewhere = LocalGrid(len(made.clients), simulated_client_app(), processes=processes)
-        there, _ = run_cells(Simulation(made, tmp_path / "there"), elsewhere, Recorder())
+        there, _ = run_methods(Simulation(made, tmp_path / "there"), elsewhere, Recorder())
     assert results(there) == results(here)
 
 
@@ -116,7 +117,7 @@ def test_a_process_that_was_given_the_app_does_without_the_compiler_too(
     made, done = scenario(methods=["full"]), []
     nodes = grid(made)
     monkeypatch.setattr(simulated_client, "without_compiler", lambda: done.append("lean"))
-    run_cells(Simulation(made, tmp_path), nodes, Recorder())
+    run_methods(Simulation(made, tmp_path), nodes, Recorder())
     assert len(done) == len(made.clients) * made.training.rounds
 
 
@@ -151,7 +152,7 @@ def test_every_method_and_seed_has_its_cell(tmp_path: Path) -> None:
         assert len(cell.history) == 3
         assert cell.rejected == 0
         path = tmp_path / "cells" / f"{cell.method}-{cell.seed}.json"
-        assert Cell.from_json(path.read_text()) == cell
+        assert RunResult.from_json(path.read_text()) == cell
     assert cells[0].history != cells[2].history
 
 
@@ -216,7 +217,7 @@ def test_a_model_that_goes_down_as_fp16_takes_half_the_bytes_and_is_what_clients
 ) -> None:
     methods = {"full": {"policy": "full"}, "half": {"policy": "full", "downlink_codec": "fp16"}}
     made = scenario(methods=["full", "half"], method=methods, target={"method": "full"})
-    cells, groups = run_cells(Simulation(made, tmp_path), grid(made), Recorder())
+    cells, groups = run_methods(Simulation(made, tmp_path), grid(made), Recorder())
     found = summarise(made, cells, groups)["methods"]
     whole, half = (found[name] for name in ("full", "half"))
     assert half["downlink_bytes"] == pytest.approx(whole["downlink_bytes"] / 2, rel=0.1)
@@ -228,7 +229,7 @@ def test_a_model_that_goes_down_as_fp16_takes_half_the_bytes_and_is_what_clients
 
 def test_budgets_hold_and_show_in_the_summary(tmp_path: Path) -> None:
     made = scenario()
-    cells, groups = run_cells(Simulation(made, tmp_path), grid(made), Recorder())
+    cells, groups = run_methods(Simulation(made, tmp_path), grid(made), Recorder())
     found = summarise(made, cells, groups)["methods"]
     assert found["elastic"]["simulated_seconds"] < 0.6 * found["full"]["simulated_seconds"]
     assert found["elastic"]["uplink_bytes"] < found["full"]["uplink_bytes"]
@@ -238,7 +239,7 @@ def test_budgets_hold_and_show_in_the_summary(tmp_path: Path) -> None:
 def test_a_client_too_many_is_left_out(tmp_path: Path) -> None:
     """A node whose number the scenario does not know reports it; the others go on."""
     made = scenario(methods=["full"])
-    cells, _ = run_cells(Simulation(made, tmp_path), grid(made, extra=1), Recorder())
+    cells, _ = run_methods(Simulation(made, tmp_path), grid(made, extra=1), Recorder())
     assert cells[0].rejected == 2
     assert len(cells[0].history) == 3
 
@@ -299,7 +300,7 @@ def test_a_foreseen_failure_travels_in_the_reply(tmp_path: Path) -> None:
 
     app = simulated_client_app()
     nodes = InProcessGrid(4, lambda node: app, alter)
-    run_cells(Simulation(made, tmp_path), nodes, Recorder())
+    run_methods(Simulation(made, tmp_path), nodes, Recorder())
     assert sorted(reasons)[-1].startswith("this node has partition 3")
 
 

@@ -13,10 +13,11 @@ from choosing_costs import flat_choosing
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
@@ -63,9 +64,9 @@ def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
-    def run(made: Scenario) -> dict[str, Cell]:
+    def run(made: Scenario) -> dict[str, RunResult]:
         grid = InProcessGrid(len(made.clients), simulated_client_app())
-        found, _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+        found, _ = run_methods(Simulation(made, tmp_path), grid, LoggedProgress())
         return {cell.method: cell for cell in found}
 
     return run

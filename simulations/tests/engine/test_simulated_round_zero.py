@@ -22,12 +22,13 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.cell import Cell
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation, run_cells
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.workload import client_batches, measure_profile, scenario_model
 from fl_elastic_simulations.scenario import Scenario
 
@@ -74,9 +75,9 @@ def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, head=costs)
     )
 
-    def run(made: Scenario) -> Mapping[str, Cell]:
+    def run(made: Scenario) -> Mapping[str, RunResult]:
         grid = InProcessGrid(len(made.clients), simulated_client_app())
-        found, _ = run_cells(Simulation(made, tmp_path), grid, LoggedProgress())
+        found, _ = run_methods(Simulation(made, tmp_path), grid, LoggedProgress())
         return {cell.method: cell for cell in found}
 
     return run
@@ -227,7 +228,7 @@ def test_under_a_deadline_slow_clients_look_at_some_of_their_data_and_stand_for_
 
     def sums(self: Any, *given: Any) -> Any:
         found = original(self, *given)
-        counted = decode_head_sums(found[0][0].tobytes(), Manifest.of(self.place.model()))
+        counted = decode_head_sums(found[0][0].tobytes(), Manifest.of(self.slot.model()))
         seen[self.client.index] = counted.num_examples, found[1]
         return found
 
@@ -390,9 +391,6 @@ def test_a_peer_has_no_cut_and_others_known_ones() -> None:
     method = {"narrow": {"peer": "heterofl", "cut": "moving"}}
     with pytest.raises(ScenarioError, match="a peer knows no cut"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
-    method = {"grown": {"peer": "progfed", "round_zero": "closed_form"}}
-    with pytest.raises(ScenarioError, match="heads of its own: leave out round_zero"):
-        check_methods(scenario(methods=["grown"], method=method, target={"method": "grown"}))
     with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):
         scenario(method={"solved": {"cut": "low"}, "plain": {}})
     with pytest.raises(ScenarioError, match="round_zero"):

@@ -11,7 +11,7 @@ import pytest
 from fl_elastic.environment import environment
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
-from fl_elastic_simulations.engine.cell import Cell, MeasuredSteps
+from fl_elastic_simulations.engine.run_result import MeasuredSteps, RunResult
 from fl_elastic_simulations.engine.summary import final_accuracy, summarise, without_curves
 from fl_elastic_simulations.scenario import Scenario
 
@@ -37,7 +37,7 @@ def scenario(**changes: Any) -> Scenario:
 
 def cell(
     method: str, seed: int, accuracies: Sequence[float], round_seconds: float = 10.0, **fields: Any
-) -> Cell:
+) -> RunResult:
     """A cell whose round r ends at r times ``round_seconds`` and has sent r MB up and 2 r MB down."""
     history = [
         {
@@ -47,7 +47,7 @@ def cell(
         }
         for number, accuracy in enumerate(accuracies)
     ]  # fmt: skip
-    return Cell(method, seed, history, **fields)
+    return RunResult(method, seed, history, **fields)
 
 
 RISING = [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.9]
@@ -262,7 +262,7 @@ def test_a_cell_of_before_is_still_read() -> None:
     text = json.loads(cell("full", 0, RISING).to_json())
     for name in ("clients", "labels", "classes", "rejections", "peaks", "importance"):
         del text[name]
-    assert Cell.from_json(json.dumps(text)).classes == []
+    assert RunResult.from_json(json.dumps(text)).classes == []
 
 
 def test_rejections_are_told_with_seed_and_round() -> None:

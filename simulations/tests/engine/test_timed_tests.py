@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.engine.cell import Cell
+from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.timed_tests import TimedTests, Weights
 from fl_elastic_simulations.scenario import Scenario
 from fl_elastic_simulations.scenario.scenario import TrainingSection
@@ -21,9 +21,9 @@ def training(seconds: float = 10.0, tests: int = 5, rounds: int = 100) -> Traini
     )
 
 
-def run(section: TrainingSection, *round_seconds: float) -> tuple[Cell, list[int]]:
+def run(section: TrainingSection, *round_seconds: float) -> tuple[RunResult, list[int]]:
     """A cell whose model is as good as its round is late, and the rounds that were tested."""
-    cell, tested = Cell("uneven", 0), []
+    cell, tested = RunResult("uneven", 0), []
 
     def test(weights: Weights, server_round: int) -> tuple[float, float]:
         assert server_round == weights["round"]
@@ -39,7 +39,7 @@ def run(section: TrainingSection, *round_seconds: float) -> tuple[Cell, list[int
     return cell, tested
 
 
-def column(cell: Cell, name: str) -> list[Any]:
+def column(cell: RunResult, name: str) -> list[Any]:
     return [row[name] for row in cell.rows()]
 
 

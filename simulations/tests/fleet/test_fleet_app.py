@@ -21,7 +21,8 @@ from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.server import LoggedProgress, Simulation
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.app import client_app
 from fl_elastic_simulations.fleet.node import ScenarioNode
@@ -265,7 +266,7 @@ def test_costs_are_measured_again_once_when_the_device_has_drifted(
     monkeypatch.setattr(FitReport, "drift", 1.0)
     node, scenario = tmp_path / "node1", scenario_of(1)
     run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
-    profile = next(node.glob("full/0/profile-*.json"))
+    profile = next(node.glob("full/0/profile-*.state"))
 
     def trained_with(*drifts: float, method: str = "full") -> bool:
         """Whether a round after rounds with these drifts measured anew."""

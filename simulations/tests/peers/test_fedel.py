@@ -29,8 +29,7 @@ from fl_elastic.update import Manifest
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.peers.early_exits import EarlyExits, ExitHead, block_ends, with_exits
 from fl_elastic_simulations.peers.fedel import adjusted_importance
-from fl_elastic_simulations.peers.window import Window, first_window, next_window
-from fl_elastic_simulations.peers.window_costs import WindowCosts
+from fl_elastic_simulations.peers.windows import Window, WindowCosts, first_window, next_window
 
 
 def test_the_window_moves_to_the_output_and_begins_anew() -> None:

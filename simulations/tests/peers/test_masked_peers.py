@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from peer_tasks import assert_close, by_hand, known_costs, merged, task_of, weights
-from small_models import Residual, chain, conv_net, images, vectors
-from torch import nn
+from small_models import chain, conv_net, images, vectors
 
-from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.testing import made_up_profile
-from fl_elastic_simulations.peers import PEERS, elastictrainer, published_selection
-from fl_elastic_simulations.peers.fedpart import layer_in_turn, layers_of
-from fl_elastic_simulations.peers.random_layers import random_mask
+from fl_elastic_simulations.peers import PEERS
+from fl_elastic_simulations.peers.random_parts import random_mask
 from fl_elastic_simulations.peers.timelyfl import deepest_suffix
 
 EVERY = [f"{layer}.{kind}" for layer in (0, 2, 4, 6) for kind in ("weight", "bias")]
@@ -34,59 +30,6 @@ def test_the_costs_are_as_the_tests_assume() -> None:
     profile = known_costs(chain(), vectors()[0])
     assert profile.group_names == ("6", "4", "2", "0")
     assert profile.full_step_seconds == FULL and profile.floor_step_seconds == HEAD
-
-
-def test_full_steps_takes_fewer_steps_on_the_slow_client() -> None:
-    model, fast, slow = chain(), vectors(4, seed=1), vectors(4, size=4, seed=2)
-    profile, peer = known_costs(model, fast[0]), PEERS.make("full_steps")
-    results = [
-        peer.train(task_of(deepcopy(model), data, profile=profile, allowed_seconds=allowed))
-        for data, allowed in ((fast, 4 * FULL), (slow, 2.5 * FULL))
-    ]
-    assert [result.steps for result in results] == [4, 2]
-    assert [result.host_seconds for result in results] == [4 * FULL, 2 * FULL]
-    one, two = by_hand(model, fast, EVERY, 4), by_hand(model, slow, EVERY, 2)
-    # 32 examples against 16.
-    expected = {name: (2 * one[name] + two[name]) / 3 for name in EVERY}
-    assert_close(merged(peer, model, results), expected)
-
-
-@pytest.mark.parametrize(
-    ("server_round", "layers"),
-    [(1, (0, 2, 4, 6)), (5, (0, 2, 4, 6)), (6, (0,)), (7, (0,)), (8, (2,)), (13, (6,)), (14, (0,))],
-)
-def test_fedpart_trains_the_same_layer_everywhere(
-    server_round: int, layers: tuple[int, ...]
-) -> None:
-    model, data = chain(), [vectors(3, seed=seed) for seed in (1, 2)]
-    peer, trained = PEERS.make("fedpart"), named(*layers)
-    results = [
-        peer.train(task_of(deepcopy(model), d, server_round=server_round, client=index))
-        for index, d in enumerate(data)
-    ]
-    assert all(sorted(result.update.deltas) == sorted(trained) for result in results)
-    one, two = (by_hand(model, d, trained, 3) for d in data)
-    after = merged(peer, model, results)
-    assert_close(after, {name: (one[name] + two[name]) / 2 for name in trained})
-    assert_close(after, {name: weights(model)[name] for name in weights(model)} | {
-        name: (one[name] + two[name]) / 2 for name in trained
-    })  # fmt: skip
-
-
-def test_fedpart_takes_fewer_steps_where_its_layer_is_dear() -> None:
-    # The first layer needs the whole way back: all but the gradients of the three others.
-    task = task_of(chain(), vectors(4), server_round=6, allowed_seconds=3 * (FULL - 3))
-    result = PEERS.make("fedpart").train(task)
-    assert result.steps == 3 and result.host_seconds == 3 * (FULL - 3)
-
-
-def test_layers_are_operations_with_their_norm() -> None:
-    profile = known_costs(conv_net(), images()[0])
-    names = [[profile.group_names[g] for g in layer] for layer in layers_of(profile.graph)]
-    assert names == [["0", "1"], ["3", "4"], ["6", "7"], ["11"]]
-    residual = known_costs(Residual(), images()[0]).graph
-    turns = {layer_in_turn(residual, number) for number in range(6, 14)}
-    assert sorted(turns) == [(0,), (1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize(
@@ -170,62 +113,7 @@ def test_random_layers_differ_between_clients_and_rounds_and_merge_by_contributo
     assert len(sets) > 2
 
 
-def test_elastictrainer_selects_by_epoch_and_is_averaged_over_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    masks = []
-
-    def noting(*arguments: Any, **options: Any) -> Any:
-        masks.append(published_selection(*arguments, **options))
-        return masks[-1]
-
-    monkeypatch.setattr(elastictrainer, "published_selection", noting)
-    model, data = chain(), [vectors(3, seed=seed) for seed in (1, 2)]
-    profile, peer = known_costs(model, data[0][0]), PEERS.make("elastictrainer")
-    allowed = 2 * 3 * 13.5
-    results = [
-        peer.train(task_of(deepcopy(model), d, epochs=2, profile=profile, allowed_seconds=seconds))
-        for d, seconds in ((data[0], math.inf), (data[1], allowed))
-    ]
-    steps = set(results[1].update.steps.values())
-    assert results[1].steps == 6 and steps <= {3, 6}
-    # The slow client selects twice, each time after two passes over a batch.
-    training = sum(3 * profile.step_seconds(mask) for mask in masks)
-    assert len(masks) == 2 and training <= allowed
-    assert results[1].host_seconds == pytest.approx(2 * 2 * FULL + training)
-    after, before = merged(peer, model, results), weights(model)
-    fast = by_hand(model, data[0], EVERY, 6)
-    for name in EVERY:
-        slow = results[1].update.deltas.get(name, 0.0)
-        expected = before[name] + (fast[name].numpy() - before[name] + slow) / 2
-        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_elastictrainer_trains_what_its_solver_selects() -> None:
-    model, data = chain(), vectors(3, seed=4)
-    profile = known_costs(model, data[0])
-    task = task_of(deepcopy(model), data, profile=profile, allowed_seconds=3 * 13.5)
-    probe = Probe(
-        deepcopy(model), nn.functional.cross_entropy, profile.graph.groups, [data[0]],
-        task.optimizer_fn, np.random.default_rng(0),
-    )  # fmt: skip
-    scores = IMPORTANCES.make("elastic_same_batch").score(probe)
-    # The forward pass and the way to the head take 5 s. From group to group it is 2 s, and the deepest group is out
-    # of reach as published; of the three others all subsets, charged with the deepest one's own way on.
-    best, best_value = (), 0.0
-    for bits in range(1, 8):
-        chosen = [g for g in range(3) if bits >> g & 1]
-        cost = len(chosen) + 2 * (max(chosen) + 1)
-        if cost <= 13.5 - 5 and sum(scores[g] for g in chosen) > best_value:
-            best, best_value = tuple(chosen), sum(scores[g] for g in chosen)
-    result = PEERS.make("elastictrainer").train(task)
-    assert best
-    assert {name[0] for name in result.update.deltas} == {profile.group_names[g] for g in best}
-    trained = list(result.update.deltas)
-    assert_close(weights(task.model), by_hand(model, data, trained, result.steps))
-
-
 def test_a_peer_trains_in_training_mode() -> None:
     model = conv_net().eval()
-    PEERS.make("full_steps").train(task_of(model, images(2)))
+    PEERS.make("timelyfl").train(task_of(model, images(2)))
     assert model[1].num_batches_tracked == 2 and torch.is_grad_enabled()

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_stream_page import summary as stream_summary
 
-from fl_elastic_simulations.benchmarks.federation_page import write_federation_page
-from fl_elastic_simulations.benchmarks.stream import write_streams_page
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 from fl_elastic_simulations.report.stream_page import write_stream_page
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -34,7 +33,6 @@ FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync"
 ).split()
 DESKTOP, PHONE = 1280, 390
-RESULTS = Path(__file__).parents[2] / "results"
 
 SIZES = """
 const sizes = (selector) => [...document.querySelectorAll(selector)].map((element) => {
@@ -306,41 +304,8 @@ def test_a_page_without_any_plot_still_reads(browser: Chrome, tmp_path: Path) ->
     assert complaints(browser) == []
 
 
-def test_the_pages_of_benchmarks_are_drawn_and_answer(browser: Chrome, tmp_path: Path) -> None:
-    rows = json.loads((RESULTS / "federation.json").read_text())["rows"]
-    environment = {"machine": "</script><script>window.hurt = 1</script>"}
-    opened(browser, write_federation_page(rows, environment, tmp_path / "federation.html"))
-    assert browser.execute_script("return window.hurt === undefined")
-    places = [
-        str(each.get_attribute("id")) for each in browser.find_elements(By.CSS_SELECTOR, ".plot")
-    ]
-    assert len(places) >= 4
-    lines = [f"[id='{place}'] .scatterlayer path.js-line" for place in places]
-    before = [len(sizes(browser, line)) for line in lines]
-    assert min(before) > 6
-    # Another task has methods of its own: a name is hidden in its section only.
-    section = places[0].removeprefix("plot-")
-    browser.find_element(By.CSS_SELECTOR, f"[id='{section}'] button[data-method='1']").click()
-    settled(browser)
-    assert [len(sizes(browser, line)) for line in lines] == [before[0] - 1, *before[1:]]
-    cut = "return [...document.querySelectorAll('tbody th')].filter((e) => e.scrollWidth > e.clientWidth).length"
-    assert browser.execute_script(cut) == 0
-    assert complaints(browser) == []
-
-
-def test_the_page_of_streams_shows_their_maps(browser: Chrome, tmp_path: Path) -> None:
-    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
-    opened(browser, write_streams_page(rows, {}, tmp_path / "stream.html"))
-    streams = [name for name, row in rows.items() if "stream" in row]
-    assert len(sizes(browser, ".heatmaplayer image")) == len(streams) > 0
-    areas = "[id^='plot-'][id$='-store'] .scatterlayer .fills path.js-fill"
-    assert len(sizes(browser, areas)) > len(streams)
-    assert complaints(browser) == []
-
-
 def test_the_page_of_a_service_needs_no_script(browser: Chrome, tmp_path: Path) -> None:
-    rows = json.loads((RESULTS / "stream.json").read_text())["rows"]
-    summary = next(row["stream"] for row in rows.values() if "stream" in row)
+    summary = stream_summary(groups=[f"layer{number}" for number in range(9)])
     emulate(browser, PHONE)
     entries(browser, "browser")
     browser.get(write_stream_page(summary, tmp_path / "report.html").as_uri())
@@ -348,23 +313,6 @@ def test_the_page_of_a_service_needs_no_script(browser: Chrome, tmp_path: Path) 
     assert len(drawn) == 3 and all(across > 200 and high > 50 for across, high in drawn)
     assert all(across > 0 for across, _ in sizes(browser, "svg.still rect"))
     assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE
-    assert complaints(browser) == []
-
-
-def test_the_page_gives_its_numbers_away(
-    browser: Chrome, make_summary: Make, tmp_path: Path
-) -> None:
-    # More than a link may be long where it is followed instead of kept.
-    summary = make_summary(("full",), rounds=3) | {"note": "x" * 3_000_000}
-    opened(browser, write_page(summary, tmp_path / "report.html"), PHONE)
-    place = {"behavior": "allow", "downloadPath": str(tmp_path)}
-    browser.execute_cdp_cmd("Browser.setDownloadBehavior", place)
-    for link in browser.find_elements(By.CSS_SELECTOR, "#data a"):
-        browser.execute_script("arguments[0].click()", link)
-        kept = tmp_path / str(link.get_attribute("download"))
-        WebDriverWait(browser, 30).until(lambda _, path=kept: path.exists())
-    assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    assert len((tmp_path / "curves.csv").read_text().splitlines()) == 1 + 3 * 4
     assert complaints(browser) == []
 
 

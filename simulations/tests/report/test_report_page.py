@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import csv
-import io
 import json
 import os
 import re
@@ -20,7 +17,7 @@ from typing import Any
 import pytest
 
 from fl_elastic.errors import ElasticError
-from fl_elastic_simulations.report import write_page
+from fl_elastic_simulations.report.page import write_page
 
 pytest.importorskip("plotly", reason="plotly is not installed; it comes with the extra simulation")
 
@@ -81,19 +78,6 @@ class Page(HTMLParser):
         block = next(data for tag, data in self.texts if tag == "script")
         return json.loads(block, parse_constant=refuse)
 
-    def files(self) -> dict[str, str]:
-        """Return the files that the page's links hold, by name."""
-        found = {}
-        for tag, attrs in self.tags:
-            if tag == "a":
-                head, _, packed = str(attrs["href"]).partition(";base64,")
-                assert head in (
-                    "data:application/json;charset=utf-8",
-                    "data:text/csv;charset=utf-8",
-                )
-                found[str(attrs["download"])] = base64.b64decode(packed, validate=True).decode()
-        return found
-
     def grid(self, section: str) -> list[list[str]]:
         """Return the cells of a section's table, its headings first; every cell has its heading beside it."""
         rows: list[list[str]] = []
@@ -125,10 +109,7 @@ def test_the_page_asks_no_network_for_anything(make_summary: Make, tmp_path: Pat
     loading = {"src", "srcset", "data", "poster", "action", "background", "cite"}
     assert page.count("script") == 3
     assert [value for _, attrs in page.tags for key, value in attrs.items() if key in loading] == []
-    assert [a["href"] for t, a in page.tags if "href" in a and t != "a"] == ["data:,"]
-    assert all(
-        str(a["href"]).startswith("data:") and "download" in a for t, a in page.tags if t == "a"
-    )
+    assert [a["href"] for _, a in page.tags if "href" in a] == ["data:,"]
     style = "".join(data for tag, data in page.texts if tag == "style")
     assert "url(" not in style and "@import" not in style
     policy = next(a["content"] for t, a in page.tags if "Content-Security-Policy" in a.values())
@@ -233,7 +214,7 @@ def test_a_missing_part_still_gives_a_page(
     else:
         del summary[key]
     page = Page(write_page(summary, tmp_path / "report.html"))
-    assert page.count("section") == 7
+    assert page.count("section") == 6
     assert len(page.plots()) == 4
 
 
@@ -345,8 +326,7 @@ def test_without_a_package_the_remedy_is_named(
 
 def test_what_writes_pages_is_imported_only_for_a_page() -> None:
     code = (
-        "import sys, fl_elastic_simulations.report, fl_elastic_simulations.report.stream_page, "
-        "fl_elastic_simulations.benchmarks.federation_page, fl_elastic_simulations.benchmarks.stream; "
+        "import sys, fl_elastic_simulations.report, fl_elastic_simulations.report.stream_page; "
         "print([name for name in ('plotly', 'jinja2') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -371,7 +351,7 @@ def test_templates_travel_in_the_app_bundle() -> None:
     }
     config = tomllib.loads((place / "pyproject.toml").read_text())
     carried = build.get_filtered_fab_paths(paths, config)
-    assert len([path for path in carried if "/report/templates/" in path]) == 5
+    assert len([path for path in carried if "/report/templates/" in path]) == 3
 
 
 def test_where_the_cut_lay_and_what_was_kept_is_said(make_summary: Make, tmp_path: Path) -> None:
@@ -433,46 +413,6 @@ def test_clients_classes_costs_and_setting_are_shown(make_summary: Make, tmp_pat
 
 
 @pytest.mark.usefixtures("light_plotly")
-def test_the_page_holds_its_numbers_as_files(make_summary: Make, tmp_path: Path) -> None:
-    summary = make_summary(seeds=2, rounds=3)
-    files = Page(write_page(summary, tmp_path / "report.html")).files()
-    assert json.loads(files["summary.json"]) == summary
-    rows = list(csv.DictReader(io.StringIO(files["curves.csv"], newline="")))
-    points = [
-        (name, each) for name, method in summary["methods"].items() for each in method["history"]
-    ]
-    assert len(rows) == len(points) == 2 * 2 * 4
-    for row, (name, point) in zip(rows, points, strict=True):
-        assert (row["method"], int(row["seed"]), int(row["round"])) == (
-            name,
-            point["seed"],
-            point["round"],
-        )
-        assert float(row["accuracy"]) == point["accuracy"]
-        assert float(row["seconds"]) == point["simulated_seconds"]
-        assert row["features_found"] == ""
-
-
-@pytest.mark.usefixtures("light_plotly")
-def test_files_hold_odd_names_and_numbers(tmp_path: Path) -> None:
-    history = [{"seed": 0, "round": 1, "accuracy": 0.5, "simulated_seconds": float("inf")}]
-    odd = {
-        "title": "odd \ud800",
-        "methods": {f'a,"b"{HOSTILE}': {"history": history}},
-        "at": tmp_path,
-    }
-    files = Page(write_page(odd, tmp_path / "report.html")).files()
-    read = json.loads(files["summary.json"])
-    (method,) = read["methods"]
-    assert read["methods"][method]["history"][0]["simulated_seconds"] is None
-    assert (read["title"], read["at"]) == ("odd \ud800", str(tmp_path))
-    [row] = csv.DictReader(io.StringIO(files["curves.csv"], newline=""))
-    assert row["method"] == method == f'a,"b"{HOSTILE}' and row["seconds"] == ""
-    none = Page(write_page({"methods": {"full": {}}}, tmp_path / "none.html")).files()
-    assert list(none) == ["summary.json"]
-
-
-@pytest.mark.usefixtures("light_plotly")
 def test_what_was_left_out_and_what_devices_spend_is_shown(
     make_summary: Make, tmp_path: Path
 ) -> None:
@@ -518,7 +458,7 @@ def test_what_was_left_out_and_what_devices_spend_is_shown(
 def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Path) -> None:
     page = Page(write_page(with_clients(make_summary(rounds=3)), tmp_path / "report.html"))
     sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
-    assert not sections & {"rejected", "memory", "energy"} and "data" in sections
+    assert not sections & {"rejected", "memory", "energy"}
     assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
 
 

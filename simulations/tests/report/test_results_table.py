@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli.tables import print_table
-from fl_elastic_simulations.report import results_table
 from fl_elastic_simulations.report.formats import MISSING, TIMES
 from fl_elastic_simulations.report.summary import read_summary
-from fl_elastic_simulations.report.table import results_grid, target_sentence
+from fl_elastic_simulations.report.tables import results_grid, results_table, target_sentence
 
 FULL = {
     "final_accuracy": 0.95,

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import plotly.graph_objects as go
 import pytest
 
-from fl_elastic_simulations.report.document import marks
-from fl_elastic_simulations.report.stream_page import (
-    shares_along,
-    stream_sections,
-    write_stream_page,
-)
+from fl_elastic_simulations.report.stream_page import Drawing, stream_sections, write_stream_page
 
 HOSTILE = "</script><script>hurt()</script>"
 
@@ -38,12 +33,6 @@ def summary(**changed: Any) -> dict[str, Any]:
         ],
     }  # fmt: skip
     return found | changed
-
-
-def drawn(figure: Any) -> dict[str, Any]:
-    """Return a figure as plotly writes it."""
-    found: dict[str, Any] = json.loads(go.Figure(figure).to_json())
-    return found
 
 
 def pictures(html: str) -> list[ElementTree.Element]:
@@ -75,39 +64,53 @@ def test_the_page_holds_three_drawings_and_no_script(tmp_path: Path) -> None:
         assert f"</span>{name}</span>" in html
 
 
-def test_a_drawn_line_goes_through_its_shares() -> None:
-    figure = shares_along({"<a>": [(0, 0.0), (10, 1.0), (20, 1.0)]}, [5])
-    found = marks(figure)
-    ((path, _, fill, name),) = found["paths"]
-    (x0, y0), (x1, y1), _ = [tuple(map(float, pair.split(","))) for pair in path.split()]
-    assert ((x1 - x0) * 2, y0 - y1) == (640 - 46 - 12, figure["layout"]["height"] - 30 - 10)
-    assert found["dashed"] == [pytest.approx((x0 + x1) / 2, abs=0.1)]
-    assert (name, fill) == ("<a>", "")
-    assert [text for _, text in found["rows"]] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+def points_of(shape: ElementTree.Element) -> list[tuple[float, float]]:
+    found = [pair.split(",") for pair in str(shape.get("points")).split()]
+    return [(float(x), float(y)) for x, y in found]
 
 
-def test_drawn_areas_stand_on_each_other() -> None:
+def test_a_drawn_line_goes_through_its_shares(tmp_path: Path) -> None:
+    points = [
+        {"labelled": at, "accuracy": share, "stored": {}}
+        for at, share in ((0, 0), (10, 1), (20, 1))
+    ]
+    found = summary(points=points, drift_marks=[5])
+    drawing, *_ = pictures(write_stream_page(found, tmp_path / "report.html").read_text())
+    (line,) = drawing.findall("polyline")
+    (x0, y0), (x1, y1), _ = points_of(line)
+    assert ((x1 - x0) * 2, y0 - y1) == (640 - 46 - 12, 300 - 30 - 10)
+    (mark,) = [each for each in drawing.findall("line") if each.get("class") == "mark"]
+    assert float(str(mark.get("x1"))) == pytest.approx((x0 + x1) / 2, abs=0.1)
+    texts = [each.text for each in drawing.findall("text")]
+    assert texts[:5] == ["0 %", "25 %", "50 %", "75 %", "100 %"]
+
+
+def test_drawn_areas_stand_on_each_other(tmp_path: Path) -> None:
     points = [
         {"labelled": at, "accuracy": 1.0, "stored": stored}
         for at, stored in ((0, {"0": 1}), (1, {"0": 1, "1": 3}))
     ]
-    *_, store = stream_sections(summary(points=points))
-    lower, upper = (path.split() for path, *_ in marks(store.figure)["paths"])
+    *_, drawing = pictures(
+        write_stream_page(summary(points=points), tmp_path / "report.html").read_text()
+    )
+    lower, upper = map(points_of, drawing.findall("polygon"))
     # The lower edge of the second is the upper edge of the first.
     assert upper[2:] == list(reversed(lower[:2]))
     # Four samples are the whole height.
-    assert float(upper[1].split(",")[1]) == 10
+    assert upper[1][1] == 10
 
 
-def test_drawn_cells_lie_in_the_row_of_their_name_and_never_over_each_other() -> None:
+def test_blocks_lie_in_the_row_of_their_name_and_never_over_each_other() -> None:
     _, trained, _ = stream_sections(summary())
-    found = marks(trained.figure)
-    rows = {text: place for place, text in found["rows"]}
-    assert [name for *_, name in found["cells"]] == ["conv1", "<head>", "<head>"]
-    for left, top, width, height, _, name in found["cells"]:
-        assert top < rows[name] < top + height and width > 0 and left >= found["left"]
-    first, second = found["cells"][1:]
-    assert first[0] + first[2] <= second[0]
+    drawing = trained.figure
+    assert isinstance(drawing, Drawing)
+    assert [text for _, text in drawing.rows] == ["conv1", "<head>"]
+    # From each adaptation on, as wide as four fifths of its part of the stream, never into the next.
+    assert [(*edges, row, name) for *edges, row, _, name in drawing.blocks] == [
+        (40, 80, 0, "conv1"), (40, 80, 1, "<head>"), (80, 120, 1, "<head>"),
+    ]  # fmt: skip
+    kept, _, undone = [colour for *_, colour, _ in drawing.blocks]
+    assert undone != kept
 
 
 def test_no_name_becomes_markup(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_a_stream_without_labels_has_nothing_to_draw(tmp_path: Path) -> None:
 
 def test_before_the_first_adaptation_nothing_was_trained() -> None:
     _, trained, _ = stream_sections(summary(adapted=[]))
-    assert drawn(trained.figure)["data"] == []
+    assert isinstance(trained.figure, Drawing) and trained.figure.blocks == []
     assert len(stream_sections(summary(adapted=[], groups=[]))) == 2
 
 
@@ -136,41 +139,29 @@ def test_a_model_of_many_groups_shares_rows() -> None:
     groups = [f"layer{place}" for place in range(240)]
     adapted = [{"at": 10, "undone": "", "trained": list(range(240))}]
     _, trained, _ = stream_sections(summary(groups=groups, adapted=adapted))
-    (cells,) = drawn(trained.figure)["data"]
-    assert cells["z"] == [[1]] * 60
-    assert cells["meta"] == groups[::4]
-
-
-def test_what_was_undone_has_another_colour_and_gaps_have_none() -> None:
-    _, trained, _ = stream_sections(summary())
-    (cells,) = drawn(trained.figure)["data"]
-    assert cells["z"] == [[1, None, None], [1, None, 0]]
-    # From each adaptation on, as wide as four fifths of its part of the stream, never into the next.
-    assert cells["x"] == [40, 80, 80, 120]
-    (_, undone), (_, kept) = cells["colorscale"]
-    assert undone != kept
-
-
-def test_a_line_goes_through_its_shares() -> None:
-    figure = drawn(shares_along({"a": [(0, 0.0), (10, 1.0)], "b": [(5, 0.5)]}))
-    assert [(each["x"], each["y"]) for each in figure["data"]] == [([0, 10], [0, 1]), ([5], [0.5])]
-    assert figure["layout"]["yaxis"]["range"] == [0, 1]
-
-
-def test_counts_stand_on_each_other_and_a_class_to_come_counts_nothing() -> None:
-    *_, store = stream_sections(summary())
-    traces = drawn(store.figure)["data"]
-    assert {each["stackgroup"] for each in traces} == {"all"}
-    assert [each["y"] for each in traces] == [[0, 1], [0, 4], [5, 5], [0, 3], [0, 2]]
-    assert list(store.names) == ["no label", "class -1", "class 0", "class 2", "class 10"]
+    assert isinstance(trained.figure, Drawing)
+    assert [name for *_, name in trained.figure.blocks] == groups[::4]
 
 
 def test_classes_beyond_the_colours_are_still_told_apart() -> None:
     points = [{"labelled": 5, "accuracy": 1.0, "stored": {str(label): 1 for label in range(14)}}]
     *_, store = stream_sections(summary(points=points))
-    assert len({each["fillcolor"] for each in drawn(store.figure)["data"]}) == 14
+    assert isinstance(store.figure, Drawing)
+    assert len({fill for _, _, fill, _ in store.figure.lines}) == 14
 
 
-def test_a_device_does_without_plotly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    assert len(pictures(write_stream_page(summary(), tmp_path / "report.html").read_text())) == 3
+def test_a_device_does_without_plotly_and_pandas(tmp_path: Path) -> None:
+    code = (
+        "import json, sys, pathlib\n"
+        "from fl_elastic_simulations.report.stream_page import write_stream_page\n"
+        "write_stream_page(json.load(sys.stdin), pathlib.Path('report.html'))\n"
+        "assert not {'pandas', 'plotly'} & set(sys.modules)\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(summary()),
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert len(pictures((tmp_path / "report.html").read_text())) == 3

@@ -1,0 +1,269 @@
+"""A benchmark: its cases, how they are run, and the tables that its rows make."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import pandas as pd
+
+from fl_elastic.environment import environment
+from fl_elastic.errors import ScenarioError
+from fl_elastic.registry import closest
+from fl_elastic.storage import write_atomically
+from fl_elastic_simulations.engine.worker_processes import worker_processes
+
+__all__ = [
+    "Benchmark",
+    "Request",
+    "Results",
+    "Row",
+    "Rows",
+    "add_missing",
+    "chosen_tasks",
+    "fill",
+    "markdown",
+]
+
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+# A list of nothing but numbers; a string cannot hold the line break.
+_NUMBERS = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which cases are asked for, and where files are.
+
+    Attributes
+    ----------
+    folder : Path
+        Folder of the benchmark's own files, beside its table.
+    data_root : str
+        Folder of the datasets.
+    tasks, methods : sequence of str
+        Names to run; all if empty.
+    seeds : sequence of int
+        Seeds to run; the benchmark's own if empty.
+    settings : mapping of str to str
+        Further settings by name, for benchmarks that have some.
+    """
+
+    folder: Path
+    data_root: str = ""
+    tasks: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+class Benchmark(ABC):
+    """One question, answered by rows that are measured case by case.
+
+    Cases run in processes of their own. Rows are stored after each case, so that an interrupted run goes on.
+
+    Attributes
+    ----------
+    name : str
+        Name of the command, and of its marks in documents.
+    file : str
+        Name of the file of rows, without its ending; follows from the name if empty.
+    seeds : tuple of int
+        Seeds of its cases, where it has any.
+    fresh_process : bool
+        Whether each case has a process that nothing ran in before, as peaks of memory need it.
+    """
+
+    name: ClassVar[str]
+    file: ClassVar[str] = ""
+    seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    fresh_process: ClassVar[bool] = False
+
+    @abstractmethod
+    def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
+        """Return the arguments of `run` by the name of each row.
+
+        Called again once all of these are measured, with their rows: later cases may follow from earlier ones.
+        """
+
+    @abstractmethod
+    def run(self, *case: Any) -> Row:
+        """Measure one case in this process, and return its row."""
+
+    @abstractmethod
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return the tables of these rows by name: cells are text; ``attrs["notes"]`` are lines below a table."""
+
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """Return what is said of a row once it is measured."""
+        del row
+        return ""
+
+    def measure(
+        self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
+    ) -> None:
+        """Measure all cases that the table does not have yet."""
+        while cases := _missing(self.cases(request, results.rows), results):
+            add_missing(
+                results, self.run, cases, workers, tell, self.summary, fresh=self.fresh_process
+            )
+
+
+class Results:
+    """Rows of a benchmark by name, stored after each one.
+
+    Several processes may fill one table: each takes over what others have added when it adds a row.
+
+    Parameters
+    ----------
+    path : Path
+        The JSON file.
+    fresh : bool
+        Whether rows of an earlier run are measured again.
+    """
+
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        self.path = path
+        self.rows: dict[str, Row] = {} if fresh else self._stored()
+        self._fresh = fresh
+
+    def add(self, name: str, row: Row) -> None:
+        """Enter one row and write the table with machine, versions and date."""
+        with self._alone():
+            self.rows = self.rows if self._fresh else self._stored() | self.rows
+            self._fresh = False
+            self.rows[name] = row
+            document = {"environment": environment(), "rows": self.rows}
+            text = _NUMBERS.sub(_in_one_line, json.dumps(document, indent=1))
+            write_atomically(self.path, f"{text}\n".encode())
+
+    def _stored(self) -> dict[str, Row]:
+        try:
+            return dict(json.loads(self.path.read_text())["rows"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from adding a row meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Of the folder, for the table itself is replaced with each row.
+        handle = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
+def chosen_tasks(names: Iterable[str], known: Iterable[str], *, what: str = "task") -> list[str]:
+    """Return the names that were asked for, or else all.
+
+    Raises
+    ------
+    ScenarioError
+        If one is unknown.
+    """
+    every = list(known)
+    chosen = list(names) or every
+    for name in chosen:
+        if name not in every:
+            raise ScenarioError(
+                f"unknown {what} {name!r}{closest(name, every)}: known are {', '.join(every)}"
+            )
+    return chosen
+
+
+def add_missing(
+    results: Results,
+    run: Callable[..., Row],
+    cells: Mapping[str, tuple[Any, ...]],
+    workers: int,
+    tell: Callable[[str], None],
+    said: Callable[[Row], str],
+    *,
+    fresh: bool = False,
+) -> None:
+    """Measure the cases that a table does not have in processes of their own, and add each row as it is finished.
+
+    Whatever ends this early, Ctrl-C included, ends the cases at work as well; they end too when this process is
+    killed.
+
+    Parameters
+    ----------
+    results : Results
+        The table.
+    run : callable
+        ``run(*arguments)`` returns a row; importable, as it is called in other processes.
+    cells : mapping of str to tuple
+        Arguments by the name of the row.
+    workers : int
+        Cases at a time.
+    tell, said : callable
+        ``tell`` is given a line for each row, which ends in ``said(row)``.
+    fresh : bool
+        Whether each case has a process of its own.
+    """
+    missing = _missing(cells, results)
+    if not missing:
+        return
+    with worker_processes(workers, tasks_each=1 if fresh else None) as pool:
+        running = {pool.submit(run, *arguments): name for name, arguments in missing.items()}
+        for done, future in enumerate(as_completed(running), start=1):
+            name, row = running[future], future.result()
+            results.add(name, row)
+            tell(f"{done}/{len(missing)} {name}: {said(row)}".rstrip(": "))
+
+
+def _missing(cells: Mapping[str, tuple[Any, ...]], results: Results) -> dict[str, tuple[Any, ...]]:
+    return {name: cell for name, cell in cells.items() if name not in results.rows}
+
+
+def _in_one_line(numbers: re.Match[str]) -> str:
+    """Return a list of numbers in one line: a curve has hundreds of them."""
+    return f"[{', '.join(part.strip() for part in numbers[1].split(','))}]"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table in Markdown, its index in the first column, and its notes below.
+
+    >>> print(markdown(pd.DataFrame({"accuracy": {"full": "90.1"}}).rename_axis("method")))
+    | method | accuracy |
+    | --- | --- |
+    | full | 90.1 |
+    """
+    if table.empty:
+        return "No row of this table is measured yet."
+    table = table.fillna("").reset_index(names=table.index.name or "")
+    head = f"| {' | '.join(table.columns)} |".replace("|  |", "| |")
+    lines = [f"| {' | '.join(cells)} |" for cells in table.itertuples(index=False)]
+    text = "\n".join([head, f"|{' --- |' * len(table.columns)}", *lines])
+    notes = table.attrs.get("notes", ())
+    return "\n".join([text, "", *notes]) if notes else text
+
+
+def fill(text: str, benchmark: Benchmark, rows: Rows) -> str:
+    r"""Return a document with a benchmark's tables between their marks.
+
+    The table ``birds`` of the benchmark ``lora`` stands between ``<!-- lora birds -->`` and ``<!-- end -->``.
+    """
+    tables = benchmark.tables(rows)
+
+    def table(found: re.Match[str]) -> str:
+        if found[2] not in tables:
+            known = ", ".join(tables)
+            raise ScenarioError(f"no table {found[2]!r} of {benchmark.name}: known are {known}")
+        return "\n".join([found[1], markdown(tables[found[2]]), found[3]])
+
+    marked = rf"(<!-- {benchmark.name} (\S+) -->)\n.*?(<!-- end -->)"
+    return re.sub(marked, table, text, flags=re.DOTALL)

@@ -1,1 +1,0 @@
-"""How published schemes were found, beside the policies that use them."""

@@ -1,0 +1,35 @@
+"""Who hears how far a simulation is."""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["LoggedProgress", "Progress"]
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+class Progress:
+    """Hears how far the simulation is, and does nothing."""
+
+    def cell(self, method: str, seed: int, rounds: int) -> None:
+        """Hear that a method with a seed starts."""
+
+    def reply(self, received: int, expected: int) -> None:
+        """Hear that a client has answered."""
+
+    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
+        """Hear how good the global model is after a round."""
+
+
+class LoggedProgress(Progress):
+    """Writes a line per method, seed and round to the log; Flower logs replies itself."""
+
+    def cell(self, method: str, seed: int, rounds: int) -> None:
+        """Log the start."""
+        _LOG.info("%s, seed %s: %s rounds", method, seed, rounds)
+
+    def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
+        """Log the quality of the global model."""
+        _LOG.info("round %s: accuracy %.4f, loss %.4f, %.1f s simulated",
+                  number, accuracy, loss, simulated_seconds)  # fmt: skip

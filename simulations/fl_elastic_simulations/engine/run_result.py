@@ -1,0 +1,292 @@
+"""The result of one method with one seed, built up round by round."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.groups import TensorGroup
+from fl_elastic_simulations.engine.charges import Charges
+from fl_elastic_simulations.engine.virtual_clock import round_cost, synchronous_round_seconds
+from fl_elastic_simulations.scenario.scenario import Client
+
+__all__ = ["ClientRound", "MeasuredSteps", "RunResult"]
+
+_SPENT = ("seconds", "uplink_bytes", "downlink_bytes")
+_COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
+# Numbers by themselves; those in names, such as conv1 or fp32, tell reasons apart.
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?!\w)")
+
+
+@dataclass(frozen=True)
+class ClientRound:
+    """What one client did in one round.
+
+    Attributes
+    ----------
+    client : int
+        Its index in the fleet.
+    tensors : frozenset of str
+        Names of the tensors that it trained.
+    host_seconds : float
+        Predicted cost of its steps on the measuring host, with probes and what it was charged for choosing.
+    step_seconds : float
+        Measured median step on the measuring host.
+    steps, requested_steps : int
+        Steps taken, and those of a full round.
+    uplink_bytes, downlink_bytes : int
+        Size of its update, and of what it was sent.
+    features_found, features_computed : int
+        Examples whose features at the fleet's cut it had kept, and had to compute.
+    peak_bytes : float
+        The most that a step took beyond the weights and inference, as predicted; 0 if it is not known.
+    """
+
+    client: int
+    tensors: frozenset[str]
+    host_seconds: float
+    step_seconds: float
+    steps: int
+    requested_steps: int
+    uplink_bytes: int
+    downlink_bytes: int
+    features_found: int = 0
+    features_computed: int = 0
+    peak_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Median measured step of one client in one round, the share of a full round's steps, and what it trained."""
+
+    device: str
+    seconds: float
+    share: float
+    everything: bool
+
+
+@dataclass
+class RunResult:
+    """One method with one seed.
+
+    Attributes
+    ----------
+    method, seed : str, int
+        Which.
+    history : list of dict
+        Per round, starting with 0: accuracy, loss, and since the start simulated seconds, uplink and downlink
+        bytes, and features found and computed where any were.
+    coverage : dict
+        Device class to rounds x groups, the share of its clients that trained the group.
+    steps : list of MeasuredSteps
+        What the steps of each client in each round took.
+    accepted, rejected : int
+        Updates that the server merged, and left out.
+    scenario : str
+        Which scenario it belongs to, so that a run is not continued with results of another.
+    spent : dict
+        Simulated seconds, uplink and downlink bytes of all rounds so far.
+    client_seconds : float
+        Simulated seconds of all clients together, sending and receiving included.
+    choosing_seconds, profile_seconds : float
+        Of these, those charged for plans and probes, and for cost profiles.
+    cuts : list of (float, str)
+        From which simulated second on the fleet's cut lay where.
+    features_found, features_computed : int
+        Examples of all clients whose features at the cut were kept, and computed.
+    clients : dict
+        By each client's index: rounds that were merged, simulated seconds, bytes up and down.
+    labels : list of list of int
+        Training examples of each client by class.
+    classes : list of (int, int)
+        Of each class, test examples that the model got right at the last test, and all.
+    rejections : dict
+        Why updates were left out, without numbers, to how many were by round.
+    peaks : dict
+        Device class to the most bytes that any step of a merged update took there, as predicted.
+    importance : dict
+        By group, the mean share of importance of the clients that know it of all groups at the end.
+    """
+
+    method: str
+    seed: int
+    history: list[dict[str, float]] = field(default_factory=list)
+    coverage: dict[str, list[list[float]]] = field(default_factory=dict)
+    steps: list[MeasuredSteps] = field(default_factory=list)
+    rejected: int = 0
+    scenario: str = ""
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_COSTS, 0.0))
+    client_seconds: float = 0.0
+    choosing_seconds: float = 0.0
+    profile_seconds: float = 0.0
+    cuts: list[tuple[float, str]] = field(default_factory=list)
+    features_found: int = 0
+    features_computed: int = 0
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    labels: list[list[int]] = field(default_factory=list)
+    classes: list[tuple[int, int]] = field(default_factory=list)
+    accepted: int = 0
+    rejections: dict[str, dict[str, int]] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
+    importance: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def simulated_seconds(self) -> float:
+        """Simulated time since the start, of all rounds entered."""
+        return self.spent["simulated_seconds"]
+
+    def evaluated(
+        self,
+        server_round: int,
+        accuracy: float,
+        loss: float,
+        *,
+        spent: Mapping[str, float] | None = None,
+    ) -> None:
+        """Enter the global model's quality after a round; costs are those so far, or the given ones."""
+        row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
+        met = {"features_found": self.features_found, "features_computed": self.features_computed}
+        kept = met if any(met.values()) else {}
+        self.history.append(row | dict(self.spent if spent is None else spent) | kept)
+
+    def cut_is(self, group: str) -> None:
+        """Enter where the fleet's cut lies now; empty for no cut."""
+        if group != (self.cuts[-1][1] if self.cuts else ""):
+            self.cuts.append((self.simulated_seconds, group))
+
+    def left_out(self, server_round: int, reasons: Iterable[str]) -> None:
+        """Enter why updates of a round were not merged; reasons that differ in numbers alone are one.
+
+        >>> cell = RunResult("full", 0)
+        >>> cell.left_out(2, ["needs 3.5 s, has 1 s", "needs 12 s, has 1 s", "no fp32"])
+        >>> cell.rejections
+        {'needs … s, has … s': {'2': 2}, 'no fp32': {'2': 1}}
+        """
+        for reason in reasons:
+            rounds = self.rejections.setdefault(_NUMBER.sub("\N{HORIZONTAL ELLIPSIS}", reason), {})
+            rounds[str(server_round)] = rounds.get(str(server_round), 0) + 1
+
+    def charged(self, charges: Charges) -> None:
+        """Enter what all clients together were charged for choosing."""
+        self.choosing_seconds += charges.choosing_seconds
+        self.profile_seconds += charges.profile_seconds
+        self.client_seconds += charges.lost_seconds
+
+    def trained(
+        self,
+        rounds: Iterable[ClientRound],
+        clients: Sequence[Client],
+        groups: Sequence[TensorGroup],
+        left_out_bytes: int,
+        rejected: int,
+        at_least: float = 0.0,
+    ) -> None:
+        """Enter the training of a round; it counts from the next evaluation on.
+
+        Parameters
+        ----------
+        rounds : iterable of ClientRound
+            What the clients did whose updates were merged.
+        clients : sequence of Client
+            The whole fleet.
+        groups : sequence of TensorGroup
+            Of the model.
+        left_out_bytes : int
+            What those clients were sent whose updates were not merged.
+        rejected : int
+            Clients that got the model and whose updates were not merged.
+        at_least : float
+            Simulated seconds that the server waited for them.
+        """
+        done = list(rounds)
+        self.spend(done, clients, left_out_bytes, rejected, at_least)
+        self._cover(done, clients, groups)
+
+    def spend(
+        self,
+        done: Sequence[ClientRound],
+        clients: Sequence[Client],
+        left_out_bytes: int,
+        rejected: int,
+        at_least: float = 0.0,
+    ) -> None:
+        """Enter the time and bytes of a round; parameters are those of `trained`."""
+        costs = [
+            round_cost(
+                clients[each.client].device,
+                host_seconds=each.host_seconds,
+                uplink_bytes=each.uplink_bytes,
+                downlink_bytes=each.downlink_bytes,
+            )
+            for each in done
+        ]
+        self.client_seconds += sum(cost.total for cost in costs)
+        for each, cost in zip(done, costs, strict=True):
+            spent = self.clients.setdefault(
+                str(each.client), dict.fromkeys(("rounds", *_SPENT), 0.0)
+            )
+            spent["rounds"] += 1
+            for name, value in zip(
+                _SPENT, (cost.total, each.uplink_bytes, each.downlink_bytes), strict=True
+            ):
+                spent[name] += value
+            if each.peak_bytes:
+                device = clients[each.client].device.name
+                self.peaks[device] = max(self.peaks.get(device, 0.0), each.peak_bytes)
+        self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
+        self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
+        self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
+        self.accepted += len(done)
+        self.rejected += rejected
+        self.features_found += sum(each.features_found for each in done)
+        self.features_computed += sum(each.features_computed for each in done)
+
+    def _cover(
+        self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
+    ) -> None:
+        for name in dict.fromkeys(client.device.name for client in clients):
+            of_device = [each for each in done if clients[each.client].device.name == name]
+            shares = [
+                sum(not each.tensors.isdisjoint(group.parameters) for each in of_device)
+                / max(len(of_device), 1)
+                for group in groups
+            ]
+            self.coverage.setdefault(name, []).append(shares)
+        everything = {name for group in groups for name in group.parameters}
+        for each in done:
+            if each.step_seconds > 0:
+                device = clients[each.client].device.name
+                self.steps.append(
+                    MeasuredSteps(
+                        device,
+                        each.step_seconds,
+                        each.steps / each.requested_steps,
+                        each.tensors >= everything,
+                    )
+                )
+
+    def rows(self) -> list[dict[str, float]]:
+        """Return a copy of the history."""
+        return [dict(row) for row in self.history]
+
+    def to_json(self) -> str:
+        """Return the cell as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> RunResult:
+        """Read what `to_json` wrote; raises ScenarioError if it is something else."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]
+            fields["classes"] = [
+                (int(right), int(tested)) for right, tested in fields.get("classes", ())
+            ]
+            fields["cuts"] = [(float(since), str(group)) for since, group in fields["cuts"]]
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ScenarioError(f"a stored result cannot be read ({error}); delete it") from None

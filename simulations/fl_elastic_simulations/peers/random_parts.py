@@ -1,0 +1,139 @@
+"""Random layers or blocks, as many as fit the time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.profile import Mask
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    requested_steps,
+    task_generator,
+)
+from fl_elastic_simulations.peers.early_exits import block_ends
+from fl_elastic_simulations.peers.training import mask_of, train_mask
+
+__all__ = ["RandomBlocks", "RandomLayers", "random_blocks", "random_mask"]
+
+
+@register_peer("random_layers")
+class RandomLayers(Peer):
+    """Train random tensor groups: each client in each round its own draw.
+
+    After the random-layers training of FEDn's authors, where each client trains a random quarter or half of the
+    layers and each layer is averaged over those who sent it. "-style", because here not a share of the layers but
+    the time decides how many: groups are added in random order as long as a whole round of steps with them fits.
+    Where not even one group fits, the cheapest is trained in fewer steps. Clients are weighed by their data.
+    """
+
+    rule = "contributors"
+    weighting = "examples"
+    needs_costs = True
+
+    def local_training(self, task: LocalTask) -> LocalResult:
+        """Draw and train."""
+        return train_mask(task, self.name, self._drawn(task))
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Draw."""
+        self._drawn(task)
+
+    def draw(
+        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
+    ) -> Mask:
+        """Return what is trained where a step may take that long."""
+        return random_mask(profile, step_seconds, generator)
+
+    def _drawn(self, task: LocalTask) -> Mask:
+        allowed = task.allowed_seconds / requested_steps(task)
+        return self.draw(task.profile, allowed, task_generator(task))
+
+
+@register_peer("random_blocks")
+class RandomBlocks(RandomLayers):
+    """Train the head and random blocks: each client in each round its own draw.
+
+    After LISA (Pan et al., NeurIPS 2024), "-style": there a fixed number of random middle blocks is trained for
+    some steps, with embedding and head always on, on one machine. Here blocks are added in random order as long as
+    a whole round of steps with them fits, in a federation, on what the model lets train. Where not even the head
+    fits, it is trained in fewer steps.
+    """
+
+    def draw(
+        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
+    ) -> Mask:
+        """Return what is trained where a step may take that long."""
+        return random_blocks(profile, step_seconds, generator)
+
+
+def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.Generator) -> Mask:
+    """Return random groups whose step takes at most ``step_seconds``, else the cheapest group.
+
+    Examples
+    --------
+    >>> from fl_elastic.testing import made_up_profile
+    >>> profile = made_up_profile(groups=5)
+    >>> mask = random_mask(profile, profile.full_step_seconds / 2, np.random.default_rng(0))
+    >>> bool(profile.step_seconds(mask) <= profile.full_step_seconds / 2)
+    True
+    """
+    parts = range(len(profile) + 1)
+    mask = _with_random_parts(profile, mask_of(profile, []), parts, step_seconds, generator)
+    if not mask.any():
+        alone = [profile.step_seconds(mask_of(profile, [group])) for group in range(len(mask))]
+        mask[int(np.argmin(alone))] = True
+    return mask
+
+
+def _with_random_parts(
+    profile: CostProfile,
+    mask: Mask,
+    bounds: Sequence[int],
+    step_seconds: float,
+    generator: np.random.Generator,
+) -> Mask:
+    """Return the mask with parts added in random order, each where the step then still takes no longer.
+
+    Parameters
+    ----------
+    profile : CostProfile
+        Of the N groups.
+    mask : array of bool, shape (N,)
+        What is trained in any case.
+    bounds : sequence of int
+        In backward order, where each part begins, and the end of the last one.
+    step_seconds : float
+        What the step may take.
+    generator : numpy.random.Generator
+        Draws the order.
+    """
+    limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
+    for part in generator.permutation(len(bounds) - 1):
+        longer = mask.copy()
+        longer[bounds[part] : bounds[part + 1]] = True
+        if profile.step_seconds(longer) <= limit:
+            mask = longer
+    return mask
+
+
+def random_blocks(
+    profile: CostProfile, step_seconds: float, generator: np.random.Generator
+) -> Mask:
+    """Return the head and random blocks with which a step takes at most ``step_seconds``.
+
+    Examples
+    --------
+    >>> from fl_elastic.testing import made_up_profile
+    >>> bool(random_blocks(made_up_profile(groups=5), np.inf, np.random.default_rng(0)).all())
+    True
+    """
+    bounds = sorted({0, len(profile), *(cut.groups_above for cut in block_ends(profile.graph))})
+    head = mask_of(profile, [profile.graph.head])
+    return _with_random_parts(profile, head, bounds, step_seconds, generator)

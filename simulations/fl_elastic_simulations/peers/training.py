@@ -1,0 +1,267 @@
+"""Local training of peers: chosen groups by the elastic trainer, or plain steps of another model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_elastic.budget import Budget
+from fl_elastic.errors import ElasticError, TrainingError
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.profile import Mask
+from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions
+from fl_elastic.training.batches import Epochs
+from fl_elastic.training.selection import Reselection
+from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
+from fl_elastic.update.parts import Masks
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    first_batch,
+    num_examples,
+    requested_steps,
+)
+
+__all__ = [
+    "FixedMask",
+    "StepsTaken",
+    "costs_of",
+    "mask_of",
+    "put_back_on_error",
+    "take_steps",
+    "train_mask",
+    "train_policy",
+]
+
+
+class FixedMask(Policy):
+    """Trains the groups that it was given.
+
+    Parameters
+    ----------
+    name : str
+        Whose choice it is.
+    mask : array of bool, shape (N,)
+        In backward order.
+    """
+
+    selects = False
+    covers = False
+
+    def __init__(self, name: str, mask: Mask) -> None:
+        self._name, self._mask = name, mask
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains these groups; a deadline is met with fewer steps."""
+        return request.plan_of_mask(self._name, self._mask)
+
+
+def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
+    """Train the groups in ``mask``, shape (N,) in backward order, see `train_policy`; ``name`` is the peer's."""
+    return train_policy(task, FixedMask(name, mask), epochs=epochs)
+
+
+def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) -> LocalResult:
+    """Train what a policy chooses by the elastic trainer, in as many steps as the task's time allows.
+
+    Steps are predicted by the task's costs and never timed against them, so that the outcome is reproducible;
+    nothing is explored.
+
+    Parameters
+    ----------
+    task : LocalTask
+        What to train.
+    policy : Policy
+        Chooses, without a look at importance.
+    epochs : int, optional
+        Passes over the data instead of the task's.
+
+    Raises
+    ------
+    BudgetError
+        If the time does not pay for one step.
+    """
+    deadline = None if math.isinf(task.allowed_seconds) else task.allowed_seconds
+    trainer = ElasticTrainer(
+        task.model,
+        task.loss_fn,
+        task.optimizer_fn,
+        budget=Budget(deadline=deadline),
+        policy=policy,
+        profile=costs_of(task),
+        options=TrainerOptions(timing=Timing(closed_loop=False), full_update_every=0),
+        state=SelectionState(rules=Reselection(exploration=0.0)),
+    )
+    report = trainer.fit(task.batches, epochs or task.epochs)
+    return LocalResult(
+        update=trainer.update(task.base_version),
+        host_seconds=report.predicted_seconds,
+        steps=report.steps,
+        requested_steps=requested_steps(task),
+        step_seconds=report.step_seconds,
+        loss=report.loss,
+        choosing_seconds=report.choosing_seconds,
+    )
+
+
+def costs_of(task: LocalTask) -> CostProfile:
+    """Return the task's costs as those of this client's batches, whatever their size.
+
+    A client with little data has a smaller first batch; measured again for it, costs would not compare
+    between clients.
+    """
+    return replace(task.profile, key=profile_key(task.model, first_batch(task), task.optimizer_fn))
+
+
+def mask_of(profile: CostProfile, groups: Any) -> Mask:
+    """Return the mask of the groups with these indices."""
+    mask = np.zeros(len(profile), dtype=bool)
+    mask[list(groups)] = True
+    return mask
+
+
+@dataclass(frozen=True)
+class StepsTaken:
+    """What a run of plain steps gave.
+
+    Attributes
+    ----------
+    losses : tuple of float
+        Of every step.
+    step_seconds : float
+        Median time of a step with a batch as large as the first.
+    trained : frozenset of str
+        Parameters that the last step had a gradient for.
+    """
+
+    losses: tuple[float, ...]
+    step_seconds: float
+    trained: frozenset[str]
+
+    @property
+    def count(self) -> int:
+        """Steps taken."""
+        return len(self.losses)
+
+    def last_loss(self, per_epoch: int) -> float:
+        """Return the mean loss over the last ``per_epoch`` steps."""
+        return statistics.fmean(self.losses[-per_epoch:])
+
+    def result(
+        self,
+        task: LocalTask,
+        deltas: dict[str, NDArray[Any]],
+        cost: float,
+        *,
+        choosing_seconds: float = 0.0,
+        parts: dict[str, Masks] | None = None,
+    ) -> LocalResult:
+        """Return what these steps of a task come to.
+
+        Parameters
+        ----------
+        task : LocalTask
+            Theirs.
+        deltas : dict of str to ndarray
+            What they changed.
+        cost : float
+            Seconds of one of them by the cost profile, which simulated time goes by.
+        choosing_seconds : float
+            What choosing took besides.
+        parts : dict, optional
+            Which entries of a tensor were trained, where not all were.
+        """
+        requested = requested_steps(task)
+        return LocalResult(
+            update=PartialUpdate(
+                deltas=deltas,
+                steps=dict.fromkeys(deltas, self.count),
+                num_examples=num_examples(task),
+                base_version=task.base_version,
+                parts=parts or {},
+            ),
+            host_seconds=choosing_seconds + self.count * cost,
+            steps=self.count,
+            requested_steps=requested,
+            step_seconds=self.step_seconds,
+            loss=self.last_loss(requested // task.epochs),
+            choosing_seconds=choosing_seconds,
+        )
+
+
+def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -> StepsTaken:
+    """Train the parameters of ``model`` that require a gradient for at most so many steps.
+
+    Parameters
+    ----------
+    task : LocalTask
+        Gives the batches and the optimiser.
+    model : nn.Module
+        Trained in place; in the task's place.
+    loss_fn : callable
+        In the place of the task's.
+    steps : int
+        Fewer if the task's epochs are over before.
+
+    Raises
+    ------
+    TrainingError
+        If there is no batch or a loss is not finite.
+    """
+    device = model_device(model)
+    clock = clock_for(device)
+    optimizer = task.optimizer_fn([p for p in model.parameters() if p.requires_grad])
+    losses: list[float] = []
+    shapes: list[tuple[int, ...]] = []
+    seconds: list[float] = []
+    for batch in islice(_stream(task, device), steps):
+        started = clock()
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute_loss(model, loss_fn, batch)
+        losses.append(loss.item())
+        if not math.isfinite(losses[-1]):
+            raise TrainingError(
+                f"the loss is {losses[-1]}: check the batch for NaN and the learning rate; "
+                "the model was put back to where the round started"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        seconds.append(clock() - started)
+        shapes.append(batch_shape(batch))
+    if not losses:
+        raise TrainingError("the loader gave no batch: check the client's data and batch size")
+    whole = [taken for taken, shape in zip(seconds, shapes, strict=True) if shape == shapes[0]]
+    trained = frozenset(n for n, p in model.named_parameters() if p.grad is not None)
+    model.zero_grad(set_to_none=True)
+    return StepsTaken(tuple(losses), statistics.median(whole), trained)
+
+
+def _stream(task: LocalTask, device: object) -> Iterator[Batch]:
+    batches: Iterable[Batch] = task.batches
+    return Epochs(batches, task.epochs, device)
+
+
+@contextmanager
+def put_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Give the model its weights back if the block raises an error of fl_elastic."""
+    manifest = Manifest.of(model)
+    before = weights_of(model, manifest)
+    try:
+        yield
+    except ElasticError:
+        load_weights(model, manifest, before)
+        raise
