@@ -45,6 +45,8 @@ class SliceOutPolicy(Policy):
     every : {"step", "fit"}
         Whether each step draws windows, as published, or each fit, so that an update holds those windows alone and
         its bytes shrink with them.
+    offset : int, optional
+        The unit at which every window starts instead of at a drawn one, see `Windows`.
 
     Raises
     ------
@@ -60,9 +62,10 @@ class SliceOutPolicy(Policy):
         self,
         rate: float | None = None,
         every: Every = "step",
+        offset: int | None = None,
     ) -> None:
-        Windows((), 1.0 if rate is None else rate, every)
-        self.rate, self.every = rate, every
+        Windows((), 1.0 if rate is None else rate, every, offset=offset)
+        self.rate, self.every, self.offset = rate, every, offset
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without an inner width."""
@@ -131,7 +134,7 @@ class SliceOutPolicy(Policy):
 
     def _candidates(self, widths: tuple[Width, ...], seed: int) -> Iterator[Windows]:
         for rate in _RATES if self.rate is None else (self.rate,):
-            yield Windows(widths, rate, self.every, seed)
+            yield Windows(widths, rate, self.every, seed, self.offset)
 
     def _narrow(self, request: PlanRequest, windows: Windows) -> PlanRequest:
         """Return the request for steps of these windows, without the memory limit, which is looked at apart."""

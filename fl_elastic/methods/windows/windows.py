@@ -40,6 +40,9 @@ class Windows(StepTransform):
         How long a start holds.
     seed : int
         Of what is drawn.
+    offset : int, optional
+        The unit at which every window starts, counted on from the first after the last, instead of a drawn one: 0
+        as in HeteroFL (Diao et al., 2021), one further in each round as in FedRolex (Alam et al., 2022).
 
     Raises
     ------
@@ -51,6 +54,7 @@ class Windows(StepTransform):
     rate: float
     every: Every = "step"
     seed: int = 0
+    offset: int | None = None
     runs_part: ClassVar[bool] = True
     opens_steps: ClassVar[bool] = True
 
@@ -59,6 +63,8 @@ class Windows(StepTransform):
             raise PlanError(f"keep-rate {self.rate} must be above 0 and at most 1")
         if self.every not in ("step", "fit"):
             raise PlanError(f"windows are drawn every 'step' or every 'fit', not {self.every!r}")
+        if self.offset is not None and self.offset < 0:
+            raise PlanError(f"offset {self.offset} must not be negative")
 
     @property
     def lasts_a_fit(self) -> bool:
@@ -108,6 +114,8 @@ class Windows(StepTransform):
 
     def starts(self, step: int = 0) -> dict[str, int]:
         """Return the start of each width's window in a step of the fit."""
+        if self.offset is not None:
+            return {width.name: self.offset % width.size for width in self.widths}
         generator = np.random.default_rng([self.seed, 0 if self.every == "fit" else step])
         return {
             width.name: int(generator.choice(window_starts(width.size, self.length(width))))

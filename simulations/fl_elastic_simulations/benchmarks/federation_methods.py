@@ -39,10 +39,11 @@ METHODS: dict[str, Table] = {
     "timelyfl, our server": {"peer": "timelyfl"} | _SERVER,
     "fedel": {"peer": "fedel"},
     "fedel, free probe, our server": {"peer": "fedel_free_probe"} | _SERVER,
+    "heterofl": {"peer": "heterofl"},
 }
 """By the name in the table; what is not said has the defaults of a scenario.
 
-Under a deadline each pays for what it needs to know. Whoever trains everything must know the
+Under a deadline each pays for what it needs to know. Whoever trains everything, and ``heterofl``, must know the
 time of its own steps, which it sees as it trains: nothing is charged. All others pay for a cost profile in each
 client's first fit, and for a choice in each fit where not everything fits; ``fedel`` also for its probes.
 """

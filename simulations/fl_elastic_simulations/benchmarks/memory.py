@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.methods.joint.policy import JointPolicy
 from fl_elastic.named_models import resolve_model
-from fl_elastic.planning import Needs, Plan, Policy
+from fl_elastic.planning import Plan, Policy
 from fl_elastic.planning.plain import FullPolicy
 from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling import CostProfile, profile_model
@@ -43,7 +43,7 @@ class Memory(Benchmark):
     """Bytes and time of a step under budgets of memory: lean layers, plain autograd, full training.
 
     ResNet-18 and MobileNetV2 at 128 pixels, batch 8, SGD with momentum, exact gradients. Each plan runs as it is
-    realised, then with torch's own operations on exactly the same groups, and beside a step that trains
+    plan_applied, then with torch's own operations on exactly the same groups, and beside a step that trains
     everything. Peaks are of fresh processes.
     """
 
@@ -107,7 +107,7 @@ class Subject:
         importance = policy.needs.own_importance or "elastic"
         planner = Planner(
             self.model, classification_loss, policy=policy, budget=budget,
-            options=TrainerOptions(timing=Timing(clock="cpu"), importance=importance), state=SelectionState(),
+            options=TrainerOptions(importance=importance, timing=Timing(clock="cpu")), state=SelectionState(),
             optimizer=lambda: sgd(self.model.parameters()),
         )  # fmt: skip
         planner.begin(self.profile, 1, self.batches)
@@ -154,7 +154,7 @@ def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
     budget = Budget(memory=bytes_full / share if share else _least(of))
     policy = JointPolicy() if share else FullPolicy()
     # Whole gradients alone: no channels, no filters, and no bias without its weight.
-    policy.needs = Needs(importance=True)
+    policy.needs = replace(policy.needs, modes=())
     try:
         plan = of.plan(policy, budget)
     except BudgetError as error:

@@ -18,7 +18,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Plan
 from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.training.apply_plan import plan_applied, plan_guards
+from fl_elastic.training.apply_plan import plan_applied
 
 __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
 
@@ -89,13 +89,10 @@ def interleaved_seconds(
         for repeat in range(repeats + 1):
             for place, plan in enumerate(plans):
                 with plan_applied(plan, model):
-                    guards = plan_guards(plan, model)
                     started = timer()
                     optimizer.zero_grad(set_to_none=True)
                     compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
-                    for guard in guards:
-                        guard.put_back()
                     if repeat:
                         seconds[place].append(timer() - started)
     return [statistics.median(taken) for taken in seconds]

@@ -66,6 +66,8 @@ class PeerClient:
         How updates are written.
     state_directory : Path
         Where the method's notes are kept from round to round.
+    width : float, optional
+        Share of the model's channels that it trains, where that is given.
     check_memory : callable
         Returns the bytes of a step that trains these parameters; TrainingError if the device cannot hold it.
     """
@@ -83,6 +85,7 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
+    width: float | None
     check_memory: Callable[[Collection[str]], float]
 
     def fit(
@@ -122,6 +125,7 @@ class PeerClient:
             global_change=self._change(weights, version, manifest),
             fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
+            width=self.width,
         )
         try:
             result = PEERS.make(self.peer).train(task)

@@ -4,6 +4,7 @@ from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Pee
 from fl_elastic_simulations.peers.fedel import FedEl
 from fl_elastic_simulations.peers.ffa_lora import FfaLora
 from fl_elastic_simulations.peers.flex_lora import FlexLora
+from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.random_parts import RandomBlocks, RandomLayers
 from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
@@ -12,6 +13,7 @@ __all__ = [
     "FedEl",
     "FfaLora",
     "FlexLora",
+    "HeteroFl",
     "LocalResult",
     "LocalTask",
     "Peer",

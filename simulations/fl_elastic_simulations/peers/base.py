@@ -77,6 +77,9 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
         seconds where one is made.
+    width : float, optional
+        Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
+        allowed time if left out.
     """
 
     model: nn.Module
@@ -95,6 +98,7 @@ class LocalTask:
     global_change: dict[str, float] = field(default_factory=dict)
     fraction: float = 1.0
     choosing_seconds: float = 0.0
+    width: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):

@@ -59,8 +59,8 @@ class FixedMask(Policy):
         In backward order.
     """
 
-    reduces_uplink = False
-    needs_coverage = False
+    selects = False
+    covers = False
 
     def __init__(self, name: str, mask: Mask) -> None:
         self._name, self._mask = name, mask

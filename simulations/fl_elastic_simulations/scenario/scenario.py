@@ -60,6 +60,8 @@ class Client:
         What training may take beyond the weights and inference.
     watts : float, optional
         What the device draws while it is busy.
+    width : float, optional
+        Share of each layer's channels that peers of narrow models train.
     """
 
     index: int
@@ -68,6 +70,7 @@ class Client:
     uplink_share: float | None = None
     memory_bytes: int | None = None
     watts: float | None = None
+    width: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class Scenario:
                 clients.append(
                     Client(
                         len(clients), hardware, entry.speedup, entry.uplink_share,
-                        entry.memory_bytes, entry.watts,
+                        entry.memory_bytes, entry.watts, entry.width,
                     )
                 )  # fmt: skip
         return tuple(clients)
@@ -213,6 +216,7 @@ class Scenario:
                     "uplink in bytes/s": made.uplink_bytes_per_second,
                     "downlink in bytes/s": made.downlink_bytes_per_second,
                     "watts": entry.watts,
+                    "width": entry.width,
                 }
             )
             named = made if entry.name is None else replace(made, name=entry.name, label=entry.name)

@@ -158,6 +158,9 @@ class FleetSection:
         without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
     watts : float, optional
         What such a device draws while it trains, sends or receives: the report makes joules of it.
+    width : float, optional
+        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
+        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
         Replace the figure of the catalogue.
     """
@@ -172,6 +175,7 @@ class FleetSection:
     downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
     name: Text | None = None
     watts: Annotated[Number, Gt(0)] | None = None
+    width: Annotated[Number, Gt(0), Le(1)] | None = None
 
 
 def _check_cut(cut: str) -> None:

@@ -67,14 +67,14 @@ def fresh_cell(folder: Path, method: str) -> dict[str, Any]:
     return federation_cell("small", SMALL, method, 0, folder, "")
 
 
-PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
+PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
     f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
 }
 
 
 # One of each kind; the others are among the slow tests.
 FIRST = {
-    "fedavg", "fedavg, waiting, our server", "fl_elastic", "fl_elastic, int8",
+    "fedavg", "fedavg, waiting, our server", "heterofl", "fl_elastic", "fl_elastic, int8",
     "fedel, free probe, our server", "fewer full steps, our server",
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> N
     assert row["simulated_seconds"] / (row["rounds"] + 1) <= (deadline + down) * 1.01
 
 
-@pytest.mark.parametrize("method", [OURS, "fedel"])
+@pytest.mark.parametrize("method", [OURS, "heterofl", "fedel"])
 def test_a_cell_is_reproducible_from_the_stored_costs(folder: Path, method: str) -> None:
     one, other = cell(folder, method), fresh_cell(folder, method)
     assert {**one, "cpu_seconds": 0.0} == {**other, "cpu_seconds": 0.0}

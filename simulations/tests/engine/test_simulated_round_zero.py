@@ -368,7 +368,7 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     assert cell.history[-1]["round"] == last
 
 
-@pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel"]))
+@pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel", "heterofl"]))
 def test_a_peer_goes_on_from_a_solved_head(
     ran: Any, peer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -388,7 +388,7 @@ def test_a_peer_goes_on_from_a_solved_head(
 
 
 def test_a_peer_has_no_cut_and_others_known_ones() -> None:
-    method = {"narrow": {"peer": "timelyfl", "cut": "moving"}}
+    method = {"narrow": {"peer": "heterofl", "cut": "moving"}}
     with pytest.raises(ScenarioError, match="a peer knows no cut"):
         check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
     with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):

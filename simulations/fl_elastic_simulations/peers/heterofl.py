@@ -1,0 +1,95 @@
+"""Narrow models inside wide ones: each client trains as many channels as it can afford."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from fl_elastic.errors import BudgetError
+from fl_elastic.methods.windows.policy import SliceOutPolicy
+from fl_elastic.methods.windows.windows import Windows, narrow_profile
+from fl_elastic_simulations.peers.base import (
+    LocalResult,
+    LocalTask,
+    Peer,
+    register_peer,
+    requested_steps,
+    steps_in_time,
+    task_generator,
+)
+from fl_elastic_simulations.peers.training import put_back_on_error, train_mask, train_policy
+
+__all__ = ["RATES", "HeteroFl", "affordable_rate"]
+
+RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+
+
+@register_peer("heterofl")
+@register_peer("fedrolex", windows="rolling")
+@register_peer("random_windows", windows="random")
+class HeteroFl(Peer):
+    """Train a window of the channels of every inner width, as many as fit the time.
+
+    After HeteroFL (Diao et al., ICLR 2021), "-style", by the library's windows. From the paper: nested widths 1,
+    1/2, ..., 1/16 with inputs and class scores whole; the scaler; averages per element over those who hold it, each
+    client alike. Assumed: residual streams stay whole, batch norms keep statistics, and no scores are masked. Where
+    a task gives no width, the rate is the largest of which all of the round's steps fit the time, by the share of
+    the operations. Where not even the narrowest fits, it takes fewer steps. A model without inner widths is trained
+    whole.
+
+    Parameters
+    ----------
+    name : str
+        As registered.
+    windows : {"first", "rolling", "random"}
+        Where windows begin: at the first channel as in HeteroFL; one channel further in each round, and on at the
+        first after the last, so that all are trained equally often, as in FedRolex (Alam et al., NeurIPS 2022);
+        or where seed, client and round draw it, federated dropout (Caldas et al., 2018) of neighbouring channels.
+    """
+
+    rule = "contributors"
+    weighting = "uniform"
+    needs_costs = True
+
+    def __init__(self, name: str, windows: Literal["first", "rolling", "random"] = "first") -> None:
+        super().__init__(name)
+        self.windows = windows
+
+    def local_training(self, task: LocalTask) -> LocalResult:
+        """Choose a width and train it."""
+        rate, seconds = affordable_rate(task)
+        steps_in_time(task, seconds)
+        if rate == 1:
+            return train_mask(task, self.name, np.ones(len(task.profile), dtype=bool))
+        drawn = int(task_generator(task).integers(2**31))
+        offset = {"first": 0, "rolling": task.server_round - 1, "random": drawn}[self.windows]
+        policy = SliceOutPolicy(rate, every="fit", offset=offset)
+        with put_back_on_error(task.model):
+            result = train_policy(task, policy)
+            # A width that turns out to be none makes a step longer than was thought.
+            if result.host_seconds > task.allowed_seconds * (1 + 1e-9):
+                raise BudgetError(
+                    f"{task.allowed_seconds:.3g} s do not pay for one step: leave this device out of the round"
+                )
+        return result
+
+    def rehearse(self, task: LocalTask) -> None:
+        """Find the width."""
+        affordable_rate(task)
+
+
+def affordable_rate(task: LocalTask) -> tuple[float, float]:
+    """Return the task's width, or the largest rate whose whole round fits the time, and the seconds of its step.
+
+    The narrowest if none fits; 1 for a model without inner widths.
+    """
+    widths, rate, seconds = task.profile.graph.widths, 1.0, task.profile.full_step_seconds
+    rates = RATES if task.width is None else (task.width,)
+    for rate in rates if widths else ():
+        windows = Windows(widths, rate)
+        kept = {width: windows.length(width) for width in widths}
+        seconds = narrow_profile(task.profile, kept).full_step_seconds
+        if requested_steps(task) * seconds <= task.allowed_seconds * (1 + 1e-9):
+            break
+    return rate, seconds
