@@ -92,7 +92,7 @@ def test_the_elastic_app_runs(flwr_run: Run, tmp_path: Path) -> None:
     assert len(accuracies(said)) == 2
     assert said.count("Received 4 results and 0 failures") == 4  # of training and of testing
     assert "Traceback" not in said
-    assert len(list((tmp_path / "quickstart" / "state").glob("client-*/profile-*.json"))) == 4
+    assert len(list((tmp_path / "quickstart" / "state").glob("client-*/profile-*.state"))) == 4
 
 
 @pytest.mark.deploy
