@@ -358,7 +358,8 @@ class _Role:
         return ElasticClient(
             model,
             batches,
-            slot.test_batches(),
+            # The server of a simulation evaluates by itself.
+            [],
             budget=budget,
             epochs=epochs,
             options=slot.options(
