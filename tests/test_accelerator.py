@@ -239,7 +239,7 @@ def test_fine_tuning_forgetting_and_testing_there(places: Place) -> None:
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
-@pytest.mark.parametrize("terms", [{}, {"cut": "moving", "round_zero": "closed_form"}])
+@pytest.mark.parametrize("terms", [{}, {"cut": "moving", "read": "last"}])
 def test_a_federation_there(terms: dict[str, Any], codec: str, tmp_path: Path) -> None:
     def client_of(node: int) -> ElasticClient:
         return ElasticClient(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -24,7 +25,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method"
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As if the package were installed: its entry point is known, and its modules can be imported."""
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     group = "fl_elastic.policies"
@@ -35,6 +36,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "entry_points", found)
     monkeypatch.syspath_prepend(str(EXAMPLE))
+    yield
+    # Other tests of this process look at all policies that are registered.
+    POLICIES._entries.pop("taking_turns", None)
+    for name in [each for each in sys.modules if each.split(".")[0] == "taking_turns"]:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("check", policy_checks(), ids=name_of)
