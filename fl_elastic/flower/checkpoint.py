@@ -33,7 +33,8 @@ from fl_elastic.flower.strategy_state import (
 )
 from fl_elastic.flower.wrapped_strategy import check_strategy
 from fl_elastic.readout.place import BODY, places_of
-from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]

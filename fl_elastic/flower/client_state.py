@@ -13,7 +13,8 @@ from torch import nn
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import peek

@@ -16,7 +16,7 @@ from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, split_batch
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
 

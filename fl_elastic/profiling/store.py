@@ -23,7 +23,7 @@ from fl_elastic.groups.graph import (
     Width,
 )
 from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors
-from fl_elastic.storage import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 

@@ -21,7 +21,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.readout.readout import Readout
-from fl_elastic.storage import Archive
+from fl_elastic.state.archive import Archive
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats

@@ -17,7 +17,8 @@ from fl_elastic.errors import (
     StreamError,
 )
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.streaming.aside import put_aside
 
 __all__ = ["StateFolder", "load_state", "save_state", "taking_over"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming.labelled import LabelledWeights
 
 __all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]

@@ -18,7 +18,7 @@ from torch import nn
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form import saved_sums

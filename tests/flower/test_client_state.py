@@ -22,7 +22,7 @@ from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.policy import NeqPolicy
 from fl_elastic.profiling import load_profile, profile_model
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -201,7 +201,7 @@ def test_a_full_disk_does_not_lose_the_round(
     def full(*_: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
     fit(elastic(tmp_path))
     assert caplog.text.count("No space left on device") == 2
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from fl_elastic.flower import (
     RoundConfig,
     load_checkpoint,
 )
-from fl_elastic.storage import Kind, read_archive
+from fl_elastic.state.archive import Kind, read_archive
 
 KIND = "fl_elastic.checkpoint"
 

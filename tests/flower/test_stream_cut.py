@@ -24,7 +24,7 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import Latent, StreamLearner
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums

@@ -18,7 +18,7 @@ from fl_elastic.errors import ProfileError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.store import _ARRAYS, KIND, load_or_measure
-from fl_elastic.storage import read_archive
+from fl_elastic.state.archive import read_archive
 from fl_elastic.testing import made_up_profile
 
 ARRAYS = [

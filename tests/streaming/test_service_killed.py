@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from forked_service import Life, arguments
 
-from fl_elastic.storage import Archive
+from fl_elastic.state.archive import Archive
 from fl_elastic.streaming import SampleStore, reading_place
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic.update.running_sums import RunningSums

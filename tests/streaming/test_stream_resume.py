@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from toy_streams import Sample, blobs, closed, learner_in, learner_state, net, run, same, weights
 
-from fl_elastic import storage
+from fl_elastic.state import archive as storage
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner

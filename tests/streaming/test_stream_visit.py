@@ -12,7 +12,7 @@ from toy_streams import blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
-from fl_elastic.storage import Archive
+from fl_elastic.state.archive import Archive
 from fl_elastic.streaming import EverySamples, Guard, SampleStore
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.learner_state import load_state, save_state
