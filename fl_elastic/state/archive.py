@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Archive", "Kind", "is_archive", "read_archive", "write_archive"]
+__all__ = [
+    "Archive",
+    "Kind",
+    "archive_bytes",
+    "archive_of",
+    "is_archive",
+    "read_archive",
+    "write_archive",
+]
 
 _MAGIC, _FORMAT = b"FLEA", 1
 _START = struct.Struct("<4sHHI")
@@ -95,25 +104,12 @@ def write_archive(
     OSError
         If the disk does not take it; the old file is then still there.
     """
-    import numpy as np
+    return write_atomically(path, _parts(kind, facts, arrays or {}), mode)
 
-    # As it is in memory, unless a machine has its bytes the other way round.
-    kept = {name: _little_endian(np.asarray(array)) for name, array in (arrays or {}).items()}
-    table = []
-    for name, array in kept.items():
-        if not _DTYPE.fullmatch(array.dtype.str):
-            raise ArchiveError(f"array {name[:80]!r} has type {array.dtype}, which is not kept")
-        table.append([name, array.dtype.str, list(array.shape)])
-    head = {"kind": kind.name, "version": kind.version, "facts": dict(facts), "arrays": table}
-    text = json.dumps(head, separators=(",", ":")).encode()
-    if len(text) > _MOST_TEXT:
-        raise ArchiveError(f"facts take {len(text)} bytes, at most {_MOST_TEXT}: keep arrays")
-    start = _START.pack(_MAGIC, _FORMAT, 0, len(text))
-    numbers = [array.reshape(-1).view(np.uint8).data for array in kept.values()]
-    digest = blake2b(start + text, digest_size=_DIGEST_BYTES)
-    for part in numbers:
-        digest.update(part)
-    return write_atomically(path, [start, digest.digest(), text, *numbers], mode)
+
+def archive_bytes(kind: Kind, archive: Archive) -> bytes:
+    """Return what `write_archive` writes."""
+    return b"".join(_parts(kind, archive.facts, archive.arrays))
 
 
 def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None = None) -> Archive:
@@ -143,21 +139,12 @@ def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None =
         size = os.fstat(stream.fileno()).st_size
         if most is not None and size > most:
             raise ArchiveError(f"it holds {size} bytes, at most {most} are expected")
-        start = stream.read(_BEFORE_TEXT)
-        head = _head(stream, start, size)
-        _check_kind(head, kind)
-        facts, table = head.get("facts"), head.get("arrays")
-        if not isinstance(facts, dict) or not isinstance(table, list):
-            raise ArchiveError("it has no facts or no table of arrays")
-        shapes = dict(_row(row) for row in table)
-        if len(shapes) != len(table):
-            raise ArchiveError("two of its arrays have the same name")
-        described = sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values())
-        if described != size - stream.tell():
-            raise ArchiveError(
-                f"its arrays take {size - stream.tell()} bytes, its table says {described}"
-            )
-        return Archive(facts, {name: _array(stream, *each) for name, each in shapes.items()})
+        return _read(stream, size, kind)
+
+
+def archive_of(data: bytes, kind: Kind) -> Archive:
+    """Read what `archive_bytes` gave; raises as `read_archive`."""
+    return _read(BytesIO(data), len(data), kind)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
@@ -167,6 +154,48 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
             return stream.read(len(_MAGIC)) == _MAGIC
     except OSError:
         return False
+
+
+def _parts(
+    kind: Kind, facts: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> list[bytes | memoryview]:
+    import numpy as np
+
+    # As it is in memory, unless a machine has its bytes the other way round.
+    kept = {name: _little_endian(np.asarray(array)) for name, array in arrays.items()}
+    table = []
+    for name, array in kept.items():
+        if not _DTYPE.fullmatch(array.dtype.str):
+            raise ArchiveError(f"array {name[:80]!r} has type {array.dtype}, which is not kept")
+        table.append([name, array.dtype.str, list(array.shape)])
+    head = {"kind": kind.name, "version": kind.version, "facts": dict(facts), "arrays": table}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    if len(text) > _MOST_TEXT:
+        raise ArchiveError(f"facts take {len(text)} bytes, at most {_MOST_TEXT}: keep arrays")
+    start = _START.pack(_MAGIC, _FORMAT, 0, len(text))
+    numbers = [array.reshape(-1).view(np.uint8).data for array in kept.values()]
+    digest = blake2b(start + text, digest_size=_DIGEST_BYTES)
+    for part in numbers:
+        digest.update(part)
+    return [start, digest.digest(), text, *numbers]
+
+
+def _read(stream: BinaryIO, size: int, kind: Kind) -> Archive:
+    start = stream.read(_BEFORE_TEXT)
+    head = _head(stream, start, size)
+    _check_kind(head, kind)
+    facts, table = head.get("facts"), head.get("arrays")
+    if not isinstance(facts, dict) or not isinstance(table, list):
+        raise ArchiveError("it has no facts or no table of arrays")
+    shapes = dict(_row(row) for row in table)
+    if len(shapes) != len(table):
+        raise ArchiveError("two of its arrays have the same name")
+    described = sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values())
+    if described != size - stream.tell():
+        raise ArchiveError(
+            f"its arrays take {size - stream.tell()} bytes, its table says {described}"
+        )
+    return Archive(facts, {name: _array(stream, *each) for name, each in shapes.items()})
 
 
 def _little_endian(array: NDArray[Any]) -> NDArray[Any]:

@@ -209,11 +209,11 @@ def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: A
     learner = learned(tmp_path)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     path = tmp_path / "inbox" / "round.state"
-    honest = read_archive(path, Kind("fl_elastic.round"))
+    honest = read_archive(path, Kind("fl_elastic.round", 2))
     for number, name in enumerate(honest.facts):
         fresh = {**honest.facts, "name": f"the {number}th", "after": learner.rounds.last}
         facts = {**fresh, name: value}
-        write_archive(path, Kind("fl_elastic.round"), facts, honest.arrays)
+        write_archive(path, Kind("fl_elastic.round", 2), facts, honest.arrays)
         learner.take_up()
         assert all(np.isfinite(each).all() for each in weights(learner).values())
     assert inbox_files(tmp_path) == []

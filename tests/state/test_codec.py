@@ -134,8 +134,16 @@ def test_what_is_of_another_type_is_refused_with_its_place(
 def test_fields_that_are_missing_or_unknown_are_named() -> None:
     archive = to_archive(GOOD.inner)
     without = {name: each for name, each in archive.facts.items() if name != "name"}
-    with pytest.raises(ArchiveError, match=r"Inner has no \['name'\] and unknown \['other'\]"):
+    with pytest.raises(
+        ArchiveError, match=r"state \(Inner\) has no \['name'\] and unknown \['other'\]"
+    ):
         from_archive(Inner, Archive({**without, "other": 1}, archive.arrays))
+
+
+def test_arrays_that_no_field_has_are_named() -> None:
+    archive = to_archive(GOOD.inner)
+    with pytest.raises(ArchiveError, match=r"Inner has no arrays \['more'\]"):
+        from_archive(Inner, Archive(archive.facts, {**archive.arrays, "more": np.ones(1)}))
 
 
 @pytest.mark.parametrize("array", [np.ones(2), np.array(["a"]), np.ones(2, np.complex64)])
@@ -155,5 +163,5 @@ def test_what_the_class_itself_refuses_says_why() -> None:
                 raise PlanError(f"a rate of {self.value} is none")
 
     assert from_archive(Rate, to_archive(Rate(0.5))) == Rate(0.5)
-    with pytest.raises(ArchiveError, match="Rate is not possible: a rate of 2.0 is none"):
+    with pytest.raises(ArchiveError, match=r"state is not possible: a rate of 2\.0 is none"):
         from_archive(Rate, Archive({"value": 2.0}, {}))
