@@ -74,7 +74,7 @@ class ClientState:
 
         It knows itself which model its features are of, and a model whose head grows keeps them.
         """
-        return None if self.directory is None else self.directory / "features.bin"
+        return None if self.directory is None else self.directory / "features.db"
 
     def forget_features(self) -> None:
         """Remove the features, and those of the test data."""
