@@ -21,6 +21,7 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
@@ -128,7 +129,8 @@ def _estimated(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
         profile = _without_seconds(trace.graph, profile_key(model, batch, optimizer_fn), saved)
-        if memory is None or trial_bytes(profile) + _NODE_BYTES * len(trace.nodes) <= memory:
+        trial = replace(profile, code_bytes=code_to_load())
+        if memory is None or trial_bytes(trial) + _NODE_BYTES * len(trace.nodes) <= memory:
             # To have memory for all gradients of a large model, and to give it back, is a part of a step.
             with nullcontext() if memory is None else _gradients_let_go(model):
                 forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardNode, Block
 from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.profiling.code_bytes import with_code
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
@@ -27,8 +28,6 @@ __all__ = [
 ]
 
 _FLOAT = 4
-# Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB.
-_CODE, _SMALL, _SLOPE = 24e6, 2e6, 6.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,8 @@ class StepMemory:
     moment : float
         The most at any one moment of what comes and goes: activations, which the backward pass gives up as it goes,
         gradients, which it makes, and what is on its way between operations, beyond what inference takes.
+    code : float
+        What the process has yet to load to train, as `CostProfile.code_bytes` says.
     """
 
     activations: float
@@ -57,6 +58,7 @@ class StepMemory:
     largest_block: float = 0.0
     copies: float = 0.0
     moment: float = 0.0
+    code: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -66,7 +68,7 @@ class StepMemory:
     @property
     def total(self) -> float:
         """The most that the step takes beyond the weights and inference: what a memory budget limits."""
-        return _with_code(self.copies + self.optimizer + self.moment)
+        return with_code(self.copies + self.optimizer + self.moment, self.code)
 
 
 def step_memory(
@@ -115,6 +117,7 @@ def step_memory(
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
+        code=profile.code_bytes,
     )
 
 
@@ -136,7 +139,8 @@ def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
     numbers = np.where(mask, profile.parameter_bytes, 0.0) / _FLOAT
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
-    return _with_code((_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum()) + moment)
+    kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
+    return with_code(kept_on + moment, profile.code_bytes)
 
 
 def trial_bytes(profile: CostProfile) -> float:
@@ -146,15 +150,8 @@ def trial_bytes(profile: CostProfile) -> float:
     held = _kept(profile, everything, running, lean=False).held_at_nodes()
     numbers = np.zeros(len(profile))
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=False)
-    return _with_code(moment + float(profile.parameter_bytes.max(initial=0.0)))
-
-
-def _with_code(bytes_: float) -> float:
-    """Add the code that a process loads when it first trains: nothing up to 2 MB, all of it from 6 MB on.
-
-    It would outweigh all else in the steps of small models, whose budgets would say nothing about them.
-    """
-    return bytes_ + min(max(_SLOPE * (bytes_ - _SMALL), 0.0), _CODE)
+    largest = float(profile.parameter_bytes.max(initial=0.0))
+    return with_code(moment + largest, profile.code_bytes)
 
 
 def _most_at_once(

@@ -194,6 +194,8 @@ class CostProfile:
         By which operation of `fl_elastic.ops` a node may keep less, see `LeanKind`; zeros if left out.
     estimated : bool
         Whether the seconds come from `estimate_profile`, to be refined by training.
+    code_bytes : float
+        Code that a process has yet to load for its first steps, which is not the model's: not stored with it.
     """
 
     key: ProfileKey
@@ -213,6 +215,7 @@ class CostProfile:
     saved: SavedTensors | None = None
     node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
     estimated: bool = False
+    code_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}
