@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.profiling.profile import Seconds
 
-__all__ = ["InFlight", "in_flight"]
+__all__ = ["InFlight", "in_flight", "ordered_with_weights"]
 
 _FLOAT = 4
 _BLOCK = 16
+# Sides of the kernels that depthwise layers are trained by in place, on maps of at least that size.
+_SMALL_KERNEL = 3
 # Channels of an input that a library's convolutions take as they are, as pictures have.
 _FIRST_CHANNELS = 3
 # They hand the error gradient on as it is, in another shape at most.
@@ -110,6 +113,30 @@ def _ordered_in_backward(graph: BackwardGraph, node: BackwardNode) -> float:
     if not (_is_transposed(graph, node) and node.shape[1] <= _FIRST_CHANNELS):
         numbers += _blocked(node.shape)
     return float(_FLOAT * numbers)
+
+
+def ordered_with_weights(graph: BackwardGraph, channels_last: NDArray[np.int64]) -> Seconds:
+    """Return the bytes in another order that each convolution takes besides where its own weights are trained.
+
+    Of maps with the channels last: their gradient before it is put in order, and the weights as they are read,
+    unless those lie that way already. A depthwise layer's gradient, beyond small kernels, is padded to blocks of
+    channels on both sides, of which it fills one entry.
+    """
+    bytes_ = np.zeros(len(graph.nodes))
+    for index in np.flatnonzero(channels_last):
+        node = graph.nodes[index]
+        if node.group is None or "Convolution" not in node.name:
+            continue
+        weight = max(graph.groups[node.group].shapes, key=math.prod)
+        read = [graph.nodes[below].shape for below in node.inputs]
+        depthwise = len(weight) == 4 and weight[1] == 1 and weight[0] > 1
+        least = min((min(shape[2:]) for shape in read if len(shape) == 4), default=0)
+        small = max(weight[2:], default=0) <= min(_SMALL_KERNEL, least)
+        if not depthwise:
+            bytes_[index] = (3 - channels_last[index]) * _FLOAT * math.prod(weight)
+        elif not small:
+            bytes_[index] = _BLOCK**2 * _FLOAT * math.prod(weight)
+    return bytes_
 
 
 def _ordered_in_inference(graph: BackwardGraph, node: BackwardNode) -> float:

@@ -14,7 +14,7 @@ from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardNode, Block
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling.code_bytes import with_code
-from fl_elastic.profiling.in_flight import InFlight, in_flight
+from fl_elastic.profiling.in_flight import InFlight, in_flight, ordered_with_weights
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
@@ -187,6 +187,9 @@ def _most_at_once(
     gradients = np.zeros(len(held))
     gradients[table.first] = _FLOAT * numbers
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
+    # Not of a bias alone.
+    of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
+    backward += np.where(of_weights, table.ordered, 0.0)
     # What is on its way in the forward pass is so in inference too.
     forward = below - held + np.minimum(flight.passing, flight.inference)
     # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
@@ -309,6 +312,7 @@ class _Table:
     whole_if_lean: Mask
     extra: Seconds
     work: Seconds
+    ordered: Seconds
     flight: InFlight
 
 
@@ -364,6 +368,7 @@ def _table(profile: CostProfile) -> _Table:
         # A byte per unit behind a gate, and eight for each maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        ordered_with_weights(profile.graph, saved.channels_last),
         # Kept here, as a profile is looked up by what it is, a graph by all of its nodes.
         in_flight(profile.graph),
     )

@@ -111,6 +111,8 @@ def _noted(
     # A storage's mark must live on, or another would get it.
     marks: dict[int, Any] = {}
     outputs: dict[Any, tuple[int, int]] = {}
+    # Maps with the channels last, and weights.
+    ordered: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
 
     def marked(storage: torch.UntypedStorage) -> tuple[int, int]:
         mark = mark_of(storage)
@@ -122,6 +124,8 @@ def _noted(
         if storage.data_ptr() not in own:
             # The node that saves this tensor was numbered just before.
             kept.setdefault(next_number() - 1, []).append(marked(storage))
+        if _is_channels_last(tensor):
+            ordered[storage.data_ptr() in own][next_number() - 1] = []
         # A hook that hands an operation its own output makes a cycle that is never freed.
         return tensor.detach() if keeping else None
 
@@ -167,9 +171,21 @@ def _noted(
     )
     made = [id_of(*outputs[node]) if node in outputs else -1 for node in trace.nodes]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    last = np.zeros(len(made), dtype=np.int64)
+    for value, numbers in enumerate(ordered, start=1):
+        last[[places[number] for number in _by_known_number(numbers, list(places))]] = value
     return SavedTensors(
-        table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64), np.array(made, dtype=np.int64)
-    )
+        table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64),
+        np.array(made, dtype=np.int64), last,
+    )  # fmt: skip
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of a map or a filter lie next to each other; also of one position, by its strides."""
+    if tensor.dim() != 4 or tensor.shape[1] == 1:
+        return False
+    channels, height, width = tensor.stride()[1:]
+    return channels == 1 and min(height, width) >= tensor.shape[1]
 
 
 def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:

@@ -117,12 +117,16 @@ class SavedTensors:
         Size of each tensor's storage.
     outputs : array of int, shape (M,)
         The tensor that a node puts out, -1 where that is not known.
+    channels_last : array of int, shape (M,)
+        1 where a node keeps a map whose channels lie next to each other, 2 where those of its weights do, else 0;
+        zeros if left out.
     """
 
     nodes: NDArray[np.int64]
     tensors: NDArray[np.int64]
     tensor_bytes: Seconds
     outputs: NDArray[np.int64]
+    channels_last: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
@@ -136,6 +140,8 @@ class SavedTensors:
         inside &= max(self.tensors.max(initial=-1), self.outputs.max(initial=-1)) < len(
             self.tensor_bytes
         )
+        inside &= len(self.channels_last) in (0, len(self.outputs))
+        inside &= bool(np.isin(self.channels_last, (0, 1, 2)).all())
         if self.nodes.shape != self.tensors.shape or not inside:
             raise ProfileError("what nodes keep points outside of the graph or its tensors")
         if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):

@@ -27,7 +27,7 @@ from fl_elastic.storage import Archive, Kind, read_archive, write_archive
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 
-KIND = Kind("fl_elastic.cost_profile", 4)
+KIND = Kind("fl_elastic.cost_profile", 5)
 
 _ARRAYS = (
     "node_update_seconds",
@@ -45,6 +45,7 @@ _NUMBERS = (
     "lookup_seconds",
     "lookup_seconds_per_value",
 )
+_INDICES = ("nodes", "tensors", "outputs", "channels_last")
 _RATIOS = ("update_ratio", "path_ratio")
 
 
@@ -121,7 +122,7 @@ def _saved_tensors(stored: Archive, nodes: int) -> SavedTensors | None:
     arrays = stored.under("saved.")
     if not arrays:
         return None
-    whole = {name: _whole(arrays[name]) for name in ("nodes", "tensors", "outputs")}
+    whole = {name: _whole(arrays[name]) for name in _INDICES}
     saved = SavedTensors(tensor_bytes=_numbers(arrays["tensor_bytes"]), **whole)
     if len(saved.outputs) != nodes:
         raise ProfileError("what nodes keep does not have one output per node")
