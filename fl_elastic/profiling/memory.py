@@ -14,12 +14,13 @@ from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardNode, Block
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling.code_bytes import with_code
-from fl_elastic.profiling.in_flight import InFlight, in_flight, ordered_with_weights
+from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
     "StepMemory",
     "group_activation_bytes",
+    "inference_bytes",
     "mask_bytes",
     "path_activation_bytes",
     "recompute_seconds",
@@ -143,6 +144,11 @@ def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
     return with_code(kept_on + moment, profile.code_bytes)
 
 
+def inference_bytes(profile: CostProfile) -> float:
+    """Return the least that one inference holds at its peak besides the weights."""
+    return _table(profile).flight.inference
+
+
 def trial_bytes(profile: CostProfile) -> float:
     """Return what a plain step of everything takes that lets each gradient go as soon as it is there."""
     everything = [Mode.FULL] * len(profile)
@@ -189,7 +195,7 @@ def _most_at_once(
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
     # Not of a bias alone.
     of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
-    backward += np.where(of_weights, table.ordered, 0.0)
+    backward += np.where(of_weights, flight.training, 0.0)
     # What is on its way in the forward pass is so in inference too.
     forward = below - held + np.minimum(flight.passing, flight.inference)
     # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
@@ -312,7 +318,6 @@ class _Table:
     whole_if_lean: Mask
     extra: Seconds
     work: Seconds
-    ordered: Seconds
     flight: InFlight
 
 
@@ -368,9 +373,8 @@ def _table(profile: CostProfile) -> _Table:
         # A byte per unit behind a gate, and eight for each maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
-        ordered_with_weights(profile.graph, saved.channels_last),
         # Kept here, as a profile is looked up by what it is, a graph by all of its nodes.
-        in_flight(profile.graph),
+        in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
     )
 
 
