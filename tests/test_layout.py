@@ -18,8 +18,9 @@ LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
     ["errors", "late"],
-    ["registry", "budget", "storage", "losses", "environment", "laboratory"],
-    ["archive", "settings"],
+    ["state"],
+    ["registry", "budget", "losses", "environment", "laboratory"],
+    ["settings"],
     ["named_models"],
     ["groups"],
     ["ops"],
