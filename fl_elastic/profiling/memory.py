@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
+_PROFILES = 8
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,14 @@ def step_memory(
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
     """Return the total of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
-    return _bytes_of(profile, mask.astype(bool).tobytes(), lean)
+    # A plan asks of most masks more than once.
+    known, asked = _table(profile).totals, (mask.astype(bool).tobytes(), lean)
+    if asked not in known:
+        known[asked] = _bytes_of(profile, mask.astype(bool), lean)
+    return known[asked]
 
 
-# A plan asks of most masks more than once.
-@lru_cache(maxsize=1024)
-def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
-    mask = np.frombuffer(groups, dtype=bool)
+def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
     table, (running, passing) = _table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
@@ -319,6 +321,7 @@ class _Table:
     extra: Seconds
     work: Seconds
     flight: InFlight
+    totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,7 +353,8 @@ class _Kept:
         )
 
 
-@lru_cache(maxsize=64)
+# Of the plans of one fit: costs of earlier ones are of no more use.
+@lru_cache(maxsize=_PROFILES)
 def _table(profile: CostProfile) -> _Table:
     nodes = profile.graph.nodes
     kinds = profile.node_lean if len(profile.node_lean) else np.zeros(len(nodes))

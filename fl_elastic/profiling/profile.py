@@ -309,7 +309,7 @@ class CostProfile:
 
     def seconds_of(self, masks: Mask) -> Seconds:
         """Return `step_seconds` of many masks at once, none of them empty; (K, N) to (K,)."""
-        passing = self._groups_below[1] @ masks.T.astype(np.float32) > 0
+        passing = self.graph.groups_below[1] @ masks.T.astype(np.float32) > 0
         depth = masks.shape[1] - 1 - np.argmax(masks[:, ::-1], axis=1)
         backward: Seconds = self.node_path_seconds @ passing + masks @ self.update_seconds
         backward += self.forward_seconds[depth] + self.fixed_seconds
@@ -339,23 +339,5 @@ class CostProfile:
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
         """Return which nodes run backward at all, and which pass the error gradient on."""
-        trained_below = self._groups_below @ mask > 0
+        trained_below = self.graph.groups_below @ mask > 0
         return trained_below[0], trained_below[1]
-
-    @cached_property
-    def _groups_below(self) -> NDArray[np.float32]:
-        """Ones for the groups at or below each node, and for those below it alone; shape (2, M, N).
-
-        As numbers, because their product with a mask is several times faster than to look its columns up.
-        """
-        nodes = self.graph.nodes
-        at_or_below = np.zeros((len(nodes), len(self)), dtype=bool)
-        below = np.zeros_like(at_or_below)
-        for index in range(len(nodes) - 1, -1, -1):
-            node = nodes[index]
-            if node.inputs:
-                below[index] = at_or_below[list(node.inputs)].any(axis=0)
-            at_or_below[index] = below[index]
-            if node.group is not None:
-                at_or_below[index, node.group] = True
-        return np.stack([at_or_below, below]).astype(np.float32)
