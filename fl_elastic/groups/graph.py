@@ -76,7 +76,7 @@ class TensorGroup:
         return tuple(name for name, shape in pairs if len(shape) <= 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BackwardNode:
     """One operation of the backward pass.
 

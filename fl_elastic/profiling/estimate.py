@@ -25,7 +25,7 @@ from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedWay, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.part import part_of
@@ -45,8 +45,8 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 # processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
-# Python's objects for a node of the graph and its hooks.
-_NODE_BYTES = 5_000.0
+# Python's and torch's objects for a node of the graph.
+_NODE_BYTES = 3_000.0
 # Products in the time in which a number is read or written.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
@@ -128,16 +128,18 @@ def _estimated(
             raise TrainingError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
-        profile = _without_seconds(trace.graph, profile_key(model, batch, optimizer_fn), saved)
+        # Torch's graph goes before the step that is timed makes another.
+        way, traced_graph = TracedWay.of(trace), trace.graph
+        del trace
+        profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
-        if memory is None or trial_bytes(trial) + _NODE_BYTES * len(trace.nodes) <= memory:
+        if memory is None or trial_bytes(trial) + _NODE_BYTES * len(traced_graph.nodes) <= memory:
             # To have memory for all gradients of a large model, and to give it back, is a part of a step.
             with nullcontext() if memory is None else _gradients_let_go(model):
-                forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)
+                forward, backward, nodes = _time_step(model, loss_fn, part, way, timer)
         else:
-            forward, backward, nodes = _by_operations(model, loss_fn, part, trace.graph, timer)
-        graph = _scaled_graph(trace.graph, scale)
-        del trace
+            forward, backward, nodes = _by_operations(model, loss_fn, part, traced_graph, timer)
+        graph = _scaled_graph(traced_graph, scale)
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale, model_device(model))
     most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
@@ -210,7 +212,7 @@ def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: 
 
 
 def _time_step(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, of a backward pass, and of each node in it.
 
@@ -229,7 +231,7 @@ def _time_step(
     on_accelerator = model_device(model).type != "cpu"
     if on_accelerator:
         time_passes(Tensor.backward)
-    times = time_passes(lambda loss: np.nan_to_num(time_nodes(trace, loss, timer)))
+    times = time_passes(lambda loss: np.nan_to_num(time_nodes(way, loss, timer)))
     if not on_accelerator:
         return times
     forward, backward, _ = time_passes(Tensor.backward)
