@@ -10,11 +10,10 @@ from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 __all__ = ["Ordered", "ordered"]
 
 _FLOAT = 4
-_BLOCK, _HALF_BLOCK = 16, 8
+_BLOCK = 16
 # Sides of the kernels that depthwise layers are trained by in place, on maps of at least that size.
 _SMALL_KERNEL = 3
-# Channels of an input that is read as it is, as pictures have; with fewer than a block it is not put into blocks on
-# the way forward alone.
+# Channels of an input that is read as it is, as pictures have.
 _FIRST_CHANNELS = 3
 # Numbers of a single example that torch computes without the library.
 _BY_ITSELF = 20_480
@@ -47,7 +46,8 @@ def ordered(
     """Return what a convolution puts in another order.
 
     A transposed layer runs the way back of the layer that it transposes, whose input its output then is. What torch
-    computes by itself, products at each place or a small single example, is in no other order.
+    computes by itself, by the rule in its own ``use_mkldnn``, is in no other order: products at each place, of few
+    examples in one thread, and a small single example.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def ordered(
     channels_last : int
         As `SavedTensors.channels_last` says: such maps stay as they are.
     threads : int
-        Of torch: with one alone it leaves few examples' products at each place to a matrix product.
+        Of torch.
     """
     weight = _weight(graph, node)
     given = [graph.nodes[below].shape for below in node.inputs]
@@ -75,18 +75,15 @@ def ordered(
         columns = float(_FLOAT * math.prod(features[2:]) * math.prod(weight[1:]))
         return Ordered(0.0, columns, columns)
     if channels_last:
-        inference = filters if kernel > 1 else 0.0
-        return Ordered(inference, filters, filters + _of_last(weight, entering, channels_last))
+        return Ordered(filters, filters, filters + _of_last(weight, entering))
     there = float(_FLOAT * _there(picture, features, math.prod(weight)))
     back = float(_FLOAT * _back(picture, features, math.prod(weight), strided=strided))
     inference, passing = (back, there) if turned else (there, back)
-    both = _blocked(features) + _blocked(picture, _HALF_BLOCK) * (
-        _channels(picture) > _FIRST_CHANNELS
-    )
+    both = _blocked(features) + _blocked(picture) * (_channels(picture) > _FIRST_CHANNELS)
     if _is_depthwise(weight) and kernel > _SMALL_KERNEL:
         both = 0
     return Ordered(
-        inference if kernel > 1 or strided else 0.0,
+        inference,
         passing,
         max(filters + _FLOAT * both, passing),
     )
@@ -105,21 +102,19 @@ def _back(
     made, read, plain = _blocked(picture), _blocked(features), math.prod(picture) if picture else 0
     if not strided:
         return max(filters + read + made - plain, made)
-    if _channels(features) <= _FIRST_CHANNELS:
-        return plain * (1 + (_channels(picture) > _FIRST_CHANNELS))
     return max(filters + read, 2 * plain)
 
 
-def _of_last(weight: tuple[int, ...], entering: tuple[int, ...], channels_last: int) -> float:
+def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
     """Return the bytes that training the weights takes besides, where channels lie next to each other.
 
-    Their gradient before it is put in order, and the weights as they are read, unless those lie that way already.
+    Their gradient before it is put in order, and the weights as they are read.
     A depthwise layer's gradient, beyond small kernels, is padded to blocks of channels on both sides, of which it
     fills one entry.
     """
     filters = float(_FLOAT * math.prod(weight))
     if not _is_depthwise(weight):
-        return (3 - channels_last) * filters
+        return 2 * filters
     least = min(entering[2:], default=0)
     small = max(weight[2:]) <= min(_SMALL_KERNEL, least)
     return 0.0 if small else _BLOCK**2 * filters
@@ -158,9 +153,8 @@ def _places(shape: tuple[int, ...]) -> int:
     return math.prod(shape[2:]) if len(shape) > 2 else 0
 
 
-def _blocked(shape: tuple[int, ...], few: int = _BLOCK) -> int:
-    """Return the numbers of a map in whole blocks of channels; of ``few`` where it has no more."""
+def _blocked(shape: tuple[int, ...]) -> int:
+    """Return the numbers of a map in whole blocks of channels."""
     if len(shape) < 3 or not shape[1]:
         return 0
-    block = few if shape[1] <= few else _BLOCK
-    return math.prod(shape) // shape[1] * (-(-shape[1] // block) * block)
+    return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)

@@ -178,8 +178,7 @@ def _noted(
     # A storage's mark must live on, or another would get it.
     marks: dict[int, Any] = {}
     outputs: dict[Any, tuple[int, int]] = {}
-    # Maps with the channels last, and weights.
-    ordered: tuple[dict[int, Any], dict[int, Any]] = ({}, {})
+    laid: dict[int, list[tuple[int, int]]] = {}
 
     def marked(storage: torch.UntypedStorage) -> tuple[int, int]:
         mark = mark_of(storage)
@@ -192,7 +191,7 @@ def _noted(
             # The node that saves this tensor was numbered just before.
             kept.setdefault(next_number() - 1, []).append(marked(storage))
         if _is_channels_last(tensor):
-            ordered[storage.data_ptr() in own][next_number() - 1] = []
+            laid[next_number() - 1] = []
         # A hook that hands an operation its own output makes a cycle that is never freed.
         return tensor.detach() if keeping else None
 
@@ -239,8 +238,7 @@ def _noted(
     made = [id_of(*outputs[node]) if node in outputs else -1 for node in trace.nodes]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     last = np.zeros(len(made), dtype=np.int64)
-    for value, numbers in enumerate(ordered, start=1):
-        last[[places[number] for number in _by_known_number(numbers, list(places))]] = value
+    last[[places[number] for number in _by_known_number(laid, list(places))]] = 1
     return SavedTensors(
         table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64),
         np.array(made, dtype=np.int64), last,

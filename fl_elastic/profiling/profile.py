@@ -118,8 +118,7 @@ class SavedTensors:
     outputs : array of int, shape (M,)
         The tensor that a node puts out, -1 where that is not known.
     channels_last : array of int, shape (M,)
-        1 where a node keeps a map whose channels lie next to each other, 2 where those of its weights do, else 0;
-        zeros if left out.
+        1 where a node keeps a map or a weight whose channels lie next to each other, else 0; zeros if left out.
     """
 
     nodes: NDArray[np.int64]
@@ -141,7 +140,7 @@ class SavedTensors:
             self.tensor_bytes
         )
         inside &= len(self.channels_last) in (0, len(self.outputs))
-        inside &= bool(np.isin(self.channels_last, (0, 1, 2)).all())
+        inside &= bool(np.isin(self.channels_last, (0, 1)).all())
         if self.nodes.shape != self.tensors.shape or not inside:
             raise ProfileError("what nodes keep points outside of the graph or its tensors")
         if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
