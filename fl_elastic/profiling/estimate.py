@@ -50,6 +50,7 @@ _NODE_BYTES = 3_000.0
 # Products in the time in which a number is read or written.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
+_MOST_FOR_TRACING = 0.25
 _TINY = 1e-6
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ def estimate_profile(
     clock: str = "auto",
     memory: float | None = None,
     prefix: bool = False,
+    deadline: float | None = None,
 ) -> CostProfile:
     """Return what every tensor group costs to train here, from one traced forward pass and one timed step.
 
@@ -85,6 +87,8 @@ def estimate_profile(
         and what it costs is scaled up.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
+    deadline : float, optional
+        Seconds of the fit. Where tracing alone takes a quarter of them, no step is timed: the forward pass tells.
 
     Raises
     ------
@@ -94,13 +98,20 @@ def estimate_profile(
     batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
     part, scale = part_of(batch) if memory is not None else (batch, 1.0)
+    tracing = _MOST_FOR_TRACING * (math.inf if deadline is None else deadline)
+
+    def of_part(part: Batch, scale: float) -> CostProfile:
+        return _estimated(
+            model, loss_fn, batch, part, scale, optimizer_fn, timer, memory, tracing, prefix
+        )
+
     try:
-        return _estimated(model, loss_fn, batch, part, scale, optimizer_fn, timer, memory, prefix)
+        return of_part(part, scale)
     except TrainingError:
         if part is batch:
             raise
         # A model may take batches of one size alone, as one does that holds a state for each of its examples.
-        return _estimated(model, loss_fn, batch, batch, 1.0, optimizer_fn, timer, memory, prefix)
+        return of_part(batch, 1.0)
 
 
 def _estimated(
@@ -112,9 +123,14 @@ def _estimated(
     optimizer_fn: OptimizerFn,
     timer: Clock,
     memory: float | None,
+    tracing: float,
     prefix: bool,
 ) -> CostProfile:
-    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large."""
+    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large.
+
+    No step is timed that would take more than ``memory``, or where tracing has taken more than ``tracing`` seconds.
+    """
+    began = timer()
     with untouched(model), same_start(model), _collection_paused():
         traced: list[Trace] = []
 
@@ -133,7 +149,8 @@ def _estimated(
         del trace
         profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
-        if memory is None or trial_bytes(trial) + _NODE_BYTES * len(traced_graph.nodes) <= memory:
+        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(way.names) <= memory
+        if fits and timer() - began <= tracing:
             # To have memory for all gradients of a large model, and to give it back, is a part of a step.
             with nullcontext() if memory is None else _gradients_let_go(model):
                 forward, backward, nodes = _time_step(model, loss_fn, part, way, timer)
@@ -185,8 +202,9 @@ def _by_operations(
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operations.
 
-    Where not even a part of the batch may take a step: a layer's products take twice as long as in the forward
-    pass, for its weights and its inputs, and the first layer's once; of other operations their numbers count.
+    Where not even a part of the batch may take a step, or time lacks: a layer's products take twice as long as in
+    the forward pass, for its weights and its inputs, and the first layer's once; of other operations their numbers
+    count.
     """
     try:
         with torch.no_grad():

@@ -251,7 +251,8 @@ class Fit:
             stack.enter_context(plan_applied(plan, model))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
-            stack.enter_context(self.free.watching(model, inference_bytes(self.profile)))
+            if self.budget.memory is not None:
+                stack.enter_context(self.free.watching(model, inference_bytes(self.profile)))
             # Looked up one by one they take longer than a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}

@@ -326,3 +326,15 @@ def test_of_nodes_alike_a_few_are_timed_and_stand_for_all(monkeypatch: pytest.Mo
     every, looks_at_every = timed()
     assert few == every
     assert 4 * looks_at_few < looks_at_every
+
+
+@pytest.mark.parametrize(("deadline", "backward_passes"), [(None, 1), (1e6, 1), (1e-9, 0)])
+def test_no_step_is_timed_where_tracing_took_the_time(
+    deadline: float | None, backward_passes: int
+) -> None:
+    model, batch = chain(), vectors()[0]
+    passed: list[None] = []
+    next(model.parameters()).register_hook(lambda _: passed.append(None))
+    found = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd, deadline=deadline)
+    assert len(passed) == backward_passes
+    assert found.full_step_seconds > found.floor_step_seconds > 0
