@@ -167,6 +167,13 @@ class Planner:
         self.budget = budget
         # A simulated device's process is one of its own, whatever this one has loaded.
         self._code = code_to_load() if self.options.timing.closed_loop else CODE_BYTES
+        memory = self.budget.memory
+        if memory is not None and memory < code_to_load() == self._code == CODE_BYTES:
+            _LOG.warning(
+                "a memory budget of %.3g MB is less than the %.0f MB of code that a process loads for its first "
+                "steps: this fit may take so much, later ones of this process hold it",
+                memory / 1e6, CODE_BYTES / 1e6,
+            )  # fmt: skip
         self.go_on(costs, None)
         self._batches = batches
         self._first = None

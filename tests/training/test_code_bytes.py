@@ -73,3 +73,16 @@ def test_small_steps_are_not_outweighed_by_code() -> None:
     )
     mask = np.ones(len(profile), dtype=bool)
     assert mask_bytes(replace(profile, code_bytes=CODE_BYTES), mask) == mask_bytes(profile, mask)
+
+
+def test_a_budget_below_code_is_said_not_to_hold_in_the_first_fit(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    said = []
+    for memory in (1e6, 1e6, 1e9):
+        model = nn.Linear(8, 3)
+        trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=memory))
+        caplog.clear()
+        trainer.fit([(torch.randn(4, 8), torch.arange(4) % 3)])
+        said.append("a memory budget of 1 MB is less than the 24 MB of code" in caplog.text)
+    assert said == [True, False, False]
