@@ -37,6 +37,7 @@ class PolicyMemory:
 
     Examples
     --------
+    >>> import numpy as np
     >>> memory = PolicyMemory("mine", {"round": 3}, {"seen": np.ones(2, np.float16)})
     >>> memory.of("mine").nbytes, memory.of("another").nbytes
     (4, 0)

@@ -54,11 +54,11 @@ def to_archive(state: Any) -> Archive:
     Examples
     --------
     >>> from dataclasses import dataclass
-    >>> from numpy.typing import NDArray
+    >>> import numpy as np
     >>> @dataclass(frozen=True)
     ... class Moments:
     ...     count: int
-    ...     mean: dict[str, NDArray[np.float64]]
+    ...     mean: dict[str, np.ndarray]
     >>> archive = to_archive(Moments(3, {"weight": np.ones(2)}))
     >>> archive.facts, list(archive.arrays)
     ({'count': 3, 'mean': {'weight': True}}, ['mean/weight'])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ArchiveError, StreamDataError
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 
 __all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
 
