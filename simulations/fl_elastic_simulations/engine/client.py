@@ -54,6 +54,8 @@ from fl_elastic_simulations.engine.workload import (
     speed_of_host,
 )
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+from fl_elastic_simulations.unequal.clock import in_time
+from fl_elastic_simulations.unequal.measuring import measuring_mod
 
 __all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
 
@@ -69,7 +71,7 @@ _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 def simulated_client_app() -> ClientApp:
     """Return a ClientApp that reads what to simulate from the server's messages."""
-    app = ClientApp()
+    app = ClientApp(mods=[measuring_mod])
     # Where the server runs in this process, it measures costs before a client answers.
     without_compiler()
 
@@ -194,7 +196,8 @@ class _Role:
             self.slot.check_memory(self.profile)
         deadline = task.deadline
         needed = self.capabilities().full_round_seconds
-        if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
+        dropped = self.method.stragglers == "drop" and deadline is not None
+        if dropped and not in_time(needed, deadline):
             raise TrainingError(
                 f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
             )

@@ -27,6 +27,7 @@ from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.storage import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE
@@ -44,10 +45,14 @@ from fl_elastic_simulations.engine.workload import (
     test_batches,
 )
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic_simulations.unequal.clock import round_seconds
+from fl_elastic_simulations.unequal.grid import UnequalGrid
 
 __all__ = ["Simulation", "run_method", "run_methods"]
 
 _LOG = logging.getLogger("fl_elastic")
+# As Flower's own strategies wait by default.
+_HOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,18 @@ def run_method(
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
     evaluate_fn = _evaluation(simulation, progress, cell, model)
-    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), choosing)
+    grid = on_fleet(scenario, grid, cell)
+    unequal = grid if isinstance(grid, UnequalGrid) else None
+    # The wait for an answer is in simulated time there.
+    timeout = _HOST_SECONDS if unequal is None else float("inf")
+    told = _bookkeeping(
+        scenario,
+        cell,
+        profile,
+        lambda last: strategy.runs_until(last),
+        choosing,
+        None if unequal is None else lambda: unequal.began,
+    )
     strategy = method_strategy(scenario, method, told)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -172,6 +188,7 @@ def run_method(
             evaluate_fn(0, ArrayRecord(initial))
         strategy.start(
             grid=grid,
+            timeout=timeout,
             initial_arrays=ArrayRecord(initial),
             num_rounds=scenario.training.rounds,
             train_config=ConfigRecord(
@@ -299,6 +316,7 @@ def _bookkeeping(
     profile: CostProfile,
     runs_until: Callable[[int], None],
     choosing: ChoosingCosts | None,
+    round_began: Callable[[], float] | None = None,
 ) -> Callable[[RoundRecord], None]:
     """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
 
@@ -308,13 +326,13 @@ def _bookkeeping(
     limit, took = scenario.training.simulated_seconds, {True: 0.0, False: 0.0}
 
     def on_round(record: RoundRecord) -> None:
-        began = cell.simulated_seconds
+        began = cell.simulated_seconds if round_began is None else round_began()
         late = [each for each in record.rejected if LATE in each.reason]
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
         told = record.downlink_bytes / slowest if record.rejected else 0.0
         done = [_client_round(reply) for reply in record.accepted]
-        at_least = max((record.deadline or 0.0) if late else 0.0, told)
+        at_least = round_seconds((), deadline=record.deadline, missing=bool(late), told=told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
         if record.head_features or record.ranked_features:
@@ -322,11 +340,12 @@ def _bookkeeping(
             cell.spent["simulated_seconds"] += costs.on_server(
                 record.head_features, record.ranked_features
             )
+        starts = cell.simulated_seconds if round_began is None else began
         if not record.trains:
-            cell.spend(done, scenario.clients, lost, left_out, at_least)
+            cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
         else:
             groups = profile.graph.groups
-            cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
+            cell.trained(done, scenario.clients, groups, lost, left_out, at_least, starts)
         cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
         took[record.trains] = cell.simulated_seconds - began

@@ -11,7 +11,7 @@ import pytest
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.scenario import Scenario
-from fl_elastic_simulations.scenario.devices import device
+from fl_elastic_simulations.unequal.devices import device
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
     MethodSection,

@@ -1,0 +1,128 @@
+"""The virtual clock: host seconds times slowdown, plus bytes over bandwidth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.unequal.availability import Availability
+from fl_elastic_simulations.unequal.clock import (
+    Answer,
+    Outcome,
+    RoundCost,
+    answer,
+    round_cost,
+    round_seconds,
+)
+from fl_elastic_simulations.unequal.devices import Device
+
+BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
+amounts = st.floats(min_value=0, max_value=1e12)
+
+
+def test_each_part_is_computed_from_its_own_figure() -> None:
+    cost = round_cost(BOARD, host_seconds=0.5, uplink_bytes=3e6, downlink_bytes=1e6)
+    assert cost == RoundCost(compute_seconds=4.0, uplink_seconds=1.5, downlink_seconds=0.25)
+    assert cost.total == 5.75
+
+
+def test_nothing_costs_nothing() -> None:
+    assert round_cost(BOARD, host_seconds=0, uplink_bytes=0, downlink_bytes=0).total == 0.0
+
+
+@given(seconds=amounts, up=amounts, down=amounts, factor=st.floats(1, 100))
+def test_a_slower_device_takes_proportionally_longer_to_compute_only(
+    seconds: float, up: float, down: float, factor: float
+) -> None:
+    slower = Device("slow", "Slow", 8.0 * factor, 2**30, 2e6, 4e6, "made up")
+    before = round_cost(BOARD, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
+    after = round_cost(slower, host_seconds=seconds, uplink_bytes=up, downlink_bytes=down)
+    assert after.compute_seconds == pytest.approx(before.compute_seconds * factor)
+    assert (after.uplink_seconds, after.downlink_seconds) == (
+        before.uplink_seconds,
+        before.downlink_seconds,
+    )
+
+
+@given(st.lists(st.tuples(amounts, amounts, amounts), min_size=1))
+def test_a_synchronous_round_waits_for_the_slowest(parts: list[tuple[float, float, float]]) -> None:
+    costs = [RoundCost(*part) for part in parts]
+    seconds = round_seconds(cost.total for cost in costs)
+    assert all(cost.total <= seconds for cost in costs)
+    assert any(cost.total == seconds for cost in costs)
+
+
+def test_a_round_without_clients_takes_no_time() -> None:
+    assert round_seconds([]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["host_seconds", "uplink_bytes", "downlink_bytes"])
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+def test_impossible_costs_are_refused(name: str, value: float) -> None:
+    costs = {"host_seconds": 1.0, "uplink_bytes": 1.0, "downlink_bytes": 1.0, name: value}
+    with pytest.raises(ScenarioError, match=name):
+        round_cost(BOARD, **costs)
+
+
+@given(arrivals=st.lists(st.floats(0, 10)), deadline=st.floats(0, 10), told=st.floats(0, 10))
+def test_who_is_missing_is_waited_for_until_the_deadline_alone(
+    arrivals: list[float], deadline: float, told: float
+) -> None:
+    waited = round_seconds(arrivals, deadline=deadline, missing=True, told=told)
+    assert waited == max([*arrivals, deadline, told])
+    assert round_seconds(arrivals, deadline=deadline, told=told) == max([*arrivals, told])
+
+
+whole = st.integers(0, 6)
+# Of whole seconds, so that walking second by second meets every event.
+days = st.lists(st.integers(0, 40), unique=True, max_size=8).map(
+    lambda each: Availability.of(
+        [(float(a), float(b)) for a, b in zip(*[iter(sorted(each))] * 2, strict=False)]
+    )
+)
+
+
+def walked(
+    sent: int, cost: RoundCost, there: Availability, free: int, needed: float, memory: float | None
+) -> Answer:
+    """The same second by second: the device waits its turn, receives, computes and sends, as long as it is there."""
+    now, left = sent, [("receive", int(cost.downlink_seconds))]
+    left.append(("work", int(cost.compute_seconds + cost.uplink_seconds)))
+    while True:
+        if now == sent and not there.there(now):
+            return Answer(float(now), Outcome.AWAY)
+        if now >= free:
+            while left and left[0][1] == 0:
+                done, _ = left.pop(0)
+                if done == "receive" and memory is not None and needed > memory:
+                    return Answer(float(now), Outcome.OUT_OF_MEMORY)
+            if not left:
+                return Answer(float(now), Outcome.ANSWERED)
+        if not there.there(now):
+            return Answer(float(now), Outcome.AWAY)
+        if now >= free:
+            left[0] = left[0][0], left[0][1] - 1
+        now += 1
+
+
+@given(
+    sent=st.integers(0, 30), parts=st.tuples(whole, whole, whole), there=days, busy=whole,
+    needed=st.floats(0, 2), memory=st.none() | st.just(1.0),
+)  # fmt: skip
+def test_what_becomes_of_a_message_is_what_a_walk_through_its_seconds_meets(
+    sent: int,
+    parts: tuple[int, int, int],
+    there: Availability,
+    busy: int,
+    needed: float,
+    memory: float | None,
+) -> None:
+    cost, free = RoundCost(*map(float, parts)), sent + busy - 2
+    found = answer(
+        float(sent), cost, there, free=float(free), peak_bytes=needed, memory_bytes=memory
+    )
+    assert found == walked(sent, cost, there, free, needed, memory)
