@@ -55,7 +55,8 @@ def given_costs(table: Mapping[str, CostSection]) -> CostOf:
             return measured
         examples = _examples(reply) if given.seconds_per_example else 0.0
         seconds = given.seconds + given.seconds_per_example * examples
-        return replace(measured, seconds=seconds, peak_bytes=given.peak_bytes)
+        peak = measured.peak_bytes if given.peak_bytes is None else given.peak_bytes
+        return replace(measured, seconds=seconds, peak_bytes=peak)
 
     return costs
 

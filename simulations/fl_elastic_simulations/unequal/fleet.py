@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -115,13 +115,13 @@ class CostSection:
         Of each message.
     seconds_per_example : float
         Besides, for each of the examples that the reply counts under ``num-examples``.
-    peak_bytes : float
-        What handling one takes of memory.
+    peak_bytes : float, optional
+        What handling one takes of memory; measured if left out.
     """
 
     seconds: NotNegative = 0.0
     seconds_per_example: NotNegative = 0.0
-    peak_bytes: NotNegative = 0.0
+    peak_bytes: NotNegative | None = None
 
 
 @dataclass(frozen=True)
@@ -331,4 +331,10 @@ def _trace_beside(entry: Any, folder: Path) -> Any:
     trace = section.get("trace") if isinstance(section, dict) else None
     if not isinstance(trace, str) or not trace:
         return entry
-    return {**entry, "availability": {**section, "trace": str((folder / trace).absolute())}}
+    return {
+        **entry,
+        "availability": {
+            **cast(dict[str, Any], section),
+            "trace": str((folder / trace).absolute()),
+        },
+    }

@@ -183,7 +183,7 @@ class UnequalGrid(Grid):
         sent = [self._sent(message) for message in messages]
         replies = self._inner.send_and_receive([each.message for each in sent if each.there])
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
-        heard = sorted(self._hear(sent, by_message), key=lambda each: each.row.arrival)
+        heard = sorted(self._hear(sent, by_message), key=_turn)
         timely = [each for each in heard if in_time(each.row.arrival - began, timeout)]
         late = heard[len(timely) :]
         self._rows += [each.row for each in timely]
@@ -220,7 +220,7 @@ class UnequalGrid(Grid):
         coming = {name: each for name, each in self._heard.items() if name in asked}
         if not coming:
             return []
-        name, first = min(coming.items(), key=lambda item: item[1].row.arrival)
+        name, first = min(coming.items(), key=lambda item: _turn(item[1]))
         del self._heard[name]
         self._rows.append(first.row)
         self.clock.wait_until(first.row.arrival)
@@ -358,6 +358,11 @@ class UnequalGrid(Grid):
             uplink = float(size_of(reply.content))
             known = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes)
         return self._costs(message, reply, known)
+
+
+def _turn(heard: _Heard) -> tuple[float, int]:
+    """Return what orders replies, also of devices that answer at the same time."""
+    return heard.row.arrival, heard.row.client
 
 
 def _lost(sent: _Sent, found: Answer, cost: HostCost) -> Error | None:
