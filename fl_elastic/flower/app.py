@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
@@ -18,7 +19,9 @@ __all__ = ["elastic_client_app"]
 _SELECTION, _JSON = "fl_elastic.selection", "json"
 
 
-def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
+def elastic_client_app(
+    client_fn: Callable[[Context], ElasticClient], mods: Sequence[Mod] = ()
+) -> ClientApp:
     """Return a ClientApp that does the server's tasks (`fl_elastic.flower.tasks`).
 
     Where a process lives for one message, torch's compiler is not loaded unless the model asks for it.
@@ -27,6 +30,8 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     ----------
     client_fn : callable
         ``client_fn(context)`` returns the `ElasticClient` of this node.
+    mods : sequence of callable
+        Flower's mods, as its ClientApp takes them: the first is outermost.
 
     Examples
     --------
@@ -34,7 +39,7 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     ...     return ElasticClient(model, train, test, budget=Budget(speedup=2), state_dir="state")
     >>> app = elastic_client_app(client_fn)
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -38,9 +38,8 @@ class _CellClock:
         self._cell.waited_until(until)
 
 
-def _claimed(message: Message, reply: Message, measured: HostCost | None) -> HostCost:
+def _claimed(message: Message, reply: Message) -> HostCost:
     """Return what a simulated client says, who knows its costs from the profile; what is not training is free."""
-    del measured
     if message.metadata.message_type != "train":
         return HostCost(0.0, 0.0, 0.0, 0.0)
     downlink = float(sum(record.count_bytes() for record in message.content.array_records.values()))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.fleet import CostSection
 
-__all__ = ["CostOf", "HostCost", "given_costs", "size_of"]
+__all__ = ["CostOf", "HostCost", "charged", "size_of"]
 
 _EXAMPLES = ("num-examples", "num_examples")
 
@@ -36,29 +36,26 @@ class HostCost:
     peak_bytes: float
 
 
-CostOf = Callable[[Message, Message, HostCost | None], HostCost]
-"""Returns what a message cost, from itself, its reply, and what the node measured if it did."""
+CostOf = Callable[[Message, Message], HostCost]
+"""Returns what a message cost, from itself and its reply."""
 
 
-def given_costs(table: Mapping[str, CostSection]) -> CostOf:
-    """Return what takes seconds and memory from a fleet's table of costs, and for other types as measured."""
+def charged(measured: HostCost, table: Mapping[str, CostSection], reply: Message) -> HostCost:
+    """Return what a message costs: as a fleet's table says for its type, or as measured where it does not.
 
-    def costs(message: Message, reply: Message, measured: HostCost | None) -> HostCost:
-        if measured is None:
-            raise ScenarioError(
-                f"node {message.metadata.dst_node_id} did not measure a message of type "
-                f"{message.metadata.message_type!r}: give its app the mod, as in ClientApp(mods=[measuring_mod])"
-            )
-        kind = message.metadata.message_type
-        given = table.get(kind, table.get(kind.partition(".")[0]))
-        if given is None:
-            return measured
-        examples = _examples(reply) if given.seconds_per_example else 0.0
-        seconds = given.seconds + given.seconds_per_example * examples
-        peak = measured.peak_bytes if given.peak_bytes is None else given.peak_bytes
-        return replace(measured, seconds=seconds, peak_bytes=peak)
-
-    return costs
+    Raises
+    ------
+    ScenarioError
+        If the table charges by examples, and the reply does not count them.
+    """
+    kind = reply.metadata.message_type
+    given = table.get(kind, table.get(kind.partition(".")[0]))
+    if given is None:
+        return measured
+    examples = _examples(reply) if given.seconds_per_example else 0.0
+    seconds = given.seconds + given.seconds_per_example * examples
+    peak = measured.peak_bytes if given.peak_bytes is None else given.peak_bytes
+    return replace(measured, seconds=seconds, peak_bytes=peak)
 
 
 def _examples(reply: Message) -> float:
@@ -73,5 +70,19 @@ def _examples(reply: Message) -> float:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return bytes as Flower's `message_size_mod` counts them."""
-    return sum(record.count_bytes() for record in content.values())
+    """Return the bytes of all records, as Flower counts them, which refuses to count an empty text."""
+    return sum(map(_record_size, content.values()))
+
+
+def _record_size(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
+    if isinstance(record, ArrayRecord):
+        return record.count_bytes()
+    return sum(len(key) + _value_size(value) for key, value in record.items())
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_value_size, value))
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return 1 if isinstance(value, bool) else 8

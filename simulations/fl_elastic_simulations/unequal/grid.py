@@ -25,7 +25,7 @@ from fl_elastic_simulations.unequal.clock import (
     round_cost,
     round_seconds,
 )
-from fl_elastic_simulations.unequal.costs import CostOf, HostCost, given_costs, size_of
+from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
 from fl_elastic_simulations.unequal.fleet import Client, Fleet
 from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured, who_record
 from fl_elastic_simulations.unequal.record import Row, save_rows
@@ -102,7 +102,8 @@ class UnequalGrid(Grid):
     min_available_nodes : int
         As the strategy's: simulated time passes until so many devices are there.
     costs : callable, optional
-        ``costs(message, reply, measured)`` returns a `HostCost` in place of the fleet's table or the measured one.
+        ``costs(message, reply)`` returns a `HostCost` from what a reply says; nothing is measured then, and apps
+        are not told what device they play.
     clock : Clock, optional
         Whose time passes.
 
@@ -145,7 +146,7 @@ class UnequalGrid(Grid):
         self.clock: Clock = clock or SimulatedClock()
         self.began = 0.0
         self._away = itertools.count()
-        self._costs = costs or given_costs(fleet.costs)
+        self._costs = costs
         self._inner = grid if getattr(grid, "streams", False) else IncrementalGrid(grid)
         self._least = min_available_nodes
         self._rows: list[Row] = []
@@ -293,15 +294,17 @@ class UnequalGrid(Grid):
         client = self._clients[metadata.dst_node_id]
         device, there = client.device, self.fleet.availabilities[client.index].there(self.now)
         downlink = size_of(message.content) / device.downlink_bytes_per_second
-        figures = Figures(
-            device=device.name,
-            slowdown=device.slowdown,
-            memory=float(client.memory_bytes or 0),
-            bandwidth=device.uplink_bytes_per_second,
-            downlink_seconds=downlink,
-        )
+        content = RecordDict(dict(message.content))
+        if self._costs is None:
+            content[RECORD] = Figures(
+                device=device.name,
+                slowdown=device.slowdown,
+                memory=float(client.memory_bytes or 0),
+                bandwidth=device.uplink_bytes_per_second,
+                downlink_seconds=downlink,
+            ).as_record()
         asking = Message(
-            RecordDict({**message.content, RECORD: figures.as_record()}),
+            content,
             metadata.dst_node_id,
             metadata.message_type,
             ttl=metadata.ttl,
@@ -352,12 +355,17 @@ class UnequalGrid(Grid):
         downlink = float(size_of(message.content))
         if reply is None or reply.has_error():
             return HostCost(0.0, downlink, 0.0, 0.0)
+        if self._costs is not None:
+            return self._costs(message, reply)
         measured = Measured.of(reply)
-        known = None
-        if measured is not None:
-            uplink = float(size_of(reply.content))
-            known = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes)
-        return self._costs(message, reply, known)
+        if measured is None:
+            raise ScenarioError(
+                f"node {message.metadata.dst_node_id} did not measure a message of type "
+                f"{message.metadata.message_type!r}: give its app the mod, as in ClientApp(mods=[measuring_mod])"
+            )
+        uplink = float(size_of(reply.content))
+        cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes)
+        return charged(cost, self.fleet.costs, reply)
 
 
 def _turn(heard: _Heard) -> tuple[float, int]:

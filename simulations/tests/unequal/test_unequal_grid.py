@@ -28,6 +28,7 @@ from fl_elastic.flower._compat import NumPyClient
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
 from fl_elastic_simulations.unequal.clock import Outcome, RoundCost
+from fl_elastic_simulations.unequal.costs import HostCost
 from fl_elastic_simulations.unequal.fleet import AvailabilitySection, CostSection
 from fl_elastic_simulations.unequal.measuring import RECORD
 
@@ -328,9 +329,10 @@ pairs = st.lists(st.integers(0, 20), unique=True, min_size=2, max_size=4).map(so
 @given(
     devices=st.lists(st.tuples(st.integers(1, 5), pairs), min_size=1, max_size=4),
     timeout=st.none() | st.integers(1, 6),
+    host=st.lists(st.integers(0, 3), min_size=4, max_size=4),
 )
 def test_rounds_on_any_fleet_are_those_of_an_event_list(
-    devices: list[tuple[int, list[int]]], timeout: int | None
+    devices: list[tuple[int, list[int]]], timeout: int | None, host: list[int]
 ) -> None:
     path = Path(tempfile.mkdtemp()) / "trace.csv"
     lines = [
@@ -340,9 +342,12 @@ def test_rounds_on_any_fleet_are_those_of_an_event_list(
     ]
     section = traced(path, "".join(lines), repeat=20.0)
     made = fleet(*(float(slowdown) for slowdown, _ in devices), availability=section)
-    grid = UnequalGrid(InProcessGrid(len(devices), app()), made, min_available_nodes=1)
+    grid = UnequalGrid(
+        InProcessGrid(len(devices), app()), made, min_available_nodes=1,
+        costs=lambda *_: HostCost(float(seconds), 0.0, 0.0, 0.0),
+    )  # fmt: skip
     there, now, free = made.availabilities, 0, [0] * len(devices)
-    for _ in range(4):
+    for seconds in host:
         while not any(each.there(now) for each in there):
             now += 1
         nodes = list(grid.get_node_ids())
@@ -350,8 +355,8 @@ def test_rounds_on_any_fleet_are_those_of_an_event_list(
         assert grid.now == now
         events = []
         for node in nodes:
-            slowdown = float(devices[node - 1][0])
-            met = walked(now, RoundCost(slowdown, 0, 0), there[node - 1], free[node - 1], 0, None)
+            took = float(devices[node - 1][0] * seconds)
+            met = walked(now, RoundCost(took, 0, 0), there[node - 1], free[node - 1], 0, None)
             events.append((met.arrival, node, met.outcome))
             free[node - 1] = int(met.arrival)
         events.sort()
