@@ -28,7 +28,7 @@ _LEAST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Figures:
-    """What a node is told of the device that it plays; its app finds it in ``context.node_config``.
+    """What a node is told of the device that it plays.
 
     Parameters
     ----------
@@ -89,8 +89,10 @@ def measuring_mod(message: Message, context: Context, call_next: ClientAppCallab
     """Measure what handling a message takes, where an `UnequalGrid` asks for it.
 
     It belongs first into the list of an app's mods: it measures those behind it as well. While the app handles a
-    message, ``context.node_config`` holds the `Figures` of the device. A deadline of fl_elastic's server is told to
-    the app in seconds of this host, without the time that receiving the message took.
+    message, ``context.node_config`` holds what it plays, where the node's own config does not say it: ``device``
+    (its class), ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server. That and a
+    deadline of fl_elastic's server are in seconds of this host, in which a slow device's link is the faster one; of
+    the deadline is taken what receiving the message took.
 
     Examples
     --------
@@ -140,7 +142,8 @@ def _known(context: Context, figures: Figures) -> Iterator[None]:
 
 def _shown(figures: Figures) -> Mapping[str, str | float]:
     shown: dict[str, str | float] = {
-        "device": figures.device, "slowdown": figures.slowdown, "bandwidth": figures.bandwidth,
+        "device": figures.device, "slowdown": figures.slowdown,
+        "bandwidth": figures.bandwidth * figures.slowdown,
     }  # fmt: skip
     return shown | ({"memory": figures.memory} if figures.memory else {})
 
