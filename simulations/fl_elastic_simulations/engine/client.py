@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ProfileError, TrainingError
+from fl_elastic.errors import ElasticError, ProfileError, ScenarioError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import (
@@ -476,8 +477,19 @@ def _profile_of(slot: ClientSlot, read: str, measured: str) -> CostProfile:
 
 @lru_cache(maxsize=4)
 def _profile(path: str) -> CostProfile | None:
-    """Return the profile that the server measured; on another machine the client measures its own."""
-    try:
-        return load_profile(path) if path else None
-    except ProfileError:
+    """Return the profile that the server measured, or nothing if it named none.
+
+    Raises
+    ------
+    ScenarioError
+        If it cannot be read here: other costs would be another clock.
+    """
+    if not path:
         return None
+    try:
+        return load_profile(path)
+    except ProfileError as error:
+        raise ScenarioError(
+            f"{platform.node()} does not see the costs that the server measured ({error}): give --output a folder "
+            "that all machines of the cluster share"
+        ) from None

@@ -196,9 +196,9 @@ def run_method(
                     "scenario": scenario.to_json(),
                     "method": method.name,
                     "seed": seed,
-                    "profile": str(simulation.profile_file),
+                    "profile": str(simulation.profile_file.absolute()),
                     "choosing": "" if choosing is None else choosing.to_json(),
-                    "state-dir": str(simulation.state_directory),
+                    "state-dir": str(simulation.state_directory.absolute()),
                     "data-root": simulation.data_root or "",
                 }
             ),

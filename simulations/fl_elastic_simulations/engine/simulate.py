@@ -44,8 +44,8 @@ def simulate(
     progress : Progress
         Hears how far it is.
     engine : {"flower", "local"}
-        Flower's simulation engine, or all clients one after the other in this process, which starts at once, takes
-        the memory of one client, and depends on the seed alone.
+        Flower's simulation engine, on the Ray cluster that ``RAY_ADDRESS`` names if it does; or all clients one after
+        the other in this process, which starts at once, takes the memory of one client, and depends on the seed alone.
     workers : int
         How many processes train the clients of the local engine; one is this process. The results are the same.
 
@@ -112,20 +112,22 @@ def _run(server_app: ServerApp, clients: int) -> None:
     # Takes half a second, which the local engine has no use for.
     from flwr.simulation import run_simulation
 
-    processors = os.cpu_count() or 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    arguments: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "include_dashboard": False,
+    }
+    # A cluster has the processors that its machines have, and refuses to be told another number.
+    if not os.environ.get("RAY_ADDRESS"):
+        arguments["num_cpus"] = min(os.cpu_count() or 1, clients)
     run_simulation(
         server_app,
         simulated_client_app(),
         num_supernodes=clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {
-                "num_cpus": min(processors, clients),
-                "log_to_driver": False,
-                "logging_level": logging.ERROR,
-                "include_dashboard": False,
-            },
+            "init_args": arguments,
         },
     )
 

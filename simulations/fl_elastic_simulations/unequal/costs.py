@@ -28,12 +28,15 @@ class HostCost:
         Of the message and of its reply.
     peak_bytes : float
         What handling it takes of memory.
+    host : str
+        Machine and process that measured.
     """
 
     seconds: float
     downlink_bytes: float
     uplink_bytes: float
     peak_bytes: float
+    host: str = ""
 
 
 CostOf = Callable[[Message, Message], HostCost]

@@ -364,7 +364,7 @@ class UnequalGrid(Grid):
                 f"{message.metadata.message_type!r}: give its app the mod, as in ClientApp(mods=[measuring_mod])"
             )
         uplink = float(size_of(reply.content))
-        cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes)
+        cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes, measured.host)
         return charged(cost, self.fleet.costs, reply)
 
 
@@ -402,6 +402,7 @@ def _row(sent: _Sent, found: Answer, outcome: Outcome, cost: HostCost, on_device
         downlink_bytes=cost.downlink_bytes,
         uplink_bytes=cost.uplink_bytes,
         peak_bytes=cost.peak_bytes,
+        host=cost.host,
     )
 
 

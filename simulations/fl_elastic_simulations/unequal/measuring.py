@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,10 +68,13 @@ class Measured:
         nor processes that the app starts, such as the workers of a data loader.
     peak_bytes : float
         By how much the resident set grew at its peak; negative where the host does not tell.
+    host : str
+        Machine and process.
     """
 
     seconds: float
     peak_bytes: float
+    host: str
 
     @classmethod
     def of(cls, reply: Message) -> Measured | None:
@@ -77,7 +82,8 @@ class Measured:
         record = reply.content.pop(RECORD, None)
         if not isinstance(record, ConfigRecord):
             return None
-        return cls(*(float(cast(float, record[name])) for name in ("seconds", "peak_bytes")))
+        seconds, peak = (float(cast(float, record[name])) for name in ("seconds", "peak_bytes"))
+        return cls(seconds, peak, str(record["host"]))
 
 
 def who_record() -> RecordDict:
@@ -114,7 +120,8 @@ def measuring_mod(message: Message, context: Context, call_next: ClientAppCallab
         seconds = time.process_time() - began
     if not reply.has_error():
         grown = max(resident_bytes("VmHWM") - before, 0) if permitted else -1
-        reply.content[RECORD] = ConfigRecord(asdict(Measured(seconds, float(grown))))
+        measured = Measured(seconds, float(grown), f"{platform.node()}/{os.getpid()}")
+        reply.content[RECORD] = ConfigRecord(asdict(measured))
     return reply
 
 

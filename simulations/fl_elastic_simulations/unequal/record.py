@@ -35,6 +35,8 @@ class Row:
         What its parts take on the device.
     downlink_bytes, uplink_bytes, peak_bytes : float
         Of the message, its reply, and its handling.
+    host : str
+        Machine and process that handled it and measured; empty if it did not.
     """
 
     server_round: int
@@ -51,6 +53,7 @@ class Row:
     downlink_bytes: float
     uplink_bytes: float
     peak_bytes: float
+    host: str
 
 
 def save_rows(rows: Iterable[Row], path: str | Path) -> Path:

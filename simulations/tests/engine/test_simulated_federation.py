@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from choosing_costs import flat_choosing
 from flwr.app import Message
+from flwr.serverapp import ServerApp
 from in_process_grid import InProcessGrid
 
 from fl_elastic.errors import ElasticError, ScenarioError
@@ -24,7 +25,7 @@ from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
-from fl_elastic_simulations.engine.simulate import simulate
+from fl_elastic_simulations.engine.simulate import _run, simulate
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
@@ -273,15 +274,38 @@ def instruction(tmp_path: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@pytest.mark.parametrize("profile_file", ["", "missing.json", "damaged.json"])
-def test_without_the_servers_profile_a_client_measures_its_own(
-    profile_file: str, tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+def test_without_a_profile_of_the_server_a_client_measures_its_own(
+    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "damaged.json").write_text("{")
     monkeypatch.setattr(simulated_client, "measure_profile", lambda *_: profile)
-    path = str(tmp_path / profile_file) if profile_file else ""
-    made = simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
+    made = simulated_client.simulated_client(instruction(tmp_path, profile=""), 0)
     assert made._profile is profile
+
+
+@pytest.mark.parametrize("profile_file", ["missing.json", "damaged.json"])
+def test_a_machine_that_does_not_see_the_servers_profile_says_so(
+    profile_file: str, tmp_path: Path
+) -> None:
+    """Costs of its own would make simulated time depend on who answers."""
+    (tmp_path / "damaged.json").write_text("{")
+    path = str(tmp_path / profile_file)
+    with pytest.raises(
+        ScenarioError, match=f"does not see the costs .*{profile_file}.*all machines"
+    ):
+        simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_a_cluster_is_joined_as_it_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(
+        "flwr.simulation.run_simulation", lambda *_, **options: given.update(options)
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _run(ServerApp(), 5)
+    asked = given["backend_config"]["init_args"].get("num_cpus")
+    assert asked == (None if address else 2) and given["num_supernodes"] == 5
 
 
 def test_a_client_the_scenario_does_not_know_is_an_error(tmp_path: Path) -> None:
