@@ -58,10 +58,12 @@ from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scen
 from fl_elastic_simulations.unequal.clock import in_time
 from fl_elastic_simulations.unequal.measuring import measuring_mod
 
-__all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
+__all__ = ["CHARGES", "LATE", "NOT_SHARED", "simulated_client", "simulated_client_app"]
 
 CHARGES = "charged.json"
 """Where a client notes what it was charged."""
+NOT_SHARED = "does not see the costs that the server measured"
+"""What a client says on a machine that does not share the server's folder."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
 
@@ -490,6 +492,6 @@ def _profile(path: str) -> CostProfile | None:
         return load_profile(path)
     except ProfileError as error:
         raise ScenarioError(
-            f"{platform.node()} does not see the costs that the server measured ({error}): give --output a folder "
+            f"{platform.node()} {NOT_SHARED} ({error}): give --output a folder "
             "that all machines of the cluster share"
         ) from None

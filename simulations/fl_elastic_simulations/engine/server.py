@@ -30,7 +30,7 @@ from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
-from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.client import CHARGES, LATE, NOT_SHARED
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.known_importance import known_importance
@@ -327,6 +327,9 @@ def _bookkeeping(
 
     def on_round(record: RoundRecord) -> None:
         began = cell.simulated_seconds if round_began is None else round_began()
+        for each in record.rejected:
+            if NOT_SHARED in each.reason:
+                raise ScenarioError(each.reason)
         late = [each for each in record.rejected if LATE in each.reason]
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)

@@ -44,8 +44,9 @@ def simulate(
     progress : Progress
         Hears how far it is.
     engine : {"flower", "local"}
-        Flower's simulation engine, on the Ray cluster that ``RAY_ADDRESS`` names if it does; or all clients one after
-        the other in this process, which starts at once, takes the memory of one client, and depends on the seed alone.
+        Flower's simulation engine, on the Ray cluster that ``RAY_ADDRESS`` names if it does; or all clients one
+        after the other in this process, which starts at once, takes the memory of one client, and depends on the
+        seed alone.
     workers : int
         How many processes train the clients of the local engine; one is this process. The results are the same.
 

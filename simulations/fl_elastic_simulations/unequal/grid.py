@@ -32,8 +32,8 @@ from fl_elastic_simulations.unequal.record import Row, save_rows
 
 __all__ = ["Clock", "SimulatedClock", "UnequalGrid"]
 
-# As Flower's server numbers what goes wrong.
-_CLIENT_FAILED, _NODE_UNAVAILABLE = 2, 5
+# As Flower's server numbers what goes wrong: neither an app's error nor a device's, but the host's.
+_HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
 _KINDS = ("train", "evaluate", "query")
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -115,7 +115,8 @@ class UnequalGrid(Grid):
     Raises
     ------
     ScenarioError
-        If the fleet has not as many devices as Flower has nodes, or a node's app has no `measuring_mod`.
+        If the fleet has not as many devices as Flower has nodes, or a node's app has no `measuring_mod`; or if a
+        host of the simulation is lost in a round, which says nothing of devices.
 
     Examples
     --------
@@ -320,6 +321,11 @@ class UnequalGrid(Grid):
 
     def _heard_of(self, sent: _Sent, reply: Message | None) -> _Heard:
         client, message = sent.client, sent.message
+        if reply is not None and reply.has_error() and reply.error.code == _HOST_FAILED:
+            raise ScenarioError(
+                f"a message to client {client.index} was not handled, for no fault of its device's: "
+                f"{reply.error.reason}; run again, on hosts that stay"
+            )
         message.content.pop(RECORD, None)
         cost = self._cost(message, reply)
         on_device = round_cost(

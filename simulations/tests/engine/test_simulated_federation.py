@@ -13,7 +13,7 @@ from flwr.app import Message
 from flwr.serverapp import ServerApp
 from in_process_grid import InProcessGrid
 
-from fl_elastic.errors import ElasticError, ScenarioError
+from fl_elastic.errors import ElasticError, ProfileError, ScenarioError
 from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
@@ -293,6 +293,18 @@ def test_a_machine_that_does_not_see_the_servers_profile_says_so(
         ScenarioError, match=f"does not see the costs .*{profile_file}.*all machines"
     ):
         simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
+
+
+def test_a_run_ends_whose_clients_do_not_see_the_servers_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(path: str) -> None:
+        raise ProfileError(f"cannot read {path}")
+
+    monkeypatch.setattr(simulated_client, "load_profile", elsewhere)
+    simulated_client._profile.cache_clear()
+    with pytest.raises(ScenarioError, match=r"does not see the costs.*all machines"):
+        simulated(tmp_path, scenario(methods=["full"]))
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])

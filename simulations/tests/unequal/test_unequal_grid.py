@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import ndarrays_to_parameters
 from flwr.server import LegacyContext, ServerConfig
@@ -307,6 +307,18 @@ def test_a_client_that_fails_is_a_failure_like_any_other() -> None:
     grid, strategy, _ = ran(fleet(1.0, 2.0), client=app(fail))
     assert strategy.nodes == [[2]] and strategy.errors == ["RuntimeError('no data')"]
     assert [row.outcome for row in grid.rows if row.client == 0] == ["failed", "failed"]
+
+
+def test_a_host_that_is_lost_ends_the_run_instead_of_a_device() -> None:
+    class Dying(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], **options: Any) -> Any:
+            for reply, message in zip(super().send_and_receive(messages), messages, strict=True):
+                lost = "config" in message.content
+                yield Message(Error(0, "ActorDiedError"), reply_to=message) if lost else reply
+
+    grid = UnequalGrid(Dying(1, app()), fleet(1.0), min_available_nodes=1)
+    with pytest.raises(ScenarioError, match=r"client 0 was not handled.*ActorDiedError"):
+        Watched().start(grid, arrays(0.0), num_rounds=1)
 
 
 def test_apps_that_only_answer_queries_are_known_too() -> None:
