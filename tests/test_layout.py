@@ -18,8 +18,9 @@ LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
     ["errors", "late"],
-    ["registry", "budget", "storage", "losses", "environment", "laboratory"],
-    ["archive", "settings"],
+    ["state"],
+    ["registry", "budget", "losses", "environment", "laboratory"],
+    ["settings"],
     ["named_models"],
     ["groups"],
     ["ops"],
@@ -39,7 +40,7 @@ FLOW = [
     ["cli"],
 ]
 LABORATORY_FLOW = [
-    ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
+    ["data"], ["models"], ["unequal"], ["scenario"], ["peers"], ["report"], ["engine"],
     ["fleet"], ["benchmarks"], ["cli"], ["app"],
 ]  # fmt: skip
 PLACE = {
@@ -181,7 +182,7 @@ def test_the_library_does_not_know_the_laboratory() -> None:
 
 def test_flower_stands_only_at_the_edge() -> None:
     edge = [("fl_elastic", "flower")]
-    edge += [("fl_elastic_simulations", part) for part in ("engine", "fleet", "app")]
+    edge += [("fl_elastic_simulations", part) for part in ("unequal", "engine", "fleet", "app")]
     inside = [path for path in MODULES if place_of(module_name(path)) not in edge]
     assert breaking(lambda path: imported(path, "flwr"), inside) == {}
     assert any(imported(path, "flwr") for path in MODULES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,21 @@ from fl_elastic.errors import CheckpointError, RegistryError
 __all__ = ["ModelAverage"]
 
 _WARM_UP = 10
-_ROUNDS = "rounds"
+
+
+@dataclass(frozen=True, eq=False)
+class AverageState:
+    """State of a `ModelAverage`: models taken in, their mean, and the type of each tensor."""
+
+    rounds: int
+    mean: dict[str, NDArray[Any]]
+    dtypes: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.mean.keys() != {
+            name for name, each in self.dtypes.items() if np.dtype(each)
+        }:
+            raise CheckpointError(f"a mean of {self.rounds} models has tensors without a type")
 
 
 class ModelAverage:
@@ -82,20 +97,12 @@ class ModelAverage:
         """Return the mean, in the models' own types; empty before the first."""
         return {name: mean.astype(self._dtypes[name]) for name, mean in self._mean.items()}
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart."""
-        means = {
-            f"mean/{self._dtypes[name].name}/{name}": mean for name, mean in self._mean.items()
-        }
-        return {_ROUNDS: np.array(self.rounds), **means}
+    def to_state(self) -> AverageState:
+        """Return what must be found again."""
+        dtypes = {name: kind.name for name, kind in self._dtypes.items()}
+        return AverageState(self.rounds, dict(self._mean), dtypes)
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        self.rounds = int(arrays[_ROUNDS])
-        self._mean, self._dtypes = {}, {}
-        for key, value in arrays.items():
-            if key == _ROUNDS:
-                continue
-            _, dtype, name = key.split("/", 2)
-            self._mean[name] = np.array(value)
-            self._dtypes[name] = np.dtype(dtype)
+    def restore(self, state: AverageState) -> None:
+        """Put back what `to_state` gave."""
+        self.rounds, self._mean = state.rounds, dict(state.mean)
+        self._dtypes = {name: np.dtype(kind) for name, kind in state.dtypes.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,7 +14,7 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["ClientCoverage", "CoverageLedger"]
+__all__ = ["ClientCoverage", "CoverageLedger", "CoverageState"]
 
 _MEMORY = 0.95
 
@@ -40,6 +40,26 @@ class ClientCoverage:
     trained: NDArray[np.int64]
     seen: NDArray[np.float64]
     hits: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class CoverageState:
+    """State of a `CoverageLedger`: of each client its class of device, rounds, and rows as in `ClientCoverage`."""
+
+    clients: tuple[str, ...]
+    devices: tuple[str, ...]
+    rounds: NDArray[np.int64]
+    trained: NDArray[np.int64]
+    seen: NDArray[np.float64]
+    hits: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        tables = {each.shape for each in (self.trained, self.seen, self.hits)}
+        rows = {len(self.clients), len(self.devices), *self.rounds.shape}
+        if len(tables) != 1 or self.trained.ndim != 2 or rows != {len(self.trained)}:
+            raise CheckpointError(
+                f"coverage has tables of shapes {sorted(tables)} for {sorted(rows)} clients"
+            )
 
 
 @dataclass
@@ -104,57 +124,40 @@ class CoverageLedger:
             found[device] = np.sum([entry.trained for entry in members], axis=0) / max(rounds, 1)
         return found
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the ledger as arrays for a checkpoint."""
-        entries = list(self.clients.values())
-        if not entries:
-            return {}
-        return {
-            "clients": np.array(list(self.clients)),
-            "devices": np.array([entry.device for entry in entries]),
-            "rounds": np.array([entry.rounds for entry in entries]),
-            "trained": np.stack([entry.trained for entry in entries]),
-            "seen": np.stack([entry.seen for entry in entries]),
-            "hits": np.stack([entry.hits for entry in entries]),
-        }
+    def to_state(self) -> CoverageState:
+        """Return what must be found again."""
+        entries, width = [*self.clients.values()], len(self.names)
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave.
+        def table(kind: type, rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
+            return np.array([*rows], kind).reshape(len(entries), width)
+
+        return CoverageState(
+            tuple(self.clients), tuple(each.device for each in entries),
+            np.array([each.rounds for each in entries], np.int64),
+            table(np.int64, (each.trained for each in entries)),
+            table(np.float64, (each.seen for each in entries)),
+            table(np.float64, (each.hits for each in entries)),
+        )  # fmt: skip
+
+    def restore(self, state: CoverageState) -> None:
+        """Put back what `to_state` gave.
 
         Raises
         ------
         CheckpointError
-            If the arrays are those of another model.
+            If it is of another model.
         """
-        self.clients = {}
-        if not arrays:
-            return
-        try:
-            self._take(arrays)
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-            self.clients = {}
+        width = state.trained.shape[1]
+        if width != len(self.names):
             raise CheckpointError(
-                f"coverage cannot be read ({type(error).__name__}: {error}); delete the checkpoints"
-            ) from None
-
-    def _take(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        width = len(self.names)
-        if np.shape(arrays["trained"]) != (len(arrays["clients"]), width):
-            raise CheckpointError(
-                f"coverage of {np.shape(arrays['trained'])} does not fit {width} parameters"
+                f"coverage is of {width} parameters, the model has {len(self.names)}: delete the checkpoints"
             )
-        columns = {name: arrays[name] for name in ("seen", "hits")}
-        for column, values in columns.items():
-            if np.shape(values) != np.shape(arrays["trained"]):
-                raise CheckpointError(f"coverage {column!r} has shape {np.shape(values)}")
-        for row, client in enumerate(arrays["clients"]):
-            self.clients[str(client)] = ClientCoverage(
-                device=str(arrays["devices"][row]),
-                rounds=int(arrays["rounds"][row]),
-                trained=np.array(arrays["trained"][row], np.int64),
-                seen=np.array(arrays["seen"][row], np.float64),
-                hits=np.array(arrays["hits"][row], np.float64),
-            )
+        self.clients = {
+            client: ClientCoverage(state.devices[row], int(state.rounds[row]), *(
+                each[row].copy() for each in (state.trained, state.seen, state.hits)
+            ))
+            for row, client in enumerate(state.clients)
+        }  # fmt: skip
 
 
 def _fresh(device: str, width: int) -> ClientCoverage:

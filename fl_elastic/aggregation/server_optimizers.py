@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,26 @@ from numpy.typing import NDArray
 from fl_elastic.errors import CheckpointError, UpdateError
 from fl_elastic.registry import Factories
 
-__all__ = ["SERVER_OPTIMIZERS", "ServerOptimizer"]
+__all__ = ["SERVER_OPTIMIZERS", "OptimizerState", "ServerOptimizer"]
 
 _Array = NDArray[Any]
 _Weights = dict[str, _Array]
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizerState:
+    """State of a `ServerOptimizer`.
+
+    Parameters
+    ----------
+    moments : dict of str to array
+        By kind and tensor, as ``kind/name``.
+    counts : dict of str to int
+        Steps of each tensor.
+    """
+
+    moments: dict[str, NDArray[np.float64]]
+    counts: dict[str, int]
 
 
 class ServerOptimizer(ABC):
@@ -122,24 +139,13 @@ class ServerOptimizer(ABC):
         self._moments[f"{kind}/{name}"] = new = np.asarray(keep * old + (1 - keep) * value)
         return new
 
-    def to_arrays(self) -> dict[str, _Array]:
-        """Return what must outlast a restart."""
-        counts = {f"count/{name}": np.array(count) for name, count in self._counts.items()}
-        return {**{f"moment/{key}": value for key, value in self._moments.items()}, **counts}
+    def to_state(self) -> OptimizerState:
+        """Return what must be found again."""
+        return OptimizerState(dict(self._moments), dict(self._counts))
 
-    def from_arrays(self, arrays: Mapping[str, _Array]) -> None:
-        """Put back what `to_arrays` gave."""
-        moments, counts = "moment/", "count/"
-        self._moments = {
-            key.removeprefix(moments): np.array(value, np.float64)
-            for key, value in arrays.items()
-            if key.startswith(moments)
-        }
-        self._counts = {
-            key.removeprefix(counts): int(value)
-            for key, value in arrays.items()
-            if key.startswith(counts)
-        }
+    def restore(self, state: OptimizerState) -> None:
+        """Put back what `to_state` gave."""
+        self._moments, self._counts = dict(state.moments), dict(state.counts)
 
 
 SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories(
@@ -164,8 +170,9 @@ class Momentum(ServerOptimizer):
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         """Return the velocity."""
         key = f"velocity/{name}"
-        self._moments[key] = new = 0.9 * self._moments.get(key, np.zeros_like(change)) + change
-        return np.asarray(new)
+        velocity = 0.9 * self._moments.get(key, np.zeros_like(change)) + change
+        self._moments[key] = new = np.asarray(velocity)
+        return new
 
 
 class _Adaptive(ServerOptimizer):
@@ -213,5 +220,6 @@ class Yogi(_Adaptive):
         key = f"square/{name}"
         old = self._moments.get(key, np.zeros_like(change))
         squared = change**2
-        self._moments[key] = new = old - (1 - self.second) * squared * np.sign(old - squared)
+        moved = old - (1 - self.second) * squared * np.sign(old - squared)
+        self._moments[key] = new = np.asarray(moved)
         return new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -30,6 +30,20 @@ _NEW = 10.0
 # No tensor's name begins with a dot.
 _EARLY = ".early."
 _Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class UsualSizes:
+    """State of an `UpdateNormClipper`: by tensor, sizes of the last rounds, and of those too few to call usual."""
+
+    usual: dict[str, tuple[float, ...]]
+    early: dict[str, tuple[float, ...]]
+
+    def __post_init__(self) -> None:
+        for least, named in ((math.ulp(0.0), self.usual), (0.0, self.early)):
+            for name, sizes in named.items():
+                if not all(least <= size < math.inf for size in sizes):
+                    raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
 
 
 class UpdateNormClipper:
@@ -186,24 +200,17 @@ class UpdateNormClipper:
             }
         return self._sizes[name]
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart."""
-        usual = {name: np.array(sizes) for name, sizes in self._usual.items() if sizes}
-        return usual | {f"{_EARLY}{name}": np.array(each) for name, each in self._early.items()}
+    def to_state(self) -> UsualSizes:
+        """Return what must be found again."""
+        return UsualSizes(
+            {name: tuple(sizes) for name, sizes in self._usual.items() if sizes},
+            {name: tuple(sizes) for name, sizes in self._early.items()},
+        )
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        found = {
-            name: np.asarray(sizes, np.float64).reshape(-1)[-_ROUNDS:].tolist()
-            for name, sizes in arrays.items()
-        }
-        early = {name: found.pop(name)[1 - _FEW :] for name in [*found] if name.startswith(_EARLY)}
-        for name, sizes in (*found.items(), *early.items()):
-            least = 0.0 if name in early else math.ulp(0.0)
-            if not all(least <= size < math.inf for size in sizes):
-                raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
-        self._usual = found
-        self._early = {name.removeprefix(_EARLY): sizes for name, sizes in early.items()}
+    def restore(self, state: UsualSizes) -> None:
+        """Put back what `to_state` gave."""
+        self._usual = {name: [*sizes][-_ROUNDS:] for name, sizes in state.usual.items()}
+        self._early = {name: [*sizes][1 - _FEW :] for name, sizes in state.early.items()}
 
 
 def _usual_of(sizes: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ from fl_elastic.cli.stream_forget import forget
 from fl_elastic.cli.stream_learner import Opening, shape_of
 from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.storage import OWNER_ONLY, write_atomically
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from fl_elastic.errors import FleetError
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 
 __all__ = [
     "PRIVATE_FILE",

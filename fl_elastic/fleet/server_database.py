@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
-from fl_elastic.storage import OWNER_ONLY, write_atomically
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 __all__ = ["fit_to_release"]
 

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from fl_elastic.storage import only_one
+from fl_elastic.state.files import only_one
 
 __all__ = ["TemporaryFolder"]
 

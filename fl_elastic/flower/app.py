@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
+from fl_elastic.errors import ArchiveError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
 from fl_elastic.flower.shown_log import show_log
+from fl_elastic.state.archive import archive_bytes, archive_of
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
+from fl_elastic.training.selection import SELECTION
 
 __all__ = ["elastic_client_app"]
 
-_SELECTION, _JSON = "fl_elastic.selection", "json"
+_SELECTION, _STATE = "fl_elastic.selection", "state"
 
 
 def elastic_client_app(
@@ -46,7 +51,9 @@ def elastic_client_app(
         arrays, config = read_instruction("train", message.content)
         client = _client_of(client_fn, context)
         reply = client.fit(arrays, config)
-        context.state[_SELECTION] = ConfigRecord({_JSON: client.selection.to_json()})
+        context.state[_SELECTION] = ConfigRecord(
+            {_STATE: archive_bytes(SELECTION, to_archive(client.selection))}
+        )
         return Message(as_asked(message.content, train_reply(*reply)), reply_to=message)
 
     @app.evaluate()
@@ -70,6 +77,8 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
     if not client.client_id:
         client.become(str(context.node_config.get("partition-id", context.node_id)))
     kept = context.state.get(_SELECTION)
-    if isinstance(kept, ConfigRecord) and not client.selection.known:
-        client.selection = SelectionState.from_json(str(kept.get(_JSON, "")))
+    said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
+    if isinstance(said, bytes) and not client.selection.known:
+        with suppress(ArchiveError):
+            client.selection = from_archive(SelectionState, archive_of(said, SELECTION))
     return client

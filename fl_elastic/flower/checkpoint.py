@@ -18,7 +18,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
-from fl_elastic.flower.divergence_rollback import KEPT
 from fl_elastic.flower.incremental_grid import incremental
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
@@ -33,19 +32,19 @@ from fl_elastic.flower.strategy_state import (
 )
 from fl_elastic.flower.wrapped_strategy import check_strategy
 from fl_elastic.readout.place import BODY, places_of
-from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint")
+_KIND = Kind("fl_elastic.checkpoint", 2)
 _MOST_ROUNDS = 999_999
 # Models in double precision, with room; bytes of what grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
-_GOES_BACK = f"guard!object!{KEPT}"
-# What going back by a round puts back besides the model.
-_UNDONE = ("inner.", "server_optimizer!", "average!")
+# What going back by a round puts back besides the model: the inner strategy, and these.
+_UNDONE = re.compile(r"inner\.|(server_optimizer|average)(!|$)")
 _NAME = re.compile(r"round-(\d{6})\.state")
 
 
@@ -55,7 +54,7 @@ class Checkpoint:
 
     server_round: int
     arrays: dict[str, NDArray[Any]]
-    state: dict[str, NDArray[Any]]
+    state: Archive
     strategies: tuple[str, ...]
 
 
@@ -69,7 +68,7 @@ class Checkpointed(Strategy):
     ----------
     strategy : Strategy
         Any strategy, usually a `PartialUpdates`. Arrays in its attributes, and in those of the strategies it
-        wraps (momentum, Adam's moments), are kept as well, and what objects there give by ``to_arrays``: the
+        wraps (momentum, Adam's moments), are kept as well, and what objects there give by ``to_state``: the
         coverage ledger, a server optimiser, which versions clients hold.
     directory : path-like
         Where checkpoints are written; made if missing.
@@ -201,9 +200,11 @@ class Checkpointed(Strategy):
     def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
         """Let losses that jump turn the run back by a round, as without the interruption, where that is known."""
         strategy = self.strategy
-        if not isinstance(strategy, PartialUpdates) or _GOES_BACK not in found.state:
+        guard = found.state.facts.get("guard")
+        had_model = isinstance(guard, dict) and guard.get("had_model") is True
+        if not isinstance(strategy, PartialUpdates) or not had_model:
             return
-        before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, {}, ())
+        before = Checkpoint(0, {n: each.numpy() for n, each in begun.items()}, Archive({}, {}), ())
         path = _path(self.directory, found.server_round - 1)
         try:
             if path.exists():
@@ -211,19 +212,24 @@ class Checkpointed(Strategy):
             elif found.server_round > 1 or strategy.config.solves_head:
                 return
             if _kinds(before.arrays) == _kinds(found.arrays):
-                own = {n: v for n, v in before.state.items() if n.startswith(_UNDONE)}
-                restore(strategy, own)
+                facts, arrays = (
+                    {name: each for name, each in some.items() if _UNDONE.match(name)}
+                    for some in (before.state.facts, before.state.arrays)
+                )
+                restore(strategy, Archive(facts, arrays))
                 strategy.keep_before(before.arrays)
         except (OSError, ValueError, CheckpointError) as error:
             _LOG.warning("there is no going back by a round: %s: %s", path, error)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
-        entries |= {f"state/{name}": value for name, value in collect(self.strategy).items()}
+        state = collect(self.strategy)
+        entries |= {f"state/{name}": value for name, value in state.arrays.items()}
         about = {
             "round": server_round,
             "names": list(arrays),
             "strategies": names_of(self.strategy),
+            "objects": state.facts,
         }
         path = _path(self.directory, server_round)
         try:
@@ -295,7 +301,7 @@ def _checkpoint(found: Archive) -> Checkpoint:
     return Checkpoint(
         server_round=server_round,
         arrays={str(name): found.arrays[f"array/{name}"] for name in about["names"]},
-        state=found.under("state/"),
+        state=Archive(dict(about["objects"]), found.under("state/")),
         strategies=tuple(str(name) for name in about["strategies"]),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from fl_elastic.flower.records import (
     TENSORS,
     failure,
 )
+from fl_elastic.flower.round_data import RoundData
 from fl_elastic.flower.round_overrides import (
     Configure,
     round_budget,
@@ -67,7 +68,6 @@ from fl_elastic.update import (
     decode,
     encode,
     load_weights,
-    weights_of,
 )
 
 if TYPE_CHECKING:
@@ -222,6 +222,9 @@ class ElasticClient(NumPyClient):
         Whether the server has said that its model was made to forget it.
     """
 
+    why_reading_is_fixed: ClassVar[str] = ""
+    """Why the server cannot choose where in the model its head reads; empty if it can."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -271,6 +274,7 @@ class ElasticClient(NumPyClient):
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
+        self._data: RoundData | None = None
         # A model that was read elsewhere before may be given as it is.
         self._own_model, self._places = model, places_of(ModelState.of(model).tensors)
         self._own_manifest = Manifest.of(model).with_base(model)
@@ -342,7 +346,7 @@ class ElasticClient(NumPyClient):
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
         """Return all tensors in the manifest's order."""
         del config
-        return list(self._weights().values())
+        return list(self.data.weights().values())
 
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
@@ -374,21 +378,51 @@ class ElasticClient(NumPyClient):
             return 0.0, 0, _reported(error, "evaluate", config)
         return answer.loss, answer.num_examples, answer.metrics
 
+    @property
+    def data(self) -> RoundData:
+        """What it works on; between messages its own model and loaders."""
+        return self._data or self._own_data()
+
+    def _own_data(self) -> RoundData:
+        return RoundData(
+            self.manifest, self.model, self.train_loader, self.test_loader, self.loss_fn
+        )
+
+    @contextmanager
+    def _opened(
+        self, task: RoundTask, weights: Mapping[str, NDArray[Any]] | None
+    ) -> Iterator[RoundData]:
+        """Yield what a task is about, with the server's weights if they came."""
+        if weights is not None:
+            load_weights(self.model, self.manifest, weights)
+        yield self._own_data()
+
+    @contextmanager
+    def _working_on(self, data: RoundData) -> Iterator[None]:
+        """Let `data` be this as long as the context lasts."""
+        before, self._data = self._data, data
+        try:
+            yield
+        finally:
+            self._data = before
+
     def _do(
         self, task: RoundTask, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> Answer:
         """Do a task with the model that came with it."""
         self._follow_flags()
         self._read_from(task.read)
-        version, metrics = 0, dict[str, Any]()
+        weights, version, metrics = None, 0, dict[str, Any]()
         if task.brings_model:
-            version, metrics = self._load_weights(parameters, config, task)
-        if task.reveals_data and adds_noise(made_by(self.optimizer_fn, self.model)):
-            raise TrainingError(
-                "the optimiser adds noise for privacy, and the server asks for what comes from the data without "
-                "any: use round_zero='none', cut='none' or 'fixed:GROUP', and no forgetting"
-            )
-        answer = task.answer(self, version, config)
+            weights, version, metrics = self._received(parameters, config, task)
+        with self._opened(task, weights) as data, self._working_on(data):
+            if task.reveals_data and adds_noise(made_by(self.optimizer_fn, data.model)):
+                raise TrainingError(
+                    "the optimiser adds noise for privacy, and the server asks for what comes from the data "
+                    "without any: use read='none', cut='none' or 'fixed:GROUP', and no forgetting"
+                )
+            answer = task.answer(self, version, config)
+            metrics |= data.finish(task, self.report)
         return replace(answer, metrics=answer.metrics | metrics)
 
     def train(self, task: Train, version: int, config: Mapping[str, Any]) -> Answer:
@@ -403,6 +437,7 @@ class ElasticClient(NumPyClient):
         config : mapping
             Of the message: proximal weight, round, epochs, and what ``configure`` reads.
         """
+        data = self.data
         if self.wish is not None and not self.forgotten:
             # What a policy looks at from fit to fit may be among what is to be forgotten.
             self._state.selection.memory = PolicyMemory()
@@ -421,24 +456,24 @@ class ElasticClient(NumPyClient):
 
             policy = GivenPolicy(read_groups(task.groups))
         trainer = ElasticTrainer(
-            self.model, self.loss_fn, self._round_optimizer_fn,
+            data.model, data.loss_fn, self._round_optimizer_fn,
             budget=self._since_arrival(self.budget_for(task)),
             policy=policy, profile=profile, options=options, state=self._state.selection,
             manifest=self.manifest,
         )  # fmt: skip
-        self.model.train()
-        self.report = trainer.fit(self.train_loader, epochs=epochs)
-        update = self._update(trainer, version)
+        data.model.train()
+        self.report = trainer.fit(data.batches, epochs=epochs)
+        update = data.update(trainer, version)
         self._state.keep_selection()
         if trainer.profile is not None and trainer.profile is not self._profile:
             # The policy's modes were measured on top of what was known.
             self._profile = trainer.profile
-            self._state.keep_profile(trainer.profile, self.model)
+            self._state.keep_profile(trainer.profile, data.model)
         metrics = self._training_metrics(task, trainer, self.report)
         if config.get(PACKED):
             packed = self._encoded(update, self.codec)
             return Answer.packed(packed, update.num_examples, metrics)
-        weights = self._weights()
+        weights = data.weights()
         if task.groups:
             # The server adds up the same tensors of all clients, without seeing any client's.
             trained = [name for name in self.manifest.names if name in update.deltas]
@@ -482,6 +517,8 @@ class ElasticClient(NumPyClient):
         """Go on with a head that reads these places of the model; with the model as it was given for none."""
         if places == self._places:
             return
+        if self.why_reading_is_fixed:
+            raise TrainingError(self.why_reading_is_fixed)
         # Clients whose head stays where it is do not load it.
         from fl_elastic.readout.readout import Readout
         from fl_elastic.training.place_sample import outputs_of
@@ -514,20 +551,25 @@ class ElasticClient(NumPyClient):
         """Return the squares of gradients of all examples, and of those that are to be forgotten."""
         from fl_elastic.methods.dampening.forget import squares_with
 
-        return squares_with(
-            self.model, loss_fn, self.train_loader, self.wish,
-            examples=self.size().examples, seconds=self.budget_for(task).deadline or math.inf,
+        data, examples = self.data, self.data.examples()
+        seconds = self.budget_for(task).deadline or math.inf
+        return data.squares(
+            lambda loss: squares_with(
+                data.model, loss, examples, self.wish,
+                examples=self.size(examples).examples, seconds=seconds,
+            ),
+            loss_fn,
         )  # fmt: skip
 
     def seed(self, server_round: int) -> int:
         """Return the seed of this client's random choices in a round."""
-        client = self.client_id or _fallback_id(self.train_loader)
+        client = self.client_id or _fallback_id(self.data.batches)
         return _seed_of(self.options.seed, client, server_round)
 
     def batches_in_time(self, task: RoundTask) -> Iterator[Batch]:
         """Yield the batches of the client's examples; none is begun after the deadline, but one."""
         until = time.monotonic() + (self.budget_for(task).deadline or math.inf)
-        for batch in self.train_loader:
+        for batch in self.data.examples():
             yield batch
             if time.monotonic() > until:
                 break
@@ -539,49 +581,60 @@ class ElasticClient(NumPyClient):
         """
         from fl_elastic.training.above_cut import head_sums_above_cut
 
-        options = self._options(task)
+        data = self.data
+        known = data.known_sums()
+        if known is not None:
+            return known, known.num_examples, None
+        options, examples = self._options(task), data.examples(of_server=True)
         keeps = options.forward is not None and options.part.cut
         graph = self._costs(self._batches()[0], options).graph if keeps else None
         sums, forward = head_sums_above_cut(
-            self.model, self.train_loader, graph, options,
+            data.model, examples, graph, options,
             seconds=self.budget_for(task).deadline or math.inf, together=_TOGETHER,
-            loss_fn=self.loss_fn,
+            loss_fn=data.plain_loss,
         )  # fmt: skip
-        return sums, max(self.size().examples, sums.num_examples), forward
+        count = max(self.size(examples).examples, sums.num_examples)
+        return data.in_server_order(sums), count, forward
 
     def sums_apart(self, task: SolveHead) -> tuple[HeadSums, HeadSums]:
         """Return the sums over all examples, and those over about a fifth, features clipped as the server says."""
         from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
 
-        found = sums_apart(
-            self.model, self.train_loader, seconds=self.budget_for(task).deadline or math.inf,
-            loss_fn=self.loss_fn, clip=task.clip,
+        data = self.data
+        total, held = sums_apart(
+            data.model, data.examples(of_server=True),
+            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.plain_loss, clip=task.clip,
         )  # fmt: skip
-        refuse_frozen_head(found[0].weight, self.manifest.index)
-        return found
+        refuse_frozen_head(total.weight, self.manifest.index)
+        return data.in_server_order(total), data.in_server_order(held)
 
     def cut_worth(self, task: RoundTask) -> dict[str, float]:
         """Return what training down to each place gains, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
 
         # Features would be kept below whichever cut it becomes.
-        options = replace(self._options(task), forward=self._forward(True))
+        options, model = replace(self._options(task), forward=self._forward(True)), self.data.model
         batches = self._batches(2)
         known = self._costs(batches[0], options)
-        self._profile = with_prefix(known, self.model, batches[0], options)
-        self._state.keep_profile(self._profile, self.model)
+        self._profile = with_prefix(known, model, batches[0], options)
+        self._state.keep_profile(self._profile, model)
         return cut_worth(
-            self.model, self.loss_fn, batches, self._profile, options, self.size().examples,
+            model, self.data.loss_fn, batches, self._profile, options, self.size().examples,
             optimizer_fn=self._round_optimizer_fn, memory=self.budget.memory,
         )  # fmt: skip
 
-    def size(self) -> LoaderSize:
-        """Return how many training batches and examples there are, as far as the loader tells."""
-        return loader_size(self.train_loader, self._batches()[0], self.options.count_examples)
+    def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
+        """Return how many batches and examples there are to train on, or of these, as far as the loader tells."""
+        batches = self.data.batches if batches is None else batches
+        first = first_batches(
+            batches, 1, model_device(self.data.model), self.options.count_examples
+        )
+        return loader_size(batches, first[0], self.options.count_examples)
 
     def _batches(self, count: int = 1) -> list[Batch]:
-        device = model_device(self.model)
-        return first_batches(self.train_loader, count, device, self.options.count_examples)
+        data = self.data
+        device = model_device(data.model)
+        return first_batches(data.batches, count, device, self.options.count_examples)
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
@@ -600,7 +653,8 @@ class ElasticClient(NumPyClient):
         options, profile = self._options(task), self._known_profile()
         forward, cut = options.forward, options.part.cut
         lasts = forward is not None and forward.path is not None and forward.feature_bytes
-        if not cut or profile is None or not lasts or not isinstance(self.test_loader, Sized):
+        tests = self.data.tests
+        if not cut or profile is None or not lasts or not isinstance(tests, Sized):
             yield None
             return
         from fl_elastic.training.above_cut import passing_above_cut
@@ -608,14 +662,16 @@ class ElasticClient(NumPyClient):
         assert forward is not None and forward.path is not None
         tested = replace(forward, path=self._state.test_features(Path(forward.path)))
         options = replace(options, forward=tested)
-        with passing_above_cut(self.model, self.test_loader, profile.graph, options) as kept:
+        with passing_above_cut(self.data.model, tests, profile.graph, options) as kept:
             yield kept.step
 
     def capabilities(self, task: RoundTask | None = None) -> Capabilities:
         """Return what this device can do in such a round; its costs are measured if they are not known."""
-        options = self._options(task or Train())
-        batch = self._batches()[0]
-        size = self.size()
+        task = task or Train()
+        if self._data is None:
+            with self._opened(task, None) as data, self._working_on(data):
+                return self.capabilities(task)
+        options, batch, size = self._options(task), self._batches()[0], self.size()
         profile = self._costs(batch, options)
         return Capabilities.of(
             lasting_costs(profile, options, size.examples), self.budget_for(Train()),
@@ -625,6 +681,8 @@ class ElasticClient(NumPyClient):
 
     def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
         """Return what to multiply a round's epochs by, so that it takes as long with a cut as without."""
+        if self.data.one_pass:
+            return 1
         return passes_above_cut(profile, options, examples, self.budget.speedup or 1.0)
 
     def forget_profile(self) -> None:
@@ -653,7 +711,7 @@ class ElasticClient(NumPyClient):
         options = round_options(self.options, task)
         if task.kept_head:
             # The server knows the head by what its tensors are called in the model's state.
-            kept = _module_name(self.model, task.kept_head)
+            kept = _module_name(self.data.model, task.kept_head)
             options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
             options,
@@ -664,6 +722,8 @@ class ElasticClient(NumPyClient):
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
         """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
+        if self.data.keeps_features:
+            return None
         forward = self.options.forward
         if forward is None and below_cut:
             forward = ForwardOptions(feature_bytes=self.feature_bytes)
@@ -675,39 +735,24 @@ class ElasticClient(NumPyClient):
             return forward
         return replace(forward, path=self._state.features)
 
-    def _load_weights(
+    def _received(
         self, parameters: list[NDArray[Any]], config: dict[str, Any], task: RoundTask
-    ) -> tuple[int, dict[str, Any]]:
-        """Load a packed buffer or a list of arrays; return the model's version, and what to say about it."""
-        metrics: dict[str, Any] = {}
-        if config.get(PACKED):
-            if len(parameters) != 1:
-                raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
-            weights, version = self._state.received(parameters[0].tobytes(), self.model)
-            if task.keep and self._state.keep_model(weights, version):
-                metrics[HAVE] = version
-        else:
-            weights, version = self._state.received_list(parameters, self.model), 0
-        self._take_in(weights, task)
-        return version, metrics
-
-    def _take_in(self, weights: dict[str, NDArray[Any]], task: RoundTask) -> None:
-        """Go on from the server's model, to do a task."""
-        load_weights(self.model, self.manifest, weights)
-
-    def _weights(self) -> dict[str, NDArray[Any]]:
-        """Return the model as the server knows it."""
-        return weights_of(self.model, self.manifest, self.manifest.names)
-
-    def _update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return what the server is told of a fit that started from this version."""
-        return trainer.update(version)
+    ) -> tuple[dict[str, NDArray[Any]], int, dict[str, Any]]:
+        """Read a packed buffer or a list of arrays; return the weights, their version, what to say about them."""
+        if not config.get(PACKED):
+            return self._state.received_list(parameters, self.model), 0, {}
+        if len(parameters) != 1:
+            raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
+        weights, version = self._state.received(parameters[0].tobytes(), self.model)
+        keeps = task.keep and self._state.keep_model(weights, version)
+        return weights, version, {HAVE: version} if keeps else {}
 
     def _known_profile(self) -> CostProfile | None:
         """Return the cost profile from memory or disk, if there is one."""
         if self._profile is None:
-            key = profile_key(self.model, self._batches()[0], self._round_optimizer_fn)
-            self._profile = self._state.profile(key, self.model)
+            model = self.data.model
+            key = profile_key(model, self._batches()[0], self._round_optimizer_fn)
+            self._profile = self._state.profile(key, model)
         return self._profile
 
     def _costs(self, batch: Batch, options: TrainerOptions) -> CostProfile:
@@ -715,7 +760,7 @@ class ElasticClient(NumPyClient):
         profile = self._known_profile()
         if profile is None:
             self._profile = profile = self._measure(batch, options)
-            self._state.keep_profile(profile, self.model)
+            self._state.keep_profile(profile, self.data.model)
         return profile
 
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
@@ -723,6 +768,6 @@ class ElasticClient(NumPyClient):
         from fl_elastic.profiling.estimate import estimate_profile
 
         return estimate_profile(
-            self.model, self.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
+            self.data.model, self.data.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
             clock=options.timing.clock, memory=self.budget.memory, prefix=options.forward is not None,
         )  # fmt: skip

@@ -6,20 +6,19 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from fl_elastic.aggregation.coverage import CoverageLedger
+from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import ClientAvailability
-from fl_elastic.flower.fleet_cut import FleetCut
-from fl_elastic.flower.forgetting import UnlearningRequests
+from fl_elastic.flower.fleet_cut import CutState, FleetCut
+from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
@@ -27,6 +26,7 @@ from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.tasks.describe import Describe
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
+from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["ClientRegistry"]
@@ -35,11 +35,38 @@ _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
 _PATIENCE_SECONDS = 120.0
 _LONGEST_PAUSE = 64
-_MOST_GROUPS, _LONGEST_NAME = 10_000, 500
+_MOST_GROUPS = 10_000
 _KEEP_IMPORTANCE = 0.7
 _Task = TypeVar("_Task", bound=RoundTask)
 # Of the clients' learning rates, where they turn out to be too large, and the least.
 _SLOWER, _SLOWEST = 0.25, 1 / 64
+
+
+@dataclass(frozen=True, eq=False)
+class FleetState:
+    """State of a `ClientRegistry`.
+
+    Parameters
+    ----------
+    coverage, plan, cut, requests
+        States of its ledger, planner, cut and unlearning requests; None for none.
+    kept_head, rate, importance
+        As it has them.
+    """
+
+    coverage: CoverageState | None
+    plan: SelectionState | None
+    cut: CutState
+    requests: TriedRequests
+    kept_head: str
+    rate: float
+    importance: dict[str, float]
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < math.inf for value in self.importance.values()):
+            raise ValueError("importance is not all numbers from 0")
+        if not _SLOWEST <= self.rate <= 1:
+            raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
 
 
 class ClientRegistry:
@@ -65,7 +92,7 @@ class ClientRegistry:
         self.availability = ClientAvailability()
         self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
-        self._stored: Mapping[str, NDArray[Any]] = {}
+        self._stored: CoverageState | None = None
         # When a node is asked again what it can do.
         self._silences: dict[int, Backoff] = {}
         self._measuring = False
@@ -82,8 +109,9 @@ class ClientRegistry:
         """Keep the ledger of this model, as it was stored if it was."""
         if self._ledger is None or self._ledger.manifest.hash != manifest.hash:
             self._ledger = CoverageLedger(manifest)
-            self._ledger.from_arrays(self._stored)
-            self._stored = {}
+            if self._stored is not None:
+                self._ledger.restore(self._stored)
+            self._stored = None
             self.groups = GroupNames(manifest)
             self.importance = _possible(self.importance, self.groups)
             self.capabilities = {
@@ -240,41 +268,23 @@ class ClientRegistry:
             }
         self.importance = _possible(mean, self.groups)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart of the server."""
-        arrays = dict(self._stored) if self._ledger is None else self._ledger.to_arrays()
-        arrays |= {} if self._planner is None else self._planner.to_arrays()
-        if self.kept_head:
-            arrays |= {"kept-head": np.array(self.kept_head), "rate": np.array(self.rate)}
-        arrays |= {f"cut-{name}": array for name, array in self.cut.to_arrays().items()}
-        arrays |= {f"wish-{name}": array for name, array in self.unlearning.to_arrays().items()}
-        if self.importance:
-            arrays["importance-names"] = np.array(list(self.importance))
-            arrays["importance"] = np.array(list(self.importance.values()))
-        return arrays
+    def to_state(self) -> FleetState:
+        """Return what must be found again."""
+        return FleetState(
+            self._stored if self._ledger is None else self._ledger.to_state(),
+            None if self._planner is None else self._planner.to_state(),
+            self.cut.to_state(), self.unlearning.to_state(), self.kept_head, self.rate, dict(self.importance),
+        )  # fmt: skip
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave; the ledger follows when the model is known."""
-        stored = dict(arrays)
-        nothing = np.zeros(0)
-        names = stored.pop("importance-names", nothing)
-        values = stored.pop("importance", nothing)
-        found = {str(n)[:_LONGEST_NAME]: float(v) for n, v in zip(names, values, strict=True)}
-        if not all(0 <= value < math.inf for value in found.values()):
-            raise ValueError("importance is not all numbers from 0")
-        self.importance = found
-        self.kept_head = str(stored.pop("kept-head", ""))[:_LONGEST_NAME]
-        self.rate = float(stored.pop("rate", np.array(1.0)))
-        if not _SLOWEST <= self.rate <= 1:
-            raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
-        cut = {name: stored.pop(name) for name in [*stored] if name.startswith("cut-")}
-        self.cut.from_arrays({name.removeprefix("cut-"): each for name, each in cut.items()})
-        wishes = {name: stored.pop(name) for name in [*stored] if name.startswith("wish-")}
-        self.unlearning.from_arrays({n.removeprefix("wish-"): each for n, each in wishes.items()})
-        cohort = {"cohort": stored.pop("cohort", np.array(""))}
-        if self._planner is not None:
-            self._planner.from_arrays(cohort)
-        self._stored, self._ledger = stored, None
+    def restore(self, state: FleetState) -> None:
+        """Put back what `to_state` gave; the ledger follows when the model is known."""
+        self._stored, self._ledger = state.coverage, None
+        if self._planner is not None and state.plan is not None:
+            self._planner.restore(state.plan)
+        self.cut.restore(state.cut)
+        self.unlearning.restore(state.requests)
+        self.kept_head, self.rate = state.kept_head, state.rate
+        self.importance = dict(state.importance)
 
 
 def _possible(importance: Mapping[str, float], groups: GroupNames | None) -> dict[str, float]:

@@ -13,8 +13,10 @@ from torch import nn
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.storage import Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.codec import read_state, write_state
+from fl_elastic.state.files import remove_leftovers
 from fl_elastic.training import SelectionState
+from fl_elastic.training.selection import SELECTION
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import peek
 from fl_elastic.update.manifest import hex_of
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["ClientState"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.selection")
 
 
 # Of clients without a folder: simulated ones are made anew for each message, in processes that stay. The case alone
@@ -129,7 +130,7 @@ class ClientState:
         if path is None:
             return SelectionState(known=False)
         try:
-            return SelectionState.from_facts(read_archive(path, _KIND).facts)
+            return read_state(SelectionState, path, SELECTION)
         except (OSError, ArchiveError):
             return SelectionState(known=False)
 
@@ -138,7 +139,7 @@ class ClientState:
         path = self._path("selection", "state")
         try:
             if path is not None:
-                write_archive(path, _KIND, self.selection.to_facts())
+                write_state(path, SELECTION, self.selection)
         except OSError as error:
             _LOG.warning("cannot keep importance in %s: %s", path, error.strerror)
 

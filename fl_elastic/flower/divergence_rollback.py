@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-__all__ = ["KEPT", "DivergenceRollback", "undo_of"]
-
-KEPT = "kept"
-"""Name of what a guard's arrays have where it had a model to go back to."""
+__all__ = ["DivergenceRollback", "undo_of"]
 
 _REMEMBERED = 5
 _MARGIN = 0.1
 _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
 _Weights = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RollbackState:
+    """State of a `DivergenceRollback`.
+
+    Parameters
+    ----------
+    rate_limit, first_loss, good_rounds, losses
+        Its limit, the first round's loss, good rounds since the last step back, the losses of the last rounds.
+    had_model : bool
+        Whether it had a model to go back to.
+    """
+
+    rate_limit: float
+    first_loss: float
+    good_rounds: int
+    losses: tuple[float, ...]
+    had_model: bool
+
+    def __post_init__(self) -> None:
+        finite = all(math.isfinite(each) for each in (self.first_loss, *self.losses))
+        if not self.rate_limit > 0 or not finite:
+            raise ValueError(
+                f"rate limit {self.rate_limit} and losses {self.losses[:3]} are no state of a run"
+            )
 
 
 class DivergenceRollback:
@@ -98,21 +122,16 @@ class DivergenceRollback:
         self.rate_limit = max(_SHRINK * self.rate_limit, _LEAST) if self.rate_limit <= 1 else 1.0
         return weights
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart, and whether there is a model to go back to, which others keep."""
-        if not self._losses:
-            return {}
-        numbers = [self.rate_limit, self._first, float(self._good), *self._losses]
-        kept = {} if self._kept is None else {KEPT: np.array(True)}
-        return {"numbers": np.array(numbers), **kept}
+    def to_state(self) -> RollbackState:
+        """Return what must be found again, and whether there is a model to go back to, which others keep."""
+        return RollbackState(
+            self.rate_limit, self._first, self._good, tuple(self._losses), self._kept is not None
+        )
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        limit, first, good, *losses = np.asarray(arrays["numbers"], np.float64).tolist()
-        if not limit > 0 or not np.isfinite([first, good, *losses]).all():
-            raise ValueError(f"rate limit {limit} and losses {losses[:3]} are no state of a run")
-        self.rate_limit, self._first, self._good = max(limit, _LEAST), first, int(good)
-        self._losses = losses[-_REMEMBERED:]
+    def restore(self, state: RollbackState) -> None:
+        """Put back what `to_state` gave."""
+        self.rate_limit, self._first = max(state.rate_limit, _LEAST), state.first_loss
+        self._good, self._losses = state.good_rounds, [*state.losses][-_REMEMBERED:]
 
 
 def undo_of(owners: Iterable[object]) -> Callable[[], None]:

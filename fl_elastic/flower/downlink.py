@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,31 @@ from fl_elastic.update.partial import MAX_VERSION
 __all__ = ["ChangeLog", "Downlink", "MessagePacker", "check_downlink_codec"]
 
 Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """State of a `ChangeLog`: the versions that it knows, and by tensor the one at which it last changed."""
+
+    versions: tuple[int, ...] = ()
+    changed: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = {*self.versions}
+        increasing = [*self.versions] == sorted(known)
+        bounded = all(0 <= version <= MAX_VERSION for version in known)
+        if not increasing or not bounded or not known.issuperset(self.changed.values()):
+            raise UpdateError("versions do not increase, or a tensor changed at an unknown one")
+
+
+@dataclass(frozen=True)
+class DownlinkState:
+    """State of a `Downlink`: version and checksum of the model, which version each node holds, what changed."""
+
+    version: int = -1
+    checksum: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+    changes: Changes = Changes()
 
 
 class ChangeLog:
@@ -72,32 +97,16 @@ class ChangeLog:
             return None
         return frozenset(name for name, at in self._changed.items() if at > version)
 
-    def to_json(self) -> str:
-        """Return the log as text for a checkpoint."""
-        return json.dumps({"versions": self._versions, "changed": self._changed})
+    def to_state(self) -> Changes:
+        """Return what must be found again."""
+        return Changes(tuple(self._versions), dict(self._changed))
 
     @classmethod
-    def from_json(cls, text: str) -> ChangeLog:
-        """Read what `to_json` wrote; anything else gives an empty log: full models then go out again."""
+    def of_state(cls, state: Changes) -> ChangeLog:
+        """Return the log that `to_state` was asked for."""
         log = cls()
-        try:
-            fields = json.loads(text)
-            versions, changed = fields["versions"], fields["changed"]
-            if _is_possible(versions, changed):
-                log._versions, log._changed = list(versions), dict(changed)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass
+        log._versions, log._changed = [*state.versions], dict(state.changed)
         return log
-
-
-def _is_possible(versions: list[Any], changed: dict[str, Any]) -> bool:
-    """Whether `ChangeLog.record` may have left these: increasing versions, changes at some of them."""
-    counts = all(type(version) is int and 0 <= version <= MAX_VERSION for version in versions)
-    return (
-        counts
-        and versions == sorted(set(versions))
-        and all(type(at) is int and at in versions for at in changed.values())
-    )
 
 
 def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -217,23 +226,16 @@ class Downlink:
             )  # fmt: skip
         return self._packed[since]
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart of the server."""
-        if not self.changes_only or self._version < 0:
-            return {}
-        return {
-            "log": np.frombuffer(self.log.to_json().encode(), np.uint8),
-            "nodes": np.array(list(self.held), np.uint64),
-            "versions": np.array(list(self.held.values()), np.int64),
-            "model": np.array([self._version, self._checksum], np.int64),
-        }
+    def to_state(self) -> DownlinkState:
+        """Return what must be found again: nothing where models are always sent whole."""
+        if not self.changes_only:
+            return DownlinkState()
+        return DownlinkState(self._version, self._checksum, dict(self.held), self.log.to_state())
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        self.log = ChangeLog.from_json(arrays["log"].tobytes().decode())
-        pairs = zip(arrays["nodes"].tolist(), arrays["versions"].tolist(), strict=True)
-        self.held = dict(pairs)
-        self._version, self._checksum = arrays["model"].tolist()
+    def restore(self, state: DownlinkState) -> None:
+        """Put back what `to_state` gave."""
+        self.log, self.held = ChangeLog.of_state(state.changes), dict(state.held)
+        self._version, self._checksum = state.version, state.checksum
         self._weights, self._packed = {}, {}
 
 

@@ -6,11 +6,11 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from statistics import median_high
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.flower.backoff import Backoff
@@ -25,9 +25,16 @@ _LOG = logging.getLogger("fl_elastic")
 _WORTH_MOVING = 1.5
 _LONGEST_PAUSE = 8
 _EVERY = 5
-_LONGEST_NAME = 500
 # So many of the fastest say what cuts are worth; of all clients one of so many may say what it likes.
 _ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
+
+
+@dataclass(frozen=True)
+class CutState:
+    """State of a `FleetCut`: its group, and when clients are asked again."""
+
+    group: str
+    stays: Backoff
 
 
 class FleetCut:
@@ -101,21 +108,14 @@ class FleetCut:
         self._stays.reset()
         return True
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart of the server."""
-        if not self._moves:
-            return {}
-        return {
-            "group": np.array(self.group),
-            "stays": np.array([self._stays.attempts, self._stays.left]),
-        }
+    def to_state(self) -> CutState:
+        """Return what must be found again."""
+        return CutState(self.group, replace(self._stays))
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        if self._moves and "group" in arrays:
-            self.group = str(arrays["group"])[:_LONGEST_NAME]
-            attempts, left = (int(each) for each in arrays["stays"])
-            self._stays = Backoff(_LONGEST_PAUSE, attempts=attempts, left=min(left, _LONGEST_PAUSE))
+    def restore(self, state: CutState) -> None:
+        """Put back what `to_state` gave, where the cut moves."""
+        if self._moves:
+            self.group, self._stays = state.group, replace(state.stays)
 
 
 def voters(nodes: int) -> int:

@@ -41,6 +41,18 @@ _MARGIN, _NOTHING = 0.1, 0.1
 _Weights = dict[str, NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class TriedRequests:
+    """State of `UnlearningRequests`: by digest the round after which it was met, 0 where it cannot be."""
+
+    rounds: dict[str, int]
+
+    def __post_init__(self) -> None:
+        digests = all(_WISH.fullmatch(each) for each in self.rounds)
+        if len(self.rounds) > _MOST_REMEMBERED or not digests:
+            raise ValueError("what was forgotten is not all digests")
+
+
 class UnlearningRequests:
     """Which nodes want examples forgotten, and which of these wishes were met.
 
@@ -116,19 +128,13 @@ class UnlearningRequests:
                 len(undone),
             )
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart: what was tried. Nodes say again what they want."""
-        if not self._tried:
-            return {}
-        return {"tried": np.array([*self._tried]), "rounds": np.array([*self._tried.values()])}
+    def to_state(self) -> TriedRequests:
+        """Return what must be found again: what was tried. Nodes say again what they want."""
+        return TriedRequests(dict(self._tried))
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        tried, rounds = arrays.get("tried", np.zeros(0)), arrays.get("rounds", np.zeros(0))
-        found = {str(wish): int(number) for wish, number in zip(tried, rounds, strict=True)}
-        if len(found) > _MOST_REMEMBERED or not all(_WISH.fullmatch(each) for each in found):
-            raise ValueError("what was forgotten is not all digests")
-        self._wants, self._tried = {}, found
+    def restore(self, state: TriedRequests) -> None:
+        """Put back what `to_state` gave."""
+        self._wants, self._tried = {}, dict(state.rounds)
 
 
 @dataclass(frozen=True, eq=False)

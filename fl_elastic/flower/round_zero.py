@@ -92,6 +92,19 @@ def bias_beside(weight: str, manifest: Manifest) -> str:
     return bias if fits else ""
 
 
+@dataclass(frozen=True, eq=False)
+class HeadCheckpointState:
+    """State of a `HeadCheckpoint`: the model, the least error of a head so far, and whose sums its head is from."""
+
+    weights: dict[str, NDArray[Any]]
+    least_error: float
+    nodes: frozenset[int]
+
+    def __post_init__(self) -> None:
+        if not self.least_error >= 0:
+            raise ValueError(f"an error of {self.least_error} is no state of a run")
+
+
 class HeadCheckpoint:
     """The model as it was when its head was last solved for: what is tested and handed out.
 
@@ -160,22 +173,13 @@ class HeadCheckpoint:
         self.weights, self.nodes = solved.weights, solved.nodes
         return ""
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart of the server."""
-        if not self.weights:
-            return {}
-        nodes = np.array(sorted(self.nodes), dtype=np.uint64)
-        return {**self.weights, _ERROR: np.array(self._least), _NODES: nodes}
+    def to_state(self) -> HeadCheckpointState:
+        """Return what must be found again."""
+        return HeadCheckpointState(self.weights, self._least, self.nodes)
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        weights = dict(arrays)
-        least = float(weights.pop(_ERROR, np.array(np.inf)))
-        nodes = weights.pop(_NODES, np.zeros(0, dtype=np.uint64))
-        if not least >= 0:
-            raise ValueError(f"an error of {least} is no state of a run")
-        self.weights, self._least = weights, least
-        self.nodes = frozenset(int(node) for node in nodes.reshape(-1))
+    def restore(self, state: HeadCheckpointState) -> None:
+        """Put back what `to_state` gave."""
+        self.weights, self._least, self.nodes = state.weights, state.least_error, state.nodes
 
 
 def _spoiled(error: float, least: float) -> bool:

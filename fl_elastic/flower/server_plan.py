@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +26,13 @@ class ServerPlanner:
     steps.
 
     Groups that were left out gain worth from round to round, as they do on a client that chooses for itself. Once
-    one was left out for too long, all are trained, in fewer steps where need be: no step of a slow client may be
-    long enough for it.
-
-    Parameters
-    ----------
-    quota : int
-        How many rounds a group may be left out; 0 for as many as a client that chooses for itself would.
+    one was left out for as many rounds as a client that chooses for itself would leave it, all are trained, in
+    fewer steps where need be: no step of a slow client may be long enough for it.
     """
 
-    def __init__(self, quota: int = 0) -> None:
+    def __init__(self) -> None:
         self._state = SelectionState()
-        self._options = TrainerOptions()
-        self._quota = quota or 2 * self._options.full_update_every
+        self._quota = 2 * TrainerOptions().full_update_every
 
     def choose(
         self,
@@ -81,13 +74,13 @@ class ServerPlanner:
         self._state.trained(mask.tolist())
         return tuple(name for name, on in zip(costs.names, mask, strict=True) if on)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart of the server."""
-        return {"cohort": np.array(self._state.to_json())} if self._state.names else {}
+    def to_state(self) -> SelectionState:
+        """Return what must be found again."""
+        return self._state
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
-        self._state = SelectionState.from_json(str(arrays.get("cohort", "")))
+    def restore(self, state: SelectionState) -> None:
+        """Put back what `to_state` gave."""
+        self._state = state
 
 
 def _slow(

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.round_zero import HeadCheckpoint
+from fl_elastic.state.archive import Archive
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update.manifest import FROZEN_BASE
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "tested",
 ]
 
+_OBJECT = "!object!"
 # Adaptive clipping learns it.
 _NUMBER = "clipping_norm"
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -33,13 +36,13 @@ EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @runtime_checkable
 class Remembering(Protocol):
-    """An object with a state of its own."""
+    """An object with a state of its own: a dataclass that `fl_elastic.state.codec` takes."""
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return what must outlast a restart."""
+    def to_state(self) -> Any:
+        """Return what must outlast a restart; always of the same class."""
 
-    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put back what `to_arrays` gave."""
+    def restore(self, state: Any) -> None:
+        """Put back what `to_state` gave."""
 
 
 def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -57,17 +60,24 @@ def names_of(strategy: Strategy) -> tuple[str, ...]:
     return (name, *(name for each in inside for name in names_of(each)))
 
 
-def collect(strategy: Strategy, path: str = "") -> dict[str, NDArray[Any]]:
-    """Return the arrays that the strategy and those it wraps carry from round to round."""
+def collect(strategy: Strategy) -> Archive:
+    """Return what the strategy and those it wraps carry from round to round; facts are of objects, by place."""
+    facts: dict[str, Any] = {}
+    return Archive(facts, _collect(strategy, "", facts))
+
+
+def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, NDArray[Any]]:
     state: dict[str, NDArray[Any]] = {}
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
         if name.startswith("_"):
             continue
         if isinstance(value, Strategy):
-            state |= collect(value, f"{where}.")
+            state |= _collect(value, f"{where}.", facts)
         elif isinstance(value, Remembering):
-            state |= {f"{where}!object!{key}": array for key, array in value.to_arrays().items()}
+            kept = to_archive(value.to_state())
+            facts[where] = kept.facts
+            state |= {f"{where}{_OBJECT}{key}": array for key, array in kept.arrays.items()}
         elif isinstance(value, ArrayRecord):
             state |= {f"{where}!record!{key}": array.numpy() for key, array in value.items()}
         elif isinstance(value, dict) and value and _all_arrays(value.values()):
@@ -84,7 +94,7 @@ def _all_arrays(values: Iterable[object]) -> bool:
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-def restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
+def restore(strategy: Strategy, state: Archive) -> None:
     """Put what `collect` found back into the strategies.
 
     Raises
@@ -103,9 +113,10 @@ def restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
         ) from None
 
 
-def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
+def _restore(strategy: Strategy, state: Archive) -> None:
     grouped: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
-    for entry, array in state.items():
+    grouped |= {(where, "object"): {} for where in state.facts}
+    for entry, array in state.arrays.items():
         where, kind, key = entry.split("!", 2)
         grouped.setdefault((where, kind), {})[key] = array
     for (where, kind), entries in grouped.items():
@@ -119,14 +130,13 @@ def _restore(strategy: Strategy, state: dict[str, NDArray[Any]]) -> None:
         keeps = getattr(owner, "keeps", None)
         if keeps is not None and (name not in keeps or kind != "object"):
             raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
-        # Names are kept by objects alone.
-        allowed = "biufU" if kind == "object" else "biuf"
-        if any(array.dtype.kind not in allowed for array in entries.values()):
+        if any(array.dtype.kind not in "biuf" for array in entries.values()):
             raise CheckpointError(f"{where[:80]!r} holds what is no number")
         if not _may_become(kind, name, value):
             raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
         if kind == "object":
-            value.from_arrays(entries)
+            found = Archive(state.facts[where], entries)
+            value.restore(from_archive(type(value.to_state()), found))
         else:
             setattr(owner, name, _restored(kind, entries))
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fl_elastic.storage import private_file
+from fl_elastic.state.files import private_file
 
 __all__ = ["Journal", "log_to_file", "read_journal"]
 

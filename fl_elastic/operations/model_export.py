@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic.update import Manifest, load_weights
 
 __all__ = ["export_model"]

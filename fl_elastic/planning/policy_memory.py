@@ -1,13 +1,11 @@
-"""What a policy itself keeps from fit to fit, as plain values that travel and rest with the selection's state."""
+"""What a policy itself keeps from fit to fit, with the selection's state."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import PlanError
@@ -39,10 +37,10 @@ class PolicyMemory:
 
     Examples
     --------
+    >>> import numpy as np
     >>> memory = PolicyMemory("mine", {"round": 3}, {"seen": np.ones(2, np.float16)})
-    >>> again = PolicyMemory.from_facts(memory.to_facts())
-    >>> again.facts["round"], again.arrays["seen"].tolist(), again.nbytes
-    (3, [1.0, 1.0], 4)
+    >>> memory.of("mine").nbytes, memory.of("another").nbytes
+    (4, 0)
     """
 
     owner: str = ""
@@ -67,35 +65,3 @@ class PolicyMemory:
     def of(self, owner: str) -> PolicyMemory:
         """Return this memory if it is ``owner``'s, else an empty one."""
         return self if self.owner == owner else PolicyMemory(owner)
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return it as what JSON can hold, the arrays in base 64."""
-        return {
-            "owner": self.owner,
-            "facts": dict(self.facts),
-            "arrays": {
-                name: [
-                    array.dtype.name,
-                    list(array.shape),
-                    base64.b64encode(np.ascontiguousarray(array).data).decode(),
-                ]
-                for name, array in self.arrays.items()
-            },
-        }
-
-    @classmethod
-    def from_facts(cls, facts: Any) -> PolicyMemory:
-        """Read what `to_facts` gave; anything else gives an empty memory."""
-        try:
-            arrays = {str(name): _array(*row) for name, row in facts["arrays"].items()}
-            return cls(str(facts["owner"]), dict(facts["facts"]), arrays)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, PlanError):
-            return cls()
-
-
-def _array(dtype: str, shape: list[int], text: str) -> NDArray[Any]:
-    kind = np.dtype(dtype)
-    if kind.kind not in _KINDS:
-        raise ValueError(f"{dtype} is not kept")
-    numbers = np.frombuffer(base64.b64decode(text, validate=True), kind)
-    return numbers.reshape([int(side) for side in shape])

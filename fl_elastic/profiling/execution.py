@@ -6,21 +6,22 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from fl_elastic.errors import ArchiveError
+from fl_elastic.errors import ArchiveError, ProfileError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, split_batch
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind
+from fl_elastic.state.codec import read_state, write_state
 
 __all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
 
-_KIND = Kind("fl_elastic.execution")
+_KIND = Kind("fl_elastic.execution", 2)
 _WARM_UP = 1
 _STEPS = 5
 _GAIN = 0.95
@@ -41,11 +42,21 @@ class Execution:
     threads: int
     channels_last: bool = False
 
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ProfileError(f"threads {self.threads} must be at least 1")
+
     def apply(self, model: nn.Module) -> None:
         """Set the process and the model accordingly; inputs follow the weights by themselves."""
         torch.set_num_threads(self.threads)
         form = torch.channels_last if self.channels_last else torch.contiguous_format
         model.to(memory_format=form)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    case: str
+    fastest: Execution
 
 
 def measure_execution(
@@ -127,15 +138,14 @@ def load_or_measure_execution(
     """
     file = Path(path)
     try:
-        kept = read_archive(file, _KIND).facts
-        threads, last = kept["threads"], kept["channels_last"]
-        if kept["case"] == case and threads >= 1 and isinstance(last, bool):
-            return Execution(int(threads), last)
-    except (OSError, ArchiveError, KeyError, TypeError, OverflowError):
+        kept = read_state(_Measured, file, _KIND)
+        if kept.case == case:
+            return kept.fastest
+    except (OSError, ArchiveError):
         pass
     found = measure()
     try:
-        write_archive(file, _KIND, asdict(found) | {"case": case})
+        write_state(file, _KIND, _Measured(case, found))
     except OSError:
         pass
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,12 +68,6 @@ class Adaptation:
     before: Score
     after: Score
     undone: str = ""
-
-    @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Adaptation:
-        """Read what `dataclasses.asdict` gave, by way of JSON."""
-        scores = {name: Score(**facts[name]) for name in ("before", "after")}
-        return cls(**{**facts, **scores, "trained": tuple(facts["trained"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +134,7 @@ class Engine:
         trainer = ElasticTrainer(
             module, self.batch_loss, self.optimizer_fn, budget=self.budget, policy=self.policy,
             profile=profile, options=replace(self.options, seed=number),
-            state=SelectionState.from_json(selection.to_json()),
+            state=deepcopy(selection),
         )  # fmt: skip
         facts: dict[str, Any] = {"trained": (), "groups": 0, "steps": 0, "loss": float("nan")}
         facts |= {"seconds": 0.0, "selection_seconds": 0.0}

@@ -101,7 +101,7 @@ class SenderIds:
     >>> names = SenderIds(most=2)
     >>> for number, name in enumerate(["door-1", "door-2", "door-3"], start=1):
     ...     names.add(name, number)
-    >>> names.number("door-1"), names.number("door-3"), names.to_facts()
+    >>> names.number("door-1"), names.number("door-3"), names.known
     (None, 3, {'door-2': 2, 'door-3': 3})
     """
 
@@ -119,8 +119,9 @@ class SenderIds:
         """Return which sample a name stands for; None if it is new, or forgotten."""
         return self._known.get(name)
 
-    def to_facts(self) -> dict[str, int]:
-        """Return it as JSON can hold it."""
+    @property
+    def known(self) -> dict[str, int]:
+        """Every name that is remembered, oldest first."""
         return dict(self._known)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,50 @@ from fl_elastic.streaming.last_layer import LastLayer
 from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.update import Manifest, load_weights, weights_of
 
-__all__ = ["Classifier"]
+__all__ = ["Classifier", "ClassifierState", "SampleForm"]
+
+
+@dataclass(frozen=True)
+class SampleForm:
+    """What every sample looks like: numpy's name of its type, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.zeros()
+
+    def zeros(self) -> NDArray[Any]:
+        """Return a sample of zeros."""
+        return np.zeros(self.shape, np.dtype(self.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassifierState:
+    """State of a `Classifier`.
+
+    Parameters
+    ----------
+    classes : tuple of int
+        Labels of the first outputs.
+    outputs : int or None
+        How many there are; None where no head says so.
+    like : SampleForm or None
+        Of each sample; None before the first.
+    features : str or None
+        What features of samples belong to, as in `Classifier.version`.
+    groups_above : int or None
+        Tensor groups above the place at which features are kept; None where there is no such place.
+    weights : dict of str to array
+        The model's tensors.
+    """
+
+    classes: tuple[int, ...]
+    outputs: int | None
+    like: SampleForm | None
+    features: str | None
+    groups_above: int | None
+    weights: dict[str, NDArray[Any]]
 
 
 class Classifier:
@@ -164,22 +208,19 @@ class Classifier:
         if self._latent is not None or self._last_layer:
             self.body = None
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return what JSON can hold of it."""
-        like = self.like
-        return {
-            "classes": list(self.classes.labels),
-            "outputs": self._outputs(),
-            "like": None if like is None else [like.dtype.str, *like.shape],
-            "features": self.version,
-            "groups_above": None if self._latent is None else self._latent.groups,
-        }
+    def to_state(self) -> ClassifierState:
+        """Return what must be found again."""
+        like, latent = self.like, self._latent
+        return ClassifierState(
+            self.classes.labels, self._outputs(), None if like is None else SampleForm(like.dtype.str, like.shape),
+            self.version, None if latent is None else latent.groups, self.weights(),
+        )  # fmt: skip
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
+    def weights(self) -> dict[str, NDArray[Any]]:
         """Return the model's tensors."""
         return weights_of(self.model, Manifest.of(self.model, whole=True))
 
-    def restore(self, facts: Mapping[str, Any], weights: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: ClassifierState) -> None:
         """Take over what an earlier life has saved.
 
         Raises
@@ -188,17 +229,16 @@ class Classifier:
             If it is of another model.
         """
         try:
-            if facts["outputs"] is not None and facts["outputs"] > (self._outputs() or np.inf):
-                self._grow(facts["outputs"])
-            load_weights(self.model, Manifest.of(self.model, whole=True), weights)
+            if state.outputs is not None and state.outputs > (self._outputs() or np.inf):
+                self._grow(state.outputs)
+            load_weights(self.model, Manifest.of(self.model, whole=True), state.weights)
         except (UpdateError, ModelError) as error:
             raise StreamDataError(
                 f"the saved state is of another model ({error}): give that one, or another state_dir"
             ) from None
-        self.classes = ClassMap(tuple(facts["classes"]))
-        if facts["like"] is not None:
-            dtype, *shape = facts["like"]
-            self.like = np.zeros(shape, np.dtype(dtype))
+        self.classes = ClassMap(state.classes)
+        if state.like is not None:
+            self.like = state.like.zeros()
         self.rebuild()
 
     def _outputs(self) -> int | None:

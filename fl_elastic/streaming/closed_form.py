@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,9 @@ from fl_elastic.streaming.reading_place import LAST, check_read
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_head import RunningHead
-from fl_elastic.update.running_sums import RunningSums
+from fl_elastic.update.running_sums import KeptSums, RunningSums
 
-__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "saved_sums"]
+__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "SolvedHeadState", "saved_sums"]
 
 HELD_OUT = 320
 """So many stored samples tell which penalty it is."""
@@ -89,6 +89,42 @@ class Put:
     before: Score
     after: Score
     undone: str
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedHeadState:
+    """State of a `SolvedHead`.
+
+    Parameters
+    ----------
+    sums : KeptSums
+        Over all samples that it has learned.
+    penalty_index : int
+        Place of its penalty among those that are tried.
+    newest, base : int
+        Numbers of the newest sample, and of the one that counts 1.
+    chosen_at : float
+        Weight of the sums when the penalty was chosen last.
+    remember : float or None
+        As in `ClosedForm`.
+    gone : frozenset of int
+        Samples whose part was subtracted, and that the store may hold still.
+    changed : bool
+        Whether there is a newer head than the one in the model.
+    """
+
+    sums: KeptSums
+    penalty_index: int
+    newest: int
+    base: int
+    chosen_at: float
+    remember: float | None
+    gone: frozenset[int]
+    changed: bool
+
+    def __post_init__(self) -> None:
+        if self.remember is not None and not self.remember > 0:
+            raise StreamDataError(f"remember {self.remember} is no number of samples")
 
 
 class SolvedHead:
@@ -258,19 +294,16 @@ class SolvedHead:
             self._head.take_penalty(closed_form_head(before).penalty)
         self._chosen_at = sums.weight
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return what JSON can hold of it; from now on it is as one that was restored."""
+    def to_state(self) -> SolvedHeadState:
+        """Return what must be found again; from now on it is as one that was restored."""
         self._take_in()
-        return {
-            **self._head.to_facts(), "newest": self._newest, "base": self._base, "chosen_at": self._chosen_at,
-            "remember": self._how.remember, "gone": sorted(self.gone), "changed": self._changed,
-        }  # fmt: skip
+        self._head.renew()
+        return SolvedHeadState(
+            self._head.sums.to_state(), self._head.penalty_index, self._newest, self._base, self._chosen_at,
+            self._how.remember, frozenset(self.gone), self._changed,
+        )  # fmt: skip
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its sums."""
-        return self._head.sums.to_arrays()
-
-    def restore(self, facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: SolvedHeadState) -> None:
         """Take over what an earlier life has saved.
 
         Raises
@@ -278,16 +311,15 @@ class SolvedHead:
         StreamError
             If it counted older samples in another way.
         """
-        if facts["remember"] != self._how.remember:
+        if state.remember != self._how.remember:
             raise StreamDataError(
-                f"the saved head was made with remember={facts['remember']}, not {self._how.remember}: give "
+                f"the saved head was made with remember={state.remember}, not {self._how.remember}: give "
                 "the same, or another state_dir"
             )
-        self._head.restore(RunningSums.from_arrays(arrays), facts)
-        self._newest, self._base = int(facts["newest"]), int(facts["base"])
-        self._chosen_at, self._waiting = float(facts["chosen_at"]), []
-        self._changed = bool(facts["changed"])
-        self.gone = {int(number) for number in facts["gone"]}
+        self._head.restore(RunningSums.of_state(state.sums), state.penalty_index)
+        self._newest, self._base = state.newest, state.base
+        self._chosen_at, self._waiting = state.chosen_at, []
+        self._changed, self.gone = state.changed, set(state.gone)
 
     def _write(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():
@@ -320,10 +352,10 @@ class SolvedHead:
         return self._classifier.classes.outputs(np.array([row.y for row in rows], np.int64))
 
 
-def saved_sums(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> RunningSums:
+def saved_sums(state: SolvedHeadState) -> RunningSums:
     """Return the sums that a learner has saved, as if its newest sample counted 1."""
-    sums = RunningSums.from_arrays(arrays)
-    newest = _counts([int(facts["newest"])], int(facts["base"]), facts["remember"])
+    sums = RunningSums.of_state(state.sums)
+    newest = _counts([state.newest], state.base, state.remember)
     sums.scale(1.0 / float(newest[0]))
     return sums
 

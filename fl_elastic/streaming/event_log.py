@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.storage import private_file
+from fl_elastic.state.files import private_file
 
 __all__ = ["Event", "EventLog"]
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -21,7 +21,6 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.readout.readout import Readout
-from fl_elastic.storage import Archive
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
@@ -33,7 +32,7 @@ from fl_elastic.streaming.forgetting import Forgotten, dampen_body
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import Refused, checked_label, checked_time
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import StateFolder, taking_over
+from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place, with_place
@@ -195,9 +194,7 @@ class StreamLearner:
             if state is None:
                 self._first = FirstSamples(head.read, head.most_features)
             else:
-                with taking_over(self._folder.path):
-                    weights = state.under("model.")
-                    model = saved_readout(model, head.read, state.facts, weights, prepare)
+                model = saved_readout(model, head.read, state.classifier, prepare)
         most = log_bytes(store.capacity_bytes)
         if self._first is not None:
             most = kept_until_chosen(store.capacity_bytes)
@@ -640,25 +637,14 @@ class StreamLearner:
             # Beyond a gap in the log a state alone makes everything whole.
             return self._ahead.is_whole or (self._choose(now=True) and not self._unsaved)
         self._memory.settle()
-        facts: dict[str, Any] = {
-            "progress": self.progress.to_facts(),
-            "record": self.record.to_facts(),
-            "selection": self.selection.to_json(),
-            "adaptations": [asdict(each) for each in self.adaptations],
-            "rounds": asdict(self.rounds),
-            "events": self._ahead.events,
-            "number": self._memory.number,
-            "places": self.places,
-            "names": self._names.to_facts(),
-            **self._classifier.to_facts(),
-            **({} if self._head is None else {"closed_form": self._head.to_facts()}),
-        }
-        arrays = {f"memory.{name}": each for name, each in self._memory.to_arrays().items()}
-        arrays |= {f"model.{name}": each for name, each in self._classifier.to_arrays().items()}
-        if self._head is not None:
-            arrays |= {f"sums.{name}": each for name, each in self._head.to_arrays().items()}
-        arrays["errors"] = self._drift.errors
-        taken = self._folder.save(Archive(facts, arrays))
+        taken = self._folder.save(
+            LearnerState(
+                self.progress, self.record, self.selection, tuple(self.adaptations), self.rounds,
+                self._ahead.events, self._memory.number, self.places, self._names.known,
+                self._classifier.to_state(), self._memory.to_state(), self._drift.errors,
+                None if self._head is None else self._head.to_state(),
+            )
+        )  # fmt: skip
         self.progress.saves_failed += not taken
         if taken:
             self._ahead.saved()
@@ -780,7 +766,7 @@ class StreamLearner:
                 self._memory.settle()
         self._replaying = False
 
-    def _restore(self, state: Archive | None) -> None:
+    def _restore(self, state: LearnerState | None) -> None:
         events = 0
         if self._first is not None:
             self.places = {}
@@ -799,8 +785,7 @@ class StreamLearner:
             self._memory.number, self.places = 0, {}
             self._memory.keep_to(self._classifier.version, None)
         else:
-            with taking_over(self._folder.path):
-                events = self._take_over(state)
+            events = self._take_over(state)
         self._learn_stored_labels()
         self._replaying = True
         with self._memory.again():
@@ -811,32 +796,29 @@ class StreamLearner:
         if self._head is not None:
             self._learn_stored(self._head, known)
 
-    def _take_over(self, state: Archive) -> int:
+    def _take_over(self, state: LearnerState) -> int:
         """Be as the state says, and return how many events it knows of."""
-        facts = state.facts
-        self.progress = Progress.from_facts(facts["progress"])
-        self.record = StreamRecord.from_facts(facts["record"])
-        self.selection = SelectionState.from_json(facts["selection"])
-        self.adaptations = [Adaptation.from_facts(each) for each in facts["adaptations"]]
-        self.rounds = RoundsTaken(**facts.get("rounds", {}))
-        self._names = SenderIds(_NAMES, facts.get("names"))
-        self.places = facts["places"]
-        self._memory.restore(state.under("memory."), int(facts.get("number", 0)))
-        self._drift.restore(state.arrays["errors"])
-        self._classifier.restore(facts, state.under("model."))
-        self._memory.keep_to(self._classifier.version, facts["features"])
+        self.progress, self.record, self.selection = state.progress, state.record, state.selection
+        self.adaptations, self.rounds = list(state.adaptations), state.rounds
+        self._names = SenderIds(_NAMES, state.names)
+        self.places = state.places
+        self._memory.restore(state.recent, state.number)
+        self._drift.restore(state.errors)
+        features = state.classifier.features
+        self._classifier.restore(state.classifier)
+        self._memory.keep_to(self._classifier.version, features)
         if (
             self._head is not None
-            and "closed_form" in facts
-            and self._classifier.version == facts["features"]
+            and state.head is not None
+            and self._classifier.version == features
         ):
-            self._head.restore(facts["closed_form"], state.under("sums."))
+            self._head.restore(state.head)
             if self._head.gone:
                 # An earlier life has subtracted them, and ended before the store had erased them.
                 self.store.erase(self._head.gone)
                 self._head.gone.clear()
-        self._memory.events = int(facts.get("events", 0))
-        return self._memory.events
+        self._memory.events = state.events
+        return state.events
 
     def _relive(self, event: Event, *, anew: bool = False) -> None:
         """Take in what came after the last save, as it was then; nothing is trained meanwhile.

@@ -4,44 +4,94 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fl_elastic.errors import (
     ArchiveError,
     ArchiveVersionError,
-    ElasticError,
     ProfileError,
     StreamDataError,
     StreamError,
 )
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.storage import Archive, Kind, read_archive, remove_leftovers, write_archive
+from fl_elastic.state.archive import Kind, read_archive
+from fl_elastic.state.codec import from_archive, write_state
+from fl_elastic.state.files import remove_leftovers
+from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.aside import put_aside
+from fl_elastic.streaming.classifier import ClassifierState
+from fl_elastic.streaming.closed_form import SolvedHeadState
+from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.round_inbox import RoundsTaken
+from fl_elastic.training import SelectionState
 
-__all__ = ["StateFolder", "load_state", "save_state", "taking_over"]
+__all__ = ["LearnerState", "StateFolder", "load_state", "save_state"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.stream")
+_KIND = Kind("fl_elastic.stream", 2)
 _STATE, _PROFILE = "learner.state", "profile.state"
 
 
-def save_state(path: Path, state: Archive) -> None:
+@dataclass(frozen=True, eq=False)
+class LearnerState:
+    """Everything that a learner keeps but its samples.
+
+    Parameters
+    ----------
+    progress, record, selection, adaptations, rounds, classifier, recent
+        As the learner has them.
+    events : int
+        What has come until now, of samples and labels: what came later is in the log.
+    number : int
+        Of the newest sample.
+    places : dict of str to mapping
+        How far each source has been read.
+    names : dict of str to int
+        Which sample a sender's name stands for.
+    errors : array
+        What the drift detector knows.
+    head : SolvedHeadState or None
+        Of a head in closed form.
+    """
+
+    progress: Progress
+    record: StreamRecord
+    selection: SelectionState
+    adaptations: tuple[Adaptation, ...]
+    rounds: RoundsTaken
+    events: int
+    number: int
+    places: Mapping[str, Mapping[str, Any]]
+    names: dict[str, int]
+    classifier: ClassifierState
+    recent: RecentSamples
+    errors: NDArray[np.float64]
+    head: SolvedHeadState | None
+
+
+def save_state(path: Path, state: LearnerState) -> None:
     """Write the state; OSError if the disk does not take it, the old state is then still there."""
-    write_archive(path, _KIND, state.facts, state.arrays)
+    write_state(path, _KIND, state)
 
 
-def load_state(path: Path) -> Archive | None:
+def load_state(path: Path) -> LearnerState | None:
     """Read what `save_state` wrote; None if there is no file, or a damaged one, which is put aside.
 
     Raises
     ------
     StreamError
-        If the file cannot be read, or is of another version.
+        If the file cannot be read, is of another version, or is whole and holds something else.
     """
     try:
-        return read_archive(path, _KIND)
+        archive = read_archive(path, _KIND)
     except FileNotFoundError:
         return None
     except ArchiveVersionError as error:
@@ -53,22 +103,11 @@ def load_state(path: Path) -> Archive | None:
         return None
     except OSError as error:
         raise StreamError(f"cannot read the state {path}: {error.strerror or error}") from None
-
-
-@contextmanager
-def taking_over(folder: Path) -> Iterator[None]:
-    """Raise StreamError where a whole file turns out to hold something else than a learner's state."""
     try:
-        yield
-    except ElasticError:
-        raise
-    except (
-        KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RuntimeError, MemoryError,
-    ) as error:  # fmt: skip
-        why = (str(error).splitlines() or [""])[0][:200]
+        return from_archive(LearnerState, archive)
+    except ArchiveError as error:
         raise StreamDataError(
-            f"{folder / _STATE} is no learner's state ({type(error).__name__}: {why}): move it away to start "
-            "afresh, or use another folder"
+            f"{path} is no learner's state ({error}): move it away to start afresh, or use another folder"
         ) from None
 
 
@@ -97,13 +136,13 @@ class StateFolder:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def load(self) -> Archive | None:
+    def load(self) -> LearnerState | None:
         """Return the state; see `load_state`. What killed processes left half written is deleted."""
         for place in (self.path, self.path / "inbox", self.path / "rounds"):
             remove_leftovers(place)
         return load_state(self.path / _STATE)
 
-    def save(self, state: Archive) -> bool:
+    def save(self, state: LearnerState) -> bool:
         """Write the state; return whether the disk took it, the old one is there if not."""
         try:
             save_state(self.path / _STATE, state)

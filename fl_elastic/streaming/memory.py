@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fl_elastic.streaming.account import Account
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.recent import Recent
+from fl_elastic.streaming.recent import Recent, RecentSamples
 from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
 from fl_elastic.streaming.store.sample_store import SampleStore
@@ -139,7 +139,9 @@ class StreamMemory:
         )
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
-                row = Row(np.asarray(each.x), each.y, float(each.t), sample_id)
+                # As a later life would read it.
+                x = self.store.as_kept(np.asarray(each.x))
+                row = Row(x, each.y, float(each.t), sample_id)
             elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
                 row = replace(row, y=each.y)
             elif each.number == sample_id and isinstance(each, Withdrawn):
@@ -247,19 +249,14 @@ class StreamMemory:
         if before is not None and before != version:
             self._recent.forget_samples()
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
+    def to_state(self) -> RecentSamples:
         """Return what is in memory alone, once all changes are settled."""
-        return self._recent.to_arrays()
+        return self._recent.to_state()
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]], number: int) -> None:
-        """Take over what `to_arrays` gave when ``number`` was the newest sample; 0 where that was not known."""
-        self._recent.restore(arrays)
-        self.number = number or self.number
-        for rows in (self._recent.held_out.rows, self._recent.new):
-            for place, row in enumerate(rows):
-                if not row.number:
-                    self.number += 1
-                    rows[place] = replace(row, number=self.number)
+    def restore(self, state: RecentSamples, number: int) -> None:
+        """Take over what `to_state` gave when ``number`` was the newest sample."""
+        self._recent.restore(state)
+        self.number = number
 
     @contextmanager
     def again(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fl_elastic.errors import StreamError
-from fl_elastic.storage import only_one
+from fl_elastic.state.files import only_one
 
 __all__ = ["one_learner"]
 

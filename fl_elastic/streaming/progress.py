@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from fl_elastic.streaming.triggers import Moment
 
@@ -61,7 +59,7 @@ class Progress:
         Samples that made sense, those whose label has come, and those of them that were predicted.
     hits, weight : float
         The same two for the prequential accuracy: older samples count ever less.
-    rejected : Counter
+    rejected : dict of str to int
         Samples that made no sense, by reason.
     drifts, adaptations, rolled_back, saves_failed : int
         How often.
@@ -80,7 +78,7 @@ class Progress:
     right: int = 0
     hits: float = 0.0
     weight: float = 0.0
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: dict[str, int] = field(default_factory=dict)
     drifts: int = 0
     adaptations: int = 0
     rolled_back: int = 0
@@ -93,7 +91,8 @@ class Progress:
     def refused(self, why: str) -> None:
         """Count a sample that made no sense."""
         known = why in self.rejected or len(self.rejected) < _MOST_REASONS
-        self.rejected[why if known else "other"] += 1
+        reason = why if known else "other"
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
     @property
     def accuracy(self) -> float:
@@ -124,18 +123,3 @@ class Progress:
         return Moment(
             self.since, self.clock.passed + idle - self.adapted_at, self.since_drift, idle
         )
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        # A counter is no mapping to `asdict`.
-        return {**asdict(self), "rejected": dict(self.rejected)}
-
-    @classmethod
-    def from_facts(cls, facts: dict[str, Any]) -> Progress:
-        """Read what `to_facts` wrote."""
-        rest = {
-            **facts,
-            "rejected": Counter(facts["rejected"]),
-            "clock": StreamClock(**facts["clock"]),
-        }
-        return cls(**rest)

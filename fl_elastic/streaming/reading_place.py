@@ -17,6 +17,7 @@ from fl_elastic.readout.choice import EXAMPLES
 from fl_elastic.readout.place import parse_places, places_of
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.body import Prepare
+from fl_elastic.streaming.classifier import ClassifierState
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.write_ahead import log_bytes
 from fl_elastic.training.place_sample import outputs_of
@@ -77,7 +78,7 @@ def kept_until_chosen(capacity_bytes: int) -> int:
 
 
 def saved_readout(
-    model: nn.Module, read: str, facts: Any, weights: Any, prepare: Prepare
+    model: nn.Module, read: str, state: ClassifierState, prepare: Prepare
 ) -> nn.Module:
     """Return the model that reads where the one did whose state was saved.
 
@@ -87,8 +88,8 @@ def saved_readout(
         As it was given.
     read : str
         What is asked for now.
-    facts, weights : mapping
-        What the classifier has saved.
+    state : ClassifierState
+        What its classifier has saved.
     prepare : callable
         See `fl_elastic.streaming.body.WholeModel`.
 
@@ -97,7 +98,7 @@ def saved_readout(
     StreamError
         If it reads elsewhere than it is to.
     """
-    places = places_of(weights)
+    places = places_of(state.weights)
     if read not in (AUTO, places or LAST):
         raise StreamDataError(
             f"the saved head reads {places or 'what enters the last layer'}, not {read}: give the same, or another "
@@ -105,8 +106,9 @@ def saved_readout(
         )
     if not places:
         return model
-    dtype, *shape = facts["like"]
-    like = torch.from_numpy(np.zeros((1, *shape), np.dtype(dtype)))
+    if state.like is None:
+        raise StreamDataError("the saved head reads inside of the model and has seen no sample")
+    like = torch.from_numpy(state.like.zeros()[None])
     inputs = prepare(like.to(model_device(model)))
     return Readout(model, places, inputs, outputs_of(model, inputs))
 

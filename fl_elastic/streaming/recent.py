@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from fl_elastic.streaming.guard import Guard, HeldOut, Row
-from fl_elastic.streaming.intake import kept_label, label_of
 
-__all__ = ["Recent"]
+__all__ = ["Recent", "RecentSamples"]
+
+
+@dataclass(frozen=True, eq=False)
+class RecentSamples:
+    """State of `Recent`.
+
+    Parameters
+    ----------
+    new, held_out : tuple of Row
+        Samples to be trained on, and the window, oldest first.
+    counted : int
+        Labelled samples since the last one that was held out.
+    waiting : dict of int to int or None
+        What was predicted of each sample whose label has not come.
+    """
+
+    new: tuple[Row, ...] = ()
+    held_out: tuple[Row, ...] = ()
+    counted: int = 0
+    waiting: dict[int, int | None] = field(default_factory=dict)
 
 
 class Recent:
@@ -67,39 +83,14 @@ class Recent:
         for number in numbers:
             self._waiting.pop(number, None)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return everything as arrays."""
-        said = [kept_label(each) for each in self._waiting.values()]
-        return {
-            **_stacked("new", self.new),
-            **_stacked("held", self.held_out.rows),
-            "counted": np.array(self.held_out.counted, np.int64),
-            "waiting": np.array([list(self._waiting), said], np.int64),
-        }
+    def to_state(self) -> RecentSamples:
+        """Return what must be found again."""
+        held = self.held_out
+        return RecentSamples(tuple(self.new), tuple(held.rows), held.counted, dict(self._waiting))
 
-    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take over what `to_arrays` gave."""
-        self.new.extend(_rows("new", arrays))
-        self.held_out = HeldOut(self._guard, _rows("held", arrays), int(arrays["counted"]))
-        for sample_id, said in arrays["waiting"].T.tolist():
-            self.wait(sample_id, label_of(said))
-
-
-def _stacked(name: str, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-    if not rows:
-        return {}
-    return {
-        f"{name}.x": np.stack([row.x for row in rows]),
-        f"{name}.y": np.array([row.y for row in rows], np.int64),
-        f"{name}.t": np.array([row.t for row in rows], np.float64),
-        f"{name}.n": np.array([row.number for row in rows], np.int64),
-    }
-
-
-def _rows(name: str, arrays: Mapping[str, NDArray[Any]]) -> list[Row]:
-    if f"{name}.x" not in arrays:
-        return []
-    x, t = arrays[f"{name}.x"], arrays[f"{name}.t"].astype(np.float64)
-    y = arrays[f"{name}.y"].astype(np.int64)
-    n = arrays[f"{name}.n"].astype(np.int64)
-    return [Row(*each) for each in zip(x, y.tolist(), t.tolist(), n.tolist(), strict=True)]
+    def restore(self, state: RecentSamples) -> None:
+        """Take over what `to_state` gave."""
+        self.new.extend(state.new)
+        self.held_out = HeldOut(self._guard, state.held_out, state.counted)
+        for sample_id, said in state.waiting.items():
+            self.wait(sample_id, said)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 __all__ = ["NO_LABEL", "Point", "StreamRecord", "label_name"]
 
@@ -104,15 +103,6 @@ class StreamRecord:
         self.points = kept
         # What came after the last of them belongs to the next.
         self.right, self.samples = self.right + round(hits), self.samples + int(samples)
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return asdict(self)
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> StreamRecord:
-        """Read what `to_facts` wrote."""
-        return cls(**{**facts, "points": [Point(**point) for point in facts["points"]]})
 
 
 def label_name(label: int | None) -> str:

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.errors import ArchiveError, StreamDataError
+from fl_elastic.state.archive import Kind
+from fl_elastic.state.codec import read_state, write_state
 from fl_elastic.streaming.labelled import LabelledWeights
 
 __all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.round")
+_KIND = Kind("fl_elastic.round", 2)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ class RoundChange:
     after: str
     change: LabelledWeights
     new: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(abs(label) >= 2**63 for label in (*self.new, *self.change.labels)):
+            raise StreamDataError("a label takes more than 64 bits")
 
 
 def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
@@ -147,12 +153,7 @@ class RoundInbox:
 
     def leave(self, change: RoundChange) -> None:
         """Leave a result; OSError if the disk does not take it."""
-        facts = {
-            "name": change.name, "after": change.after, "new": list(change.new),
-            "labels": list(change.change.labels), "head": list(change.change.head),
-        }  # fmt: skip
-        arrays = {f"tensor.{name}": value for name, value in change.change.weights.items()}
-        write_archive(self._left, _KIND, facts, arrays)
+        write_state(self._left, _KIND, change)
 
     def claim(self) -> RoundChange | None:
         """Return a result that waits, taken out of reach of later rounds until `done`; None if there is none.
@@ -165,14 +166,8 @@ class RoundInbox:
             except OSError:
                 return None
         try:
-            found = read_archive(self._claimed, _KIND)
-            facts, weights = found.facts, found.under("tensor.")
-            head = tuple(str(name) for name in facts["head"])
-            change = LabelledWeights(weights, _labels(facts["labels"]), head)
-            return RoundChange(
-                str(facts["name"]), str(facts["after"]), change, _labels(facts["new"]),
-            )  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return read_state(RoundChange, self._claimed, _KIND)
+        except (OSError, ArchiveError) as error:
             _LOG.warning("the result of a round in %s is not used: %s", self._claimed, error)
             self.done()
             return None
@@ -183,9 +178,3 @@ class RoundInbox:
             self._claimed.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("cannot remove %s: %s", self._claimed, error.strerror)
-
-
-def _labels(found: list[Any]) -> tuple[int, ...]:
-    if not all(type(label) is int and abs(label) < 2**63 for label in found):
-        raise ValueError(f"labels {str(found)[:80]} are no whole numbers")
-    return tuple(found)

@@ -25,8 +25,9 @@ def head_tensors(classifier: Classifier) -> tuple[str, ...]:
 
 def labelled_weights(classifier: Classifier) -> LabelledWeights:
     """Return a classifier's model with what its outputs stand for."""
-    arrays = classifier.to_arrays()
-    return LabelledWeights(arrays, classifier.classes.labels, head_tensors(classifier))
+    return LabelledWeights(
+        classifier.weights(), classifier.classes.labels, head_tensors(classifier)
+    )
 
 
 def take_up(

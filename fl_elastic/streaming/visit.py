@@ -6,7 +6,7 @@ import copy
 import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.errors import StoreError, StreamError
+from fl_elastic.errors import ArchiveError, StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind
+from fl_elastic.state.codec import read_state, write_state
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form import saved_sums
-from fl_elastic.streaming.guard import Guard, Row
+from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled import LabelledWeights
 from fl_elastic.streaming.latent import Latent
-from fl_elastic.streaming.learner_state import StateFolder, taking_over
+from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.recent import Recent
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
@@ -46,8 +46,6 @@ _STORE, _MARK = "samples.db", "mark.state"
 _KIND = Kind("fl_elastic.mark")
 _NEWEST = 512
 _ROOM = 16 * 2**20
-# No learner keeps more predictions than that for late labels.
-_WAITING = 2**40
 # Of the examples such a share is none.
 _NOTHING = 1e-6
 
@@ -76,14 +74,13 @@ class Mark:
     def load(cls, folder: Path) -> Mark:
         """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
         try:
-            facts = read_archive(folder / _MARK, _KIND).facts
-            return cls(**{name: int(count) for name, count in facts.items()})
-        except (OSError, ValueError, TypeError, OverflowError):
+            return read_state(cls, folder / _MARK, _KIND)
+        except (OSError, ArchiveError):
             return cls()
 
     def save(self, folder: Path) -> None:
         """Write it; OSError if the disk does not take it."""
-        write_archive(folder / _MARK, _KIND, asdict(self))
+        write_state(folder / _MARK, _KIND, self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,32 +294,19 @@ def visit(
     state = StateFolder(folder).load()
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
-    with taking_over(folder):
-        features, above = state.facts["features"], state.facts.get("groups_above")
-        solved = state.facts.get("closed_form")
-        if features is not None and above is None and solved is None:
-            raise StreamError(
-                "an earlier version saved the learner, which keeps features of a frozen part, without its place: "
-                "start it once more"
-            )
-        classifier = Classifier(
-            _with_outputs(model, head, state.facts["outputs"]), loss_fn, (),
-            latent=None if above is None else Latent(int(above)), prepare=prepare, seed=seed, head=head,
-            last_layer=solved is not None,
-        )  # fmt: skip
-        classifier.restore(state.facts, state.under("model."))
-        if classifier.version != features:
-            raise StreamError(
-                f"the learner keeps features {features} of a frozen part, and the model's is {classifier.version}: "
-                "give the client the learner's model"
-            )
-        saved = labelled_weights(classifier)
-        recent = Recent(Guard(), _NEWEST, _WAITING)
-        recent.restore(state.under("memory."))
-        progress = Progress.from_facts(dict(state.facts["progress"]))
-        rounds = RoundsTaken(**state.facts.get("rounds", {}))
-        number = int(state.facts.get("number", -1))
-        sums = None if solved is None else saved_sums(solved, state.under("sums."))
+    kept, solved = state.classifier, state.head
+    classifier = Classifier(
+        _with_outputs(model, head, kept.outputs), loss_fn, (),
+        latent=None if kept.groups_above is None else Latent(kept.groups_above), prepare=prepare, seed=seed,
+        head=head, last_layer=solved is not None,
+    )  # fmt: skip
+    classifier.restore(kept)
+    if classifier.version != kept.features:
+        raise StreamError(
+            f"the learner keeps features {kept.features} of a frozen part, the model has {classifier.version}: "
+            "give the client the learner's model"
+        )
+    saved = labelled_weights(classifier)
     store = open_store(folder / _STORE)
     for label in store.classes:
         if label is not None:
@@ -330,15 +314,15 @@ def visit(
     return Visit(
         classifier=classifier,
         saved=saved,
-        progress=progress,
-        rounds=rounds,
-        held_out=recent.held_out.rows,
-        new=list(recent.new),
-        waiting=recent.waiting,
-        number=store.seen if number < 0 else number,
+        progress=state.progress,
+        rounds=state.rounds,
+        held_out=state.recent.held_out,
+        new=state.recent.new[-_NEWEST:],
+        waiting=state.recent.waiting.keys(),
+        number=state.number,
         store=store,
-        sums=sums,
-        fades=solved is not None and solved["remember"] is not None,
+        sums=None if solved is None else saved_sums(solved),
+        fades=solved is not None and solved.remember is not None,
     )
 
 

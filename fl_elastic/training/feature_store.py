@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups.sample_ids import SampleId
-from fl_elastic.storage import only_one, private_file
+from fl_elastic.state.files import only_one, private_file
 from fl_elastic.training.feature_codec import FeatureCodec
 
 __all__ = ["FeatureStore"]

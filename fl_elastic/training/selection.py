@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.state.archive import Kind
 
-__all__ = ["Reselection", "SelectionState"]
+__all__ = ["SELECTION", "Reselection", "SelectionState"]
 
 _LONGEST_GAP = 8
+SELECTION = Kind("fl_elastic.selection", 2)
+"""Of archives that hold a `SelectionState`."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,14 @@ class SelectionState:
     memory : PolicyMemory
         What the policy itself keeps.
     rules : Reselection
-        How scores are kept; not part of what `to_facts` returns.
+        How scores are kept.
     known : bool
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
+
+    Raises
+    ------
+    PlanError
+        If lengths do not fit each other, a count is negative, or a score is not finite.
     """
 
     names: tuple[str, ...] = ()
@@ -94,6 +99,20 @@ class SelectionState:
     memory: PolicyMemory = field(default_factory=PolicyMemory, compare=False)
     rules: Reselection = field(default_factory=Reselection, compare=False)
     known: bool = True
+
+    def __post_init__(self) -> None:
+        lengths_fit = len(self.left_out) == len(self.names)
+        lengths_fit &= len(self.scores) in (0, len(self.names))
+        if not lengths_fit:
+            raise PlanError(
+                f"{len(self.scores)} scores and {len(self.left_out)} counts do not fit {len(self.names)} groups"
+            )
+        if min([self.steps_since_probe, self.probe_gap, *self.left_out]) < 0:
+            raise PlanError("counts of steps and fits must not be negative")
+        if not all(score is None or math.isfinite(score) for score in self.scores):
+            raise PlanError("scores must be finite")
+        if not 0.0 <= self.planning_seconds < math.inf:
+            raise PlanError(f"planning_seconds {self.planning_seconds} is no time")
 
     def fit_to(self, names: Sequence[str]) -> None:
         """Start afresh if the groups are not the ones remembered."""
@@ -186,49 +205,3 @@ class SelectionState:
         self.left_out = [
             0 if on else left + 1 for on, left in zip(mask, self.left_out, strict=True)
         ]
-
-    def to_facts(self) -> dict[str, Any]:
-        """Return the state as what JSON can hold."""
-        facts = {each.name: getattr(self, each.name) for each in fields(self)}
-        del facts["known"], facts["memory"], facts["rules"]
-        return deepcopy(facts) | ({"memory": self.memory.to_facts()} if self.memory.owner else {})
-
-    @classmethod
-    def from_facts(cls, facts: Any) -> SelectionState:
-        """Read what `to_facts` gave; anything else gives a fresh state, since it is only a memory."""
-        try:
-            state = cls(
-                names=tuple(str(name) for name in facts["names"]),
-                scores=[None if score is None else float(score) for score in facts["scores"]],
-                left_out=[int(count) for count in facts["left_out"]],
-                steps_since_probe=int(facts["steps_since_probe"]),
-                probe_gap=int(facts["probe_gap"]),
-                planning_seconds=float(facts.get("planning_seconds", 0.0)),
-                memory=PolicyMemory.from_facts(facts.get("memory")),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            return cls()
-        return state if state._is_possible() else cls()
-
-    def to_json(self) -> str:
-        """Return the state as JSON text."""
-        return json.dumps(self.to_facts())
-
-    @classmethod
-    def from_json(cls, text: str) -> SelectionState:
-        """Read what `to_json` wrote; anything else gives a fresh state."""
-        try:
-            return cls.from_facts(json.loads(text))
-        except (ValueError, RecursionError):
-            return cls()
-
-    def _is_possible(self) -> bool:
-        """Whether lengths and counts are such as `absorb` and `trained` leave behind."""
-        lengths_fit = len(self.left_out) == len(self.names)
-        lengths_fit &= len(self.scores) in (0, len(self.names))
-        lowest_gap = 1 if self.scores else 0
-        counts_fit = min([self.steps_since_probe, *self.left_out]) >= 0
-        counts_fit &= self.probe_gap >= lowest_gap
-        finite = all(score is None or math.isfinite(score) for score in self.scores)
-        finite &= 0.0 <= self.planning_seconds < math.inf
-        return lengths_fit and counts_fit and finite

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_elastic.errors import ArchiveError, ModelError
-from fl_elastic.storage import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.update.manifest import base_digest, hex_of
 
 if TYPE_CHECKING:

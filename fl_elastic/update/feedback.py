@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, UpdateError
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import PartialUpdate, trained_part
 

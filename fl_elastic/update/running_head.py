@@ -6,7 +6,6 @@ pass or two over D x D numbers, where to solve anew costs D^3 / 3 multiplication
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -161,14 +160,14 @@ class RunningHead:
         self._place = int(np.abs(np.log(PENALTIES / penalty)).argmin())
         self.renew()
 
-    def to_facts(self) -> dict[str, Any]:
-        """Return what JSON can hold of it; the rest is in the sums. It is solved anew from now on."""
-        self.renew()
-        return {"penalty": self._place}
+    @property
+    def penalty_index(self) -> int:
+        """Place of its penalty among those that are tried; with the sums, all that must be found again."""
+        return self._place
 
-    def restore(self, sums: RunningSums, facts: Mapping[str, Any]) -> None:
-        """Take over what an earlier life has saved."""
-        self.sums, self._place = sums, int(facts["penalty"]) % len(PENALTIES)
+    def restore(self, sums: RunningSums, penalty_index: int) -> None:
+        """Take over what an earlier life has kept; it is solved anew."""
+        self.sums, self._place = sums, penalty_index % len(PENALTIES)
         self._weight = np.zeros_like(sums.targets)
         self.renew()
 

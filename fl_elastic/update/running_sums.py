@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,37 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import STILL
 
-__all__ = ["RunningSums", "add_product"]
+__all__ = ["KeptSums", "RunningSums", "add_product"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Below it no example is left, and what the sums hold is rounding.
 _NOBODY = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class KeptSums:
+    """State of `RunningSums`.
+
+    Parameters
+    ----------
+    origin : array, shape (D,)
+    products : array, shape ((D + 1) (D + 2) / 2,)
+        Of the products, which are symmetric, the lower half, row by row.
+    targets : array, shape (D + 1, C)
+    """
+
+    origin: _Floats
+    products: _Floats
+    targets: _Floats
+
+    def __post_init__(self) -> None:
+        rows = len(self.origin) + 1
+        shapes = self.origin.shape, self.products.shape, self.targets.shape[:1]
+        if shapes != ((rows - 1,), (rows * (rows + 1) // 2,), (rows,)) or self.targets.ndim != 2:
+            raise UpdateError(f"sums of shapes {shapes} do not fit each other")
+        if not all(np.isfinite(each).all() for each in (self.origin, self.products, self.targets)):
+            raise UpdateError("a sum is not finite")
 
 
 class RunningSums:
@@ -164,19 +190,18 @@ class RunningSums:
             targets = np.hstack([targets, empty])[:, list(outputs)]
         return HeadSums(weight, (products + products.T) / 2, targets, targets[-1].copy(), True)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return everything as arrays; of the products, which are symmetric, one half."""
+    def to_state(self) -> KeptSums:
+        """Return what must be found again."""
         half = self.products[np.tril_indices(len(self.products))]
-        return {"origin": self.origin, "products": half, "targets": self.targets}
+        return KeptSums(self.origin.copy(), half, self.targets.copy())
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> RunningSums:
-        """Return what `to_arrays` took apart."""
-        targets = np.array(arrays["targets"], np.float64)
-        sums = cls(len(targets) - 1, targets.shape[1])
-        sums.origin, sums.targets = np.array(arrays["origin"], np.float64), targets
-        rows, columns = np.tril_indices(len(targets))
-        sums.products[rows, columns] = sums.products[columns, rows] = arrays["products"]
+    def of_state(cls, state: KeptSums) -> RunningSums:
+        """Return the sums that `to_state` was asked for."""
+        sums = cls(len(state.targets) - 1, state.targets.shape[1])
+        sums.origin, sums.targets = state.origin.copy(), state.targets.copy()
+        rows, columns = np.tril_indices(len(state.targets))
+        sums.products[rows, columns] = sums.products[columns, rows] = state.products
         return sums
 
     def _change(

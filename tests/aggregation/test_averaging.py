@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.aggregation import ModelAverage
+from fl_elastic.aggregation.averaging import AverageState
 from fl_elastic.errors import RegistryError
+from fl_elastic.state.codec import from_archive, to_archive
 
 
 def written_out(values: list[float], decay: float) -> float:
@@ -32,8 +34,8 @@ def test_it_is_the_weighted_sum_also_across_a_restart(
     for index, value in enumerate(values):
         average.add({"w": np.array([value, -value], np.float64)})
         if index == restart:
-            kept, average = average.to_arrays(), ModelAverage(decay)
-            average.from_arrays(kept)
+            kept, average = average.to_state(), ModelAverage(decay)
+            average.restore(kept)
     expected = written_out(values, decay)
     np.testing.assert_allclose(average.weights()["w"], [expected, -expected], atol=1e-9)
     assert average.rounds == len(values)
@@ -46,7 +48,7 @@ def test_types_stay_and_integer_buffers_are_the_newest() -> None:
             {"norm/x": np.array([count], np.float16), "norm.batches": np.array(count, np.int64)}
         )
     again = ModelAverage(0.5)
-    again.from_arrays(average.to_arrays())
+    again.restore(from_archive(AverageState, to_archive(average.to_state())))
     for each in (average, again):
         weights = each.weights()
         assert weights["norm.batches"] == 3

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.aggregation.coverage import CoverageLedger
+from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import CheckpointError
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
@@ -51,7 +54,7 @@ def test_a_restart_forgets_nothing(history: list[set[str]]) -> None:
     ledger, again = CoverageLedger(MANIFEST), CoverageLedger(MANIFEST)
     for index, tensors in enumerate(history):
         ledger.record(str(index % 3), "pi", tensors)
-    again.from_arrays(ledger.to_arrays())
+    again.restore(from_archive(CoverageState, to_archive(ledger.to_state())))
     for client in ("0", "1", "2"):
         assert again.probabilities(client) == ledger.probabilities(client)
     assert all(np.array_equal(again.shares()[d], s) for d, s in ledger.shares().items())
@@ -61,7 +64,18 @@ def test_the_ledger_of_another_model_is_refused() -> None:
     ledger = CoverageLedger(MANIFEST)
     ledger.record("a", "pi", ["head"])
     other = CoverageLedger(Manifest(("w",), ((1,),), ("float32",), (Role.PARAMETER,)))
-    with pytest.raises(CheckpointError, match="1 parameters"):
-        other.from_arrays(ledger.to_arrays())
-    other.from_arrays({})
+    with pytest.raises(CheckpointError, match="the model has 1"):
+        other.restore(ledger.to_state())
     assert other.clients == {}
+
+
+def test_tables_that_do_not_fit_each_other_are_refused() -> None:
+    ledger = CoverageLedger(MANIFEST)
+    ledger.record("a", "pi", ["head"])
+    state = ledger.to_state()
+    for change in (
+        {"clients": ("a", "b")}, {"devices": ()}, {"rounds": np.zeros(2, np.int64)},
+        {"seen": np.zeros((1, 2))}, {"hits": np.zeros(3)},
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match="coverage has tables"):
+            replace(state, **change)  # type: ignore[arg-type]

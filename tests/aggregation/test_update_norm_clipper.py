@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
+from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper, UsualSizes
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -120,12 +120,13 @@ def test_one_step_of_one_device_is_not_what_is_usual() -> None:
 def test_what_is_known_of_a_tensor_outlasts_a_restart() -> None:
     bounds, other = UpdateNormClipper(30.0), UpdateNormClipper(30.0)
     rounds(bounds, 1, 0.0002, 0.0002)
-    other.from_arrays(bounds.to_arrays())
+    other.restore(bounds.to_state())
     for each in (bounds, other):
         rounds(each, 1, 0.0004)
-    assert other.to_arrays() == bounds.to_arrays() == {"w": pytest.approx(0.0002)}
+    assert other.to_state() == bounds.to_state()
+    assert bounds.to_state().usual == {"w": pytest.approx((0.0002,))}
     with pytest.raises(ValueError, match="are no sizes"):
-        other.from_arrays({".early.w": np.array([float("nan")])})
+        UsualSizes({}, {"w": (float("nan"),)})
 
 
 def test_honest_changes_may_grow() -> None:
@@ -159,6 +160,6 @@ def test_no_bound_changes_nothing() -> None:
 def test_it_outlasts_a_restart() -> None:
     one, other = UpdateNormClipper(10.0), UpdateNormClipper(10.0)
     rounds(one, 2, 0.01, 0.02, 0.03)
-    other.from_arrays(one.to_arrays())
+    other.restore(one.to_state())
     assert bounded(one, w=1.0) == bounded(other, w=1.0)
-    assert one.to_arrays().keys() == {"w"}
+    assert one.to_state().usual.keys() == {"w"} and not one.to_state().early

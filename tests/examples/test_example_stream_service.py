@@ -23,7 +23,7 @@ def test_a_killed_service_goes_on(rows: int, tmp_path: Path) -> None:
     # What is held out to test on and what is stored are together every row, each under its own number.
     state = load_state(place / "state" / "learner.state")
     assert state is not None
-    held = state.under("memory.")["held.n"].tolist()
+    held = [row.number for row in state.recent.held_out]
     with SampleStore(place / "state" / "samples.db", 2**26) as store:
         assert sorted([*store.sample(10**6).ids.tolist(), *held]) == list(range(1, rows + 1))
 

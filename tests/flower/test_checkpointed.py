@@ -34,7 +34,7 @@ from small_federation import (
 
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
-from fl_elastic.storage import Kind, write_archive
+from fl_elastic.state.archive import Kind, write_archive
 
 SERVERS: dict[str, Callable[[], Strategy]] = {
     "fedavg": lambda: quiet(FedAvg),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from fl_elastic.flower import client as client_module
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.policy import NeqPolicy
-from fl_elastic.profiling import load_profile, profile_model
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.profiling import load_profile, profile_model, save_profile
+from fl_elastic.state.codec import read_state
 from fl_elastic.training import SelectionState, Timing, TrainerOptions
+from fl_elastic.training.selection import SELECTION
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
@@ -59,7 +61,7 @@ def paths(state_dir: Path, model: nn.Module | None = None) -> tuple[Path, Path]:
 
 
 def selection(path: Path) -> SelectionState:
-    state = SelectionState.from_facts(read_archive(path, Kind("fl_elastic.selection")).facts)
+    state = read_state(SelectionState, path, SELECTION)
     assert state.names
     return state
 
@@ -158,10 +160,8 @@ def test_another_model_has_files_of_its_own(tmp_path: Path) -> None:
 def test_a_profile_of_another_case_is_replaced(tmp_path: Path) -> None:
     fit(elastic(tmp_path))
     path = paths(tmp_path)[0]
-    kind = Kind("fl_elastic.cost_profile", 4)
-    kept = read_archive(path, kind)
-    facts = {**kept.facts, "key": {**kept.facts["key"], "threads": 64}}
-    write_archive(path, kind, facts, kept.arrays)
+    kept = load_profile(path)
+    save_profile(replace(kept, key=replace(kept.key, threads=64)), path)
     fit(elastic(tmp_path))
     assert load_profile(path).key.threads == torch.get_num_threads()
 
@@ -201,7 +201,7 @@ def test_a_full_disk_does_not_lose_the_round(
     def full(*_: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
     fit(elastic(tmp_path))
     assert caplog.text.count("No space left on device") == 2
     assert list(tmp_path.iterdir()) == []

@@ -157,4 +157,4 @@ def test_without_a_folder_the_counters_are_in_the_nodes_own_context() -> None:
     for number in (1, 2, 3):
         node.trained(number)
     record = node.context.state["fl_elastic.selection"]
-    assert isinstance(record, ConfigRecord) and '"left_out"' in str(record["json"])
+    assert isinstance(record, ConfigRecord) and b'"left_out"' in bytes(record["state"])  # type: ignore[arg-type]

@@ -23,9 +23,9 @@ from fl_elastic.flower import (
     RoundConfig,
     load_checkpoint,
 )
-from fl_elastic.storage import Kind, read_archive
+from fl_elastic.state.archive import Kind, read_archive
 
-KIND = "fl_elastic.checkpoint"
+KIND, VERSION = "fl_elastic.checkpoint", 2
 
 
 def strategy() -> PartialUpdates:
@@ -53,8 +53,8 @@ def written(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 def entries_of(path: Path) -> dict[str, Any]:
     """The arrays of a checkpoint, and its facts as the bytes of JSON."""
-    found = read_archive(path, Kind(KIND))
-    about = json.dumps({"version": 1, **found.facts}).encode()
+    found = read_archive(path, Kind(KIND, VERSION))
+    about = json.dumps({"version": VERSION, **found.facts}).encode()
     return {**found.arrays, "about": np.frombuffer(about, np.uint8)}
 
 
@@ -70,7 +70,7 @@ def put(path: Path, entries: dict[str, Any]) -> None:
     try:
         version = json.loads(text)["version"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        version = 1
+        version = VERSION
     path.write_bytes(crafted(KIND, version, text, arrays))
 
 
@@ -81,11 +81,10 @@ STATE: dict[str, np.ndarray] = {
     "state/merge!number!": ONE,
     "state/rule!list!0": ONE,
     "state/server_optimizer!dict!x": ONE,
-    "state/server_optimizer!object!count/x": np.array("many"),
-    "state/server_optimizer!object!count/y": np.ones(3),
+    "state/server_optimizer!object!x": np.array("many"),
+    "state/server_optimizer!object!counts/y": np.ones(3),
     "state/average!dict!x": ONE,
-    "state/average!object!mean/float32": ONE,
-    "state/average!object!mean/complex999/w": ONE,
+    "state/average!object!mean/more": ONE,
     "state/inner.m_t!object!x": ONE,
     "state/inner.aggregate_train!number!": ONE,
     "state/inner.eta!number!": ONE,
@@ -105,17 +104,12 @@ STATE: dict[str, np.ndarray] = {
     "state/x": ONE,
     "state/x!y": ONE,
     "state/fleet!pickle!x": ONE,
-    "state/fleet!object!importance": np.array([np.nan]),
-    "state/fleet!object!importance-names": np.array(["a", "b", "c"]),
-    "state/fleet!object!trained": np.zeros((2, 2)),
-    "state/fleet!object!seen": np.zeros(3),
-    "state/fleet!object!rounds": np.array(["x"]),
+    "state/fleet!object!importance": ONE,
+    "state/fleet!object!coverage/trained": np.zeros((2, 2)),
+    "state/fleet!object!coverage/seen": np.zeros(3),
+    "state/fleet!object!coverage/rounds": np.array(["x"]),
     "state/downlink!object!versions": np.zeros(99),
-    "state/downlink!object!model": np.zeros(5),
-    "state/guard!object!numbers": np.full(4, np.nan),
-    "state/sizes!object!stem.weight": np.array([-1.0]),
-    "state/sizes!object!stem.bias": np.array(["x"]),
-    "state/server_optimizer!object!moment/velocity/scale": np.zeros((7, 7)),
+    "state/server_optimizer!object!moments/velocity/scale": np.zeros((7, 7)),
 }
 
 
@@ -130,7 +124,41 @@ def test_state_that_no_strategy_keeps_is_one_error(
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
 
 
+OBJECTS: dict[str, tuple[str, str, Any]] = {
+    "importance is no number": ("fleet", "importance", {"head": float("nan")}),
+    "importance is a list": ("fleet", "importance", ["a", "b", "c"]),
+    "a rate is out of reach": ("fleet", "rate", 1e-9),
+    "a cut is a number": ("fleet", "cut", 3),
+    "counts are words": ("server_optimizer", "counts", {"scale": "many"}),
+    "a type is none": ("average", "dtypes", {"stem.weight": "complex999"}),
+    "versions decrease": ("downlink", "changes", {"versions": [2, 1], "changed": {}}),
+    "a held version is a list": ("downlink", "held", {"1": [1]}),
+    "losses are no numbers": ("guard", "losses", [float("nan")]),
+    "a size is negative": ("sizes", "usual", {"stem.weight": [-1.0]}),
+    "sizes are words": ("sizes", "usual", {"stem.bias": ["x"]}),
+    "nobody's state": ("nobody", "x", 1),
+    "an attribute's attribute": ("fleet.config", "x", 1),
+    "a class": ("__class__", "x", 1),
+    "no object": ("rule", "x", 1),
+}
+
+
+@pytest.mark.parametrize("lie", OBJECTS)
+def test_a_state_that_no_object_has_is_one_error(
+    lie: str, written: tuple[Path, dict[str, Any]]
+) -> None:
+    path, entries = written
+    where, name, value = OBJECTS[lie]
+    objects = json.loads(entries["about"].tobytes())["objects"]
+    objects[where] = {**objects.get(where, {}), name: value}
+    put(path, entries | {"about": about(entries, objects=objects)})
+    with pytest.raises(CheckpointError) as caught:
+        trained(path.parent, 4)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
 ABOUT: dict[str, Any] = {
+    "objects are a number": {"objects": 3}, "objects are a list": {"objects": ["fleet"]},
     "round is a word": {"round": "two"}, "round is huge": {"round": 10**30},
     "round is negative": {"round": -1}, "round is true": {"round": True},
     "round is a list": {"round": []}, "names are a number": {"names": 3},
@@ -153,7 +181,7 @@ def test_a_lying_head_is_one_error(lie: str, written: tuple[Path, dict[str, Any]
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"null", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"version": 1}'],
+    [b"", b"null", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"version": 2}'],
     ids=["nothing", "null", "list", "number", "empty", "no text", "deep", "version alone"],
 )
 def test_a_head_that_is_none_is_one_error(

@@ -129,7 +129,7 @@ def test_a_full_disk_costs_the_memory_only(
     def full(*_: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
     first = sent(client("topk", tmp_path))
     assert "No space left on device" in caplog.text
     assert not feedback_file(tmp_path).exists()

@@ -22,8 +22,9 @@ from fl_elastic.flower import (
     initial_arrays,
 )
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.round_zero import HeadCheckpoint, Solved
+from fl_elastic.flower.round_zero import HeadCheckpoint, HeadCheckpointState, Solved
 from fl_elastic.losses import classification_loss
+from fl_elastic.state.codec import from_archive, to_archive
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 NODES = range(1, 7)
@@ -272,9 +273,7 @@ def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
 def test_the_state_keeps_whose_head_it_is_and_no_sums() -> None:
     solved, again = HeadCheckpoint(), HeadCheckpoint()
     solved.take(Solved({"w": np.ones(3)}, "", 0.5, frozenset({7, 2**63 + 1})))
-    assert sorted(solved.to_arrays()) == [".error", ".nodes", "w"]
-    again.from_arrays(solved.to_arrays())
+    archive = to_archive(solved.to_state())
+    assert [*archive.arrays] == ["weights/w"]
+    again.restore(from_archive(HeadCheckpointState, archive))
     assert again.nodes == {7, 2**63 + 1} and list(again.weights) == ["w"]
-    # A state of earlier times says nothing of nodes.
-    again.from_arrays({"w": np.ones(3), ".error": np.array(0.4)})
-    assert not again.nodes

@@ -325,7 +325,7 @@ def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
     wishes.undone(3)
     assert wishes.met_of(2) == "" and not wishes.open_of([2])
     again = UnlearningRequests()
-    again.from_arrays(wishes.to_arrays())
+    again.restore(wishes.to_state())
     again.hear(2, wish)
     assert again.met_of(2) == "" and not again.open_of([2])
 
@@ -520,11 +520,11 @@ def test_what_a_policy_looked_at_goes_as_well() -> None:
     own.wish, kept = None, [x for x, _ in THEIRS]
     own.train_loader = THEIRS
     own.fit(arrays, {})
-    facts = str(own.selection.to_facts())
+    memory = own.selection.memory
     assert own.selection.memory.arrays
     own.wish, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
     own.fit(arrays, {})
-    assert own.selection.memory.arrays and str(own.selection.to_facts()) != facts
+    assert own.selection.memory.arrays and own.selection.memory is not memory
     for array in own.selection.memory.arrays.values():
         assert not any(
             np.array_equal(row, each) for row in array for x in kept for each in x.numpy()
@@ -550,5 +550,5 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}
     run(strategy, apps, known, 3)
-    tried = strategy.fleet.unlearning.to_arrays()["tried"]
-    assert tried.tolist() == [digest_of(THEIRS, "2")]
+    tried = [*strategy.fleet.unlearning.to_state().rounds]
+    assert tried == [digest_of(THEIRS, "2")]

@@ -162,9 +162,9 @@ def test_moments_and_mean_go_back_with_the_model() -> None:
     # What is returned is the mean of the models.
     assert_identical(five.arrays, three.arrays)
     assert one.server_optimizer is not None and other.server_optimizer is not None
-    kept, found = one.server_optimizer.to_arrays(), other.server_optimizer.to_arrays()
-    assert kept.keys() == found.keys()
-    assert all(np.array_equal(kept[name], found[name]) for name in kept)
+    kept, found = one.server_optimizer.to_state(), other.server_optimizer.to_state()
+    assert kept.counts == found.counts and kept.moments.keys() == found.moments.keys()
+    assert all(np.array_equal(each, found.moments[name]) for name, each in kept.moments.items())
     vectors = (one.inner.momentum_vector, other.inner.momentum_vector)  # type: ignore[attr-defined]
     assert all(np.array_equal(a, b) for a, b in zip(*vectors, strict=True))
 
@@ -229,13 +229,13 @@ def test_optimisers_that_set_their_own_length_are_left_alone() -> None:
 
 def test_the_guard_outlasts_a_restart() -> None:
     guard, again = DivergenceRollback(), DivergenceRollback()
-    assert guard.to_arrays() == {}
+    assert not guard.to_state().losses
     for loss in (2.0, 1.0, 0.5):
         assert guard.jumped([loss]) == ""
         guard.keep({}, lambda: None)
     assert guard.jumped([5.0])
     guard.step_back()
-    again.from_arrays(guard.to_arrays())
+    again.restore(guard.to_state())
     assert again.rate_limit == guard.rate_limit == 1.0
     # There is no model to go back to.
     assert again.jumped([50.0]) == ""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.storage import only_one
+from fl_elastic.state.files import only_one
 from fl_elastic.training import ForwardOptions, Timing, TrainerOptions
 from fl_elastic.training.report import ForwardReport
 

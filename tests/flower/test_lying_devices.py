@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from fl_elastic.flower.group_names import GroupNames, read_importance
 from fl_elastic.flower.records import believed_metrics, left_out_of
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.strategy import _GRACE
+from fl_elastic.state.archive import Kind, archive_bytes
+from fl_elastic.state.codec import to_archive
 
 
 def said(node: int, **changes: Any) -> Any:
@@ -149,7 +152,7 @@ def test_foreign_names_stay_nowhere(plan: Any) -> None:
     strategy = PartialUpdates(quiet(), config=RoundConfig(plan=plan))
     run(strategy, watched(seen, reported), first_arrays(), 3)
     assert strategy.fleet.importance == ({"head": 1.0} if plan == "server" else {})
-    size = sum(array.nbytes for array in strategy.fleet.to_arrays().values())
+    size = len(archive_bytes(Kind("test"), to_archive(strategy.fleet.to_state())))
     assert size < 20_000
     # Nor do possible ones pile up.
     for _ in range(3):
@@ -168,15 +171,9 @@ def test_importance_is_not_even_read_where_nobody_asked(monkeypatch: pytest.Monk
 
 
 def test_a_checkpoint_of_foreign_names_is_cleaned() -> None:
-    import numpy as np
-
     strategy = PartialUpdates(quiet(), config=RoundConfig(plan="server"))
-    strategy.fleet.from_arrays(
-        {
-            "importance-names": np.array(["head", *(f"evil{i}" for i in range(1000))]),
-            "importance": np.ones(1001),
-        }
-    )
+    importance = dict.fromkeys(["head", *(f"evil{i}" for i in range(1000))], 1.0)
+    strategy.fleet.restore(replace(strategy.fleet.to_state(), importance=importance))
     seen: dict[int, list[dict[str, Any]]] = {}
     run(strategy, watched(seen), first_arrays(), 1)
     assert strategy.fleet.importance == {"head": 1.0}
@@ -209,8 +206,8 @@ LIARS = {
 def test_one_that_lies_about_costs_does_not_plan_for_all(liar: str, place: int) -> None:
     cohort = [*HONEST[:place], LIARS[liar], *HONEST[place:]]
     worth = {"head": 0.3, "stem": 0.3, "scale": 0.4}
-    honest = {ServerPlanner(9).choose([each], worth) for each in HONEST}
-    found = ServerPlanner(9).choose(cohort, worth)
+    honest = {ServerPlanner().choose([each], worth) for each in HONEST}
+    found = ServerPlanner().choose(cohort, worth)
     assert found in honest
     assert set(found) <= {"head", "stem", "scale"} and len(found) > 1
 

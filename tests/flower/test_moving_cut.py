@@ -28,8 +28,9 @@ from fl_elastic.flower import (
     RoundConfig,
     elastic_client_app,
 )
+from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.fleet_cut import FleetCut
+from fl_elastic.flower.fleet_cut import CutState, FleetCut
 from fl_elastic.flower.records import IMPORTANCE, train_reply
 from fl_elastic.readout.place import places_of
 
@@ -300,8 +301,8 @@ def test_few_that_lie_about_many_places_move_it_nowhere_that_others_do_not_say(l
 @pytest.mark.parametrize("terms", [RoundConfig(), RoundConfig(cut="fixed:6")])
 def test_a_cut_that_does_not_move_is_not_asked_about(terms: RoundConfig) -> None:
     cut = FleetCut(terms)
-    assert not any(cut.due(number) for number in range(1, 50)) and not cut.to_arrays()
-    cut.from_arrays({"group": np.array("3"), "stays": np.array([1, 1])})
+    assert not any(cut.due(number) for number in range(1, 50))
+    cut.restore(CutState("3", Backoff(8, attempts=1, left=1)))
     assert cut.group == terms.cut_group
 
 
@@ -309,7 +310,7 @@ def test_its_state_is_put_back() -> None:
     one, other = FleetCut(MOVING), FleetCut(MOVING)
     one.decide([says(at6=1.0)])
     one.decide([says(at6=1.0)])
-    other.from_arrays(one.to_arrays())
+    other.restore(one.to_state())
     assert other.group == "6"
 
     def asked(cut: FleetCut) -> list[bool]:

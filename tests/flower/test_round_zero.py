@@ -440,7 +440,7 @@ def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
         # What a round changed besides is as it was with that model, each time.
         assert (last.weights["w"][0], state[0]) == (3, 3)
     again = HeadCheckpoint()
-    again.from_arrays(last.to_arrays())
+    again.restore(last.to_state())
     assert again.take(Solved({}, "head", 0.6)) == reason and again.weights == last.weights
     assert not last.take(Solved({"w": np.full(1, 5)}, "head", 0.49)) and not last.went_back
 

@@ -18,7 +18,7 @@ import pytest
 from fl_elastic.budget import Budget
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
 from fl_elastic.streaming.labelled import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox
@@ -178,7 +178,7 @@ def test_one_that_dies_before_saving_takes_it_again(
     before = weights(learner)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     with monkeypatch.context() as full_disk:
-        full_disk.setattr("fl_elastic.storage.write_atomically", _no_space)
+        full_disk.setattr("fl_elastic.state.archive.write_atomically", _no_space)
         learner.take_up()
         assert not learner.take_up(), "it has it already"
         assert learner.rounds.taken == 1
@@ -209,11 +209,11 @@ def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: A
     learner = learned(tmp_path)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     path = tmp_path / "inbox" / "round.state"
-    honest = read_archive(path, Kind("fl_elastic.round"))
+    honest = read_archive(path, Kind("fl_elastic.round", 2))
     for number, name in enumerate(honest.facts):
         fresh = {**honest.facts, "name": f"the {number}th", "after": learner.rounds.last}
         facts = {**fresh, name: value}
-        write_archive(path, Kind("fl_elastic.round"), facts, honest.arrays)
+        write_archive(path, Kind("fl_elastic.round", 2), facts, honest.arrays)
         learner.take_up()
         assert all(np.isfinite(each).all() for each in weights(learner).values())
     assert inbox_files(tmp_path) == []

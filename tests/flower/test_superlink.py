@@ -22,7 +22,7 @@ from real_processes import (
     with_all_below,
 )
 
-from fl_elastic.storage import Kind, read_archive
+from fl_elastic.state.archive import Kind, read_archive
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 

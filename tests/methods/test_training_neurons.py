@@ -19,6 +19,7 @@ from fl_elastic.methods.neurons.rows import neuron_layers
 from fl_elastic.methods.neurons.scotti import ScottiPolicy
 from fl_elastic.methods.neurons.velocity_policy import VelocityPolicy
 from fl_elastic.planning import Plan, PlanRequest, Policy
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions, apply_plan
 from fl_elastic.update import decode, encode
 from fl_elastic.update.partial import trained_part
@@ -224,8 +225,8 @@ def rounds(policy: NeuronPolicy, count: int, **more: Any) -> list[Any]:
     model, batches, state = net(), images(4), SelectionState()
     plans = []
     for _ in range(count):
-        # As where a process lives for one message: nothing lasts but weights and the state as text.
-        state = SelectionState.from_json(state.to_json())
+        # As where a process lives for one message: nothing lasts but weights and the state on disk.
+        state = from_archive(SelectionState, to_archive(state))
         trainer = trainer_of(model, policy, batches, state=state, **more)
         plans.append((trainer.fit(batches).plan, state.memory))
     return plans

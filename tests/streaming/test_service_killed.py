@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_service import Life, arguments
+from toy_streams import samples_of
 
-from fl_elastic.storage import Archive
+from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, reading_place
-from fl_elastic.streaming.learner_state import load_state
+from fl_elastic.streaming.learner_state import LearnerState, load_state
 from fl_elastic.update.running_sums import RunningSums
 
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
@@ -41,7 +42,7 @@ def rows_from(start: int, count: int) -> list[tuple[list[float], int]]:
     return [([float(start + i), *map(float, x[i].round(3))], int(labels[i])) for i in range(count)]
 
 
-def saved(folder: Path) -> Archive:
+def saved(folder: Path) -> LearnerState:
     state = load_state(folder / "state" / "learner.state")
     assert state is not None
     return state
@@ -50,18 +51,14 @@ def saved(folder: Path) -> Archive:
 def each_once(folder: Path, rows: int, refused: int = 0) -> None:
     """Counts are exact, and every row is in the store or held out, under its own number."""
     state = saved(folder)
-    progress = state.facts["progress"]
-    assert progress["observed"] == progress["labelled"] == rows
-    assert sum(progress["rejected"].values()) == refused
-    assert (
-        sum(point["samples"] for point in state.facts["record"]["points"])
-        + state.facts["record"]["samples"]
-        == rows
-    )
-    held = state.under("memory.")
-    if "sums.targets" in state.arrays:
+    progress, record = state.progress, state.record
+    assert progress.observed == progress.labelled == rows
+    assert sum(progress.rejected.values()) == refused
+    assert sum(point.samples for point in record.points) + record.samples == rows
+    held = samples_of(state.recent)
+    if state.head is not None:
         # Each row is in the sums or held out; the first number of the rows says that it is each once.
-        sums = RunningSums.from_arrays(state.under("sums."))
+        sums = RunningSums.of_state(state.head.sums)
         learned = rows - len(held["held.x"])
         assert sums.weight == learned
         first = learned * sums.mean[0] + held["held.x"][:, 0].sum()
@@ -144,11 +141,13 @@ def test_a_service_that_chooses_where_it_reads(
     killed, whole = (saved(folder) for folder in (tmp_path, never))
     said = [json.loads((folder / "said").read_text()) for folder in (tmp_path, never)]
     assert said[0]["reads"] == said[1]["reads"] != "" and said[0]["observed"] == rows
-    for name, each in whole.under("sums.").items():
-        ours = killed.under("sums.")[name]
+    assert whole.head is not None and killed.head is not None
+    sums = [to_archive(each.head.sums).arrays for each in (killed, whole) if each.head]
+    for name, each in sums[1].items():
+        ours = sums[0][name]
         np.testing.assert_allclose(ours, each, rtol=0, atol=1e-6 * np.abs(each).max())
     with SampleStore(tmp_path / "state" / "samples.db", 8 * TAKES_ALL) as store:
-        ids = store.sample(10**6).ids.tolist() + killed.under("memory.")["held.n"].tolist()
+        ids = store.sample(10**6).ids.tolist() + samples_of(killed.recent)["held.n"].tolist()
     assert sorted(ids) == list(range(1, rows + 1))
 
 
@@ -172,11 +171,11 @@ def test_a_folder(kills: int, tmp_path: Path) -> None:
     assert Life(given, tmp_path / "said").ended() == 0, (tmp_path / "said").read_text()
     assert not list(place.glob("*.npz")) and len(list((place / "done").iterdir())) == 3 * kills
     state = saved(tmp_path)
-    assert state.facts["progress"]["observed"] == state.facts["progress"]["labelled"] == written
+    assert state.progress.observed == state.progress.labelled == written
     with SampleStore(tmp_path / "state" / "samples.db", TAKES_ALL) as store:
         everything = store.sample(10**6)
         assert store.seen == len(everything)
-    held = state.under("memory.")
+    held = samples_of(state.recent)
     first = [*everything.x[:, 0].tolist(), *held["held.x"][:, 0].tolist()]
     assert sorted(first) == [float(i) for i in range(written)]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy_streams import blobs, closed, learner_in, net, same, weights
+from toy_streams import blobs, closed, in_memory, learner_in, net, same, weights
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import (
@@ -69,14 +69,14 @@ def together(learner: StreamLearner, stream: list[Reading], size: int) -> list[O
 
 def assert_alike(first: StreamLearner, second: StreamLearner) -> None:
     """Everything that training does not change is the same, and numbers of the model are close."""
-    assert first.progress.to_facts() == second.progress.to_facts()
+    assert first.progress == second.progress
     assert first.classes == second.classes
     assert first.store.seen == second.store.seen and first.store.classes == second.store.classes
     stored = [each.store.take(range(1, each.store.seen + 1)) for each in (first, second)]
     for name in ("ids", "y", "t"):
         assert np.array_equal(getattr(stored[0], name), getattr(stored[1], name)), name
     np.testing.assert_allclose(stored[0].x, stored[1].x, atol=1e-5)
-    one, two = (each._memory.to_arrays() for each in (first, second))
+    one, two = (in_memory(each) for each in (first, second))
     assert one.keys() == two.keys()
     for name, array in one.items():
         np.testing.assert_allclose(array, two[name], atol=1e-5, err_msg=name)
@@ -203,7 +203,7 @@ def test_the_array_of_a_sample_may_be_used_again(tmp_path: Path) -> None:
     for number in range(8):
         buffer[:] = number
         learner.observe(buffer, 0)
-    arrays = learner._memory.to_arrays()
+    arrays = in_memory(learner)
     assert arrays["new.x"][:, 0].tolist() == [0, 2, 4, 6]
     assert arrays["held.x"][:, 0].tolist() == [1, 3, 5, 7]
     closed(learner)

@@ -65,19 +65,17 @@ def test_what_is_in_memory_survives_a_restart() -> None:
         if recent.held_out.takes():
             recent.held_out.hold(row(number))
         recent.wait(number, None if number == 3 else 7)
-    arrays = recent.to_arrays()
+    state = recent.to_state()
     again = Recent(Guard(every=2, size=2), new=3, waiting=2)
-    again.restore(arrays)
+    again.restore(state)
     assert [each.t for each in again.new] == [2, 3, 4]
     assert [each.t for each in again.held_out.rows] == [1, 3] and again.held_out.counted == 5
+    assert again.to_state().waiting == state.waiting == {3: None, 4: 7}
     assert not again.is_waited_for(2)
     assert again.answered(3) is None and again.answered(4) == 7
-    assert {n: a.tolist() for n, a in recent.to_arrays().items()} == {
-        n: a.tolist() for n, a in arrays.items()
-    }
 
 
 def test_nothing_in_memory_survives_too() -> None:
     recent = Recent(Guard(), new=3, waiting=2)
-    recent.restore(Recent(Guard(), new=3, waiting=2).to_arrays())
+    recent.restore(Recent(Guard(), new=3, waiting=2).to_state())
     assert not recent.new and not recent.held_out.rows

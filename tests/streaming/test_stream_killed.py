@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_streams import blobs, closed, learner_in, net, weights
+from toy_streams import blobs, closed, in_memory, learner_in, net, weights
 
+from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import ClosedForm, EverySamples, Guard, StreamLearner
 
 HELD = 8
@@ -54,10 +55,10 @@ def made(folder: Path, life: Life) -> StreamLearner:
 
 def digest(learner: StreamLearner) -> int:
     """What tells one state from another, bit by bit."""
-    facts = repr(learner.progress.to_facts()).encode()
-    parts = [*weights(learner).values(), *learner._memory.to_arrays().values()]
+    facts = repr(learner.progress).encode()
+    parts = [*weights(learner).values(), *in_memory(learner).values()]
     if learner._head is not None:
-        parts += [*learner._head.to_arrays().values()]
+        parts += [*to_archive(learner._head.sums.to_state()).arrays.values()]
     return zlib.crc32(b"".join(each.tobytes() for each in parts), zlib.crc32(facts))
 
 

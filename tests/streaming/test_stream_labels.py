@@ -11,6 +11,7 @@ import pytest
 from toy_streams import blobs, closed, learner_in, same, weights
 
 from fl_elastic.errors import StoreError
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.sources import open_source
@@ -123,4 +124,4 @@ def test_a_record_comes_back_with_its_labels() -> None:
     record = StreamRecord(every=2)
     record.mark(2, 10, {None: 3, -1: 4, 0: 1})
     assert record.points[0].stored == {"none": 3, "-1": 4, "0": 1}
-    assert StreamRecord.from_facts(record.to_facts()) == record
+    assert from_archive(StreamRecord, to_archive(record)) == record

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_streams import CENTRES, adam, closed, learner_state, net
+from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
@@ -159,7 +159,7 @@ def test_many_lives_are_one(seed: int, tmp_path: Path, monkeypatch: pytest.Monke
 
 def assert_same_samples(one: StreamLearner, other: StreamLearner) -> None:
     """Both hold out the same, wait for the same, and learn from the same next."""
-    told = [each._memory.to_arrays() for each in (one, other)]
+    told = [in_memory(each) for each in (one, other)]
     assert told[0].keys() == told[1].keys()
     for name, value in told[0].items():
         np.testing.assert_allclose(value, told[1][name], atol=1e-5, err_msg=name)

@@ -16,6 +16,7 @@ from slow_ones import slow_unless
 from torch import nn
 
 from fl_elastic.errors import PlanError, StreamError
+from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import ClosedForm, Guard, SampleStore, StreamLearner, reading_place
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.stream_options import StreamOptions
@@ -94,7 +95,7 @@ def known(learner: StreamLearner) -> dict[str, np.ndarray]:
     rows = learner.store.take(sorted(learner.store.draw(10**6, labelled=False).tolist()))
     held = learner._memory.held_out
     return {
-        **head.to_arrays(),
+        **to_archive(head.sums.to_state()).arrays,
         "ids": rows.ids, "x": rows.x, "y": np.ma.filled(rows.y, -7),
         "held": np.array([each.number for each in held]), "held_x": np.array([each.x for each in held]),
     }  # fmt: skip
@@ -182,7 +183,7 @@ def test_a_kill_changes_nothing(
             place = Path(shutil.move(place, tmp_path / f"moved {end}"))
         with opened(place) as killed:
             alike(killed, never)
-            assert killed.progress.to_facts()["observed"] == 200
+            assert killed.progress.observed == 200
 
 
 def test_labels_that_come_late_choose_as_well(tmp_path: Path, few: None) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming.record import StreamRecord
 
 
@@ -45,7 +44,7 @@ def test_a_long_stream_is_covered_from_its_start_to_its_end() -> None:
 def test_classes_without_a_sample_are_left_out_and_facts_are_json() -> None:
     record = recorded([True, False, True, True], StreamRecord(most=8, every=2))
     record.scored(False, drift=True, labelled=5)
-    again = StreamRecord.from_facts(json.loads(json.dumps(record.to_facts())))
+    again = from_archive(StreamRecord, to_archive(record))
     assert again == record
     assert again.drifts == [5]
     assert again.points[0].stored == {"0": 2}

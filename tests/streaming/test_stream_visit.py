@@ -12,10 +12,9 @@ from toy_streams import blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
-from fl_elastic.storage import Archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import EverySamples, Guard, SampleStore
 from fl_elastic.streaming.body import as_floats
-from fl_elastic.streaming.learner_state import load_state, save_state
 from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.streaming.visit import Mark, Visit, open_store, visit
 
@@ -139,18 +138,16 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     learner = learner_in(tmp_path)
     run(learner, blobs(60))
     closed(learner)
-    state = load_state(tmp_path / "learner.state")
-    assert state is not None
+    path, kind = tmp_path / "learner.state", Kind("fl_elastic.stream", 2)
+    state = read_archive(path, kind)
     for name in state.facts:
         for value in (None, "x", [[1]], {"x": []}):
-            save_state(
-                tmp_path / "learner.state", Archive({**state.facts, name: value}, state.arrays)
-            )
+            write_archive(path, kind, {**state.facts, name: value}, state.arrays)
             try:
                 seen_of(tmp_path).store.close()
             except StreamError as error:
                 assert "\n" not in str(error)
-    save_state(tmp_path / "learner.state", Archive({}, {}))
+    write_archive(path, kind, {})
     with pytest.raises(StreamError, match="is no learner's state"):
         seen_of(tmp_path)
 

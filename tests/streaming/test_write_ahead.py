@@ -164,7 +164,7 @@ def test_a_disk_that_is_full_for_a_while(
 
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
         full.setattr(event_log_module.os, "write", half)
-        full.setattr("fl_elastic.storage.write_atomically", no_room)
+        full.setattr("fl_elastic.state.archive.write_atomically", no_room)
         seen = run(learner, blobs(5, seed=1))
         assert [each.sample_id for each in seen] == [None] * 5 and writes
         assert all(each.prediction is not None for each in seen)

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import EverySamples, OnDrift
 from fl_elastic.training import Timing, TrainerOptions
@@ -99,10 +101,32 @@ def same(first: dict[str, NDArray[Any]], second: dict[str, NDArray[Any]]) -> boo
     )
 
 
+def samples_of(state: RecentSamples) -> dict[str, NDArray[Any]]:
+    """Samples of a learner's memory as arrays: those to be trained on, and those held out."""
+    found: dict[str, NDArray[Any]] = {
+        "counted": np.array(state.counted),
+        "waiting": np.array([*state.waiting], np.int64),
+        "said": np.array([-7 if said is None else said for said in state.waiting.values()]),
+    }
+    for name, rows in {"new": state.new, "held": state.held_out}.items():
+        found |= {
+            f"{name}.x": np.array([row.x for row in rows]),
+            f"{name}.y": np.array([row.y for row in rows], np.int64),
+            f"{name}.t": np.array([row.t for row in rows], np.float64),
+            f"{name}.n": np.array([row.number for row in rows], np.int64),
+        }
+    return found
+
+
+def in_memory(learner: StreamLearner) -> dict[str, NDArray[Any]]:
+    """`samples_of` a learner."""
+    return samples_of(learner._memory.to_state())
+
+
 def learner_state(learner: StreamLearner) -> Iterator[Any]:
     """Everything that two learners which do the same have in common."""
     yield weights(learner)
-    yield learner.progress.to_facts()
-    yield learner.selection.to_json()
+    yield to_archive(learner.progress).facts
+    yield to_archive(learner.selection).facts
     yield learner.classes
     yield sorted(learner.store.sample(10**6, labelled=False).ids.tolist())

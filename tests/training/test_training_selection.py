@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fl_elastic.errors import ArchiveError
+from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.state.archive import Archive, archive_bytes, archive_of
+from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.training import SelectionState
-from fl_elastic.training.selection import Reselection
+from fl_elastic.training.selection import SELECTION, Reselection
 
 NAMES = ("head", "middle", "stem")
 RULES = Reselection(probe_every=10, below_cosine=0.8, smoothing=0.5, exploration=0.1)
@@ -31,7 +34,7 @@ def step(state: SelectionState, steps: int) -> None:
 def test_scores_that_were_never_measured_are_remembered_as_such() -> None:
     state = fresh()
     state.absorb(np.array([3.0, np.nan, -1.0]), together=False)
-    assert SelectionState.from_json(state.to_json()).scores == [3.0, None, -1.0]
+    assert from_archive(SelectionState, to_archive(state)).scores == [3.0, None, -1.0]
 
 
 def test_the_first_probe_is_due_at_once_and_counts_as_drift() -> None:
@@ -201,54 +204,39 @@ def test_another_models_scores_are_dropped() -> None:
     steps=st.integers(0, 10**6),
     gap=st.integers(1, 10**6),
 )
-def test_the_state_comes_back_from_json(scores: list[float], steps: int, gap: int) -> None:
+def test_the_state_comes_back(scores: list[float], steps: int, gap: int) -> None:
     names = tuple(f"group {index} ä" for index in range(len(scores)))
     state = SelectionState(names, scores, [3] * len(scores), steps, gap)
-    assert SelectionState.from_json(state.to_json()) == state
-    unprobed = replace(state, scores=[])
-    assert SelectionState.from_json(unprobed.to_json()) == unprobed
+    state.memory = PolicyMemory("mine", {"round": 3}, {"seen": np.ones(2, np.float16)})
+    for kept in (state, replace(state, scores=[])):
+        again = archive_of(archive_bytes(SELECTION, to_archive(kept)), SELECTION)
+        found = from_archive(SelectionState, again)
+        assert found == kept and found.memory.facts == {"round": 3}
+        assert np.array_equal(found.memory.arrays["seen"], state.memory.arrays["seen"])
 
 
-def stored(**changes: Any) -> str:
-    state = SelectionState(NAMES, [1.0, 0.5, 0.0], [0, 1, 2], 5, 20)
-    return json.dumps(json.loads(state.to_json()) | changes)
-
-
-GARBAGE = {
-    "empty": "",
-    "no json": "{",
-    "deep": "[" * 100_000,
-    "a list": "[1, 2]",
-    "null": "null",
-    "a number": "3",
-    "no fields": "{}",
-    "fewer scores": stored(scores=[1.0]),
-    "more counts": stored(left_out=[0, 1, 2, 3]),
-    "scores are words": stored(scores=["a", "b", "c"]),
-    "scores are NaN": stored(scores=[float("nan"), 0, 0]),
-    "scores are infinite": stored(scores=[float("inf"), 0, 0]),
-    "scores are null": stored(scores=None),
-    "scores beyond floating point": stored(scores=[10**400, 0, 0]),
-    "counts are negative": stored(left_out=[0, -1, 2]),
-    "counts are infinite": stored(left_out=[0, float("inf"), 2]),
-    "steps are infinite": stored(steps_since_probe=float("inf")),
-    "steps are negative": stored(steps_since_probe=-1),
-    "gap is null": stored(probe_gap=None),
-    "gap is negative": stored(probe_gap=-5),
-    "gap is zero though there are scores": stored(probe_gap=0),
-    "names are a number": stored(names=5),
+GOOD = to_archive(SelectionState(NAMES, [1.0, 0.5, 0.0], [0, 1, 2], 5, 20))
+GARBAGE: dict[str, dict[str, Any]] = {
+    "fewer scores": {"scores": [1.0]},
+    "more counts": {"left_out": [0, 1, 2, 3]},
+    "scores are words": {"scores": ["a", "b", "c"]},
+    "scores are NaN": {"scores": [float("nan"), 0, 0]},
+    "scores are infinite": {"scores": [float("inf"), 0, 0]},
+    "scores are null": {"scores": None},
+    "scores beyond floating point": {"scores": [10**400, 0, 0]},
+    "counts are negative": {"left_out": [0, -1, 2]},
+    "counts are infinite": {"left_out": [0, float("inf"), 2]},
+    "steps are infinite": {"steps_since_probe": float("inf")},
+    "steps are negative": {"steps_since_probe": -1},
+    "gap is null": {"probe_gap": None},
+    "gap is negative": {"probe_gap": -5},
+    "names are a number": {"names": 5},
+    "a time is negative": {"planning_seconds": -1.0},
 }
 
 
-def test_the_undamaged_text_is_read() -> None:
-    assert SelectionState.from_json(stored()).scores == [1.0, 0.5, 0.0]
-
-
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_garbage_gives_a_fresh_state(kind: str) -> None:
-    assert SelectionState.from_json(GARBAGE[kind]) == SelectionState()
-
-
-@given(text=st.text(max_size=50))
-def test_any_text_gives_a_state(text: str) -> None:
-    assert SelectionState.from_json(text) == SelectionState()
+def test_what_no_fit_leaves_behind_is_refused(kind: str) -> None:
+    assert from_archive(SelectionState, GOOD).scores == [1.0, 0.5, 0.0]
+    with pytest.raises(ArchiveError):
+        from_archive(SelectionState, Archive({**GOOD.facts, **GARBAGE[kind]}, {}))

@@ -10,7 +10,7 @@ from torch import nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.flower import initial_arrays
-from fl_elastic.storage import is_archive
+from fl_elastic.state.archive import is_archive
 from fl_elastic.update.backbone import load_backbone, write_backbone
 from fl_elastic.update.manifest import FROZEN_BASE
 

@@ -254,9 +254,9 @@ def test_saved_and_restored_it_goes_on_bit_for_bit() -> None:
     head.layer()
     head.add(x[100:105], y[100:105])
     head.layer()
-    facts, arrays = head.to_facts(), {k: v.copy() for k, v in head.sums.to_arrays().items()}
+    head.renew()
     other = RunningHead(RunningSums(10, 4))
-    other.restore(RunningSums.from_arrays(arrays), facts)
+    other.restore(RunningSums.of_state(head.sums.to_state()), head.penalty_index)
     for each in (head, other):
         each.layer()
         for place in range(105, 120):

@@ -261,6 +261,6 @@ def test_a_full_disk_is_logged_not_raised(
     def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
     assert ErrorFeedback().save(tmp_path / "residuals.state") is False
     assert "No space left" in caplog.text

@@ -12,7 +12,7 @@ import torch
 from small_models import chain, conv_net
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.storage import Kind, write_archive
+from fl_elastic.state.archive import Kind, write_archive
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_store import ModelStore
 from fl_elastic.update.model_wire import decode_weights, encode_weights
@@ -122,7 +122,7 @@ def test_a_full_disk_is_logged_not_raised(
     def full(*_: Any) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_elastic.storage.write_atomically", full)
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
     with caplog.at_level(logging.WARNING):
         assert store.save(weights, 2) is False
     assert "No space left" in caplog.text

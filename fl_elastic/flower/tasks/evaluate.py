@@ -32,9 +32,10 @@ class Evaluate(RoundTask):
         """Evaluate, above the features of the test data that were kept at the fleet's cut if there are any."""
         from fl_elastic.training import evaluate
 
+        data = client.data
         with client.testing_above_cut(self) as running:
             found = evaluate(
-                client.model, client.loss_fn, client.test_loader,
+                data.model, data.plain_loss, data.tests,
                 metrics_fn=client.metrics_fn, running=running,
                 count_examples=client.options.count_examples,
             )  # fmt: skip

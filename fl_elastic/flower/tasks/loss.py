@@ -27,7 +27,8 @@ class MeasureLoss(RoundTask):
         """Return the loss as a metric, of the examples for which there is time."""
         from fl_elastic.training.evaluate import evaluate
 
-        found = evaluate(client.model, client.loss_fn, client.batches_in_time(self))
+        data = client.data
+        found = evaluate(data.model, data.plain_loss, client.batches_in_time(self))
         if not math.isfinite(found.loss):
             raise TrainingError(f"loss is {found.loss} with the server's model")
         return Answer.packed(b"", found.num_examples, {LOSS: found.loss})

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class RankPlaces(RoundTask):
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
+        if client.why_reading_is_fixed:
+            raise TrainingError(client.why_reading_is_fixed)
         examples = client.size().examples
         reply = places_reply(
-            client.model, client.train_loader, self.places, examples=max(self.examples, 1),
+            client.data.model, client.data.batches, self.places, examples=max(self.examples, 1),
             of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
             clock=client.options.timing.clock,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from fl_elastic.methods.learned_selector.set_summary import FEATURES, LayerSumma
 from fl_elastic.planning.importance.base import IMPORTANCES
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
 from fl_elastic.planning.importance.fisher import FisherImportance
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 
 __all__ = ["LearnedChannels", "LearnedImportance", "SelectorNetwork"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fl_elastic.errors import StoreError
-from fl_elastic.storage import private_file
+from fl_elastic.state.files import private_file
 from fl_elastic.streaming.aside import put_aside
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
 from fl_elastic.streaming.store.encoding import Encoding

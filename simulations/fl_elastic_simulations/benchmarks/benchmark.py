@@ -19,7 +19,7 @@ import pandas as pd
 from fl_elastic.environment import environment
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.worker_processes import worker_processes
 
 __all__ = [

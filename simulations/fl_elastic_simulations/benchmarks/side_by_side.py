@@ -425,7 +425,7 @@ def _inputs(task: ComparedTask, examples: Any) -> Tensor:
 
 def _costs_file(folder: Path, task: str) -> Path:
     """Return where the costs of a task are kept: beside its table, whatever it is called."""
-    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-costs.json"
+    return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-costs.state"
 
 
 BENCHMARK = SideBySide()

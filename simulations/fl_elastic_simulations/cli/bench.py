@@ -123,7 +123,7 @@ def fill(
     documents: Annotated[list[Path], typer.Argument(help="Documents with marks of tables.")],
 ) -> None:
     """Write the tables of the committed rows between the marks of documents."""
-    from fl_elastic.storage import write_atomically
+    from fl_elastic.state.files import write_atomically
     from fl_elastic_simulations.benchmarks.benchmark import Results
     from fl_elastic_simulations.benchmarks.benchmark import fill as filled
 

@@ -142,7 +142,7 @@ def simulate(
 
     loaded = Scenario.load(scenario, override or ())
     from fl_elastic.cli.tables import print_table
-    from fl_elastic.storage import write_atomically
+    from fl_elastic.state.files import write_atomically
     from fl_elastic_simulations.engine.quiet import quiet_log
     from fl_elastic_simulations.engine.server import Simulation
     from fl_elastic_simulations.engine.simulate import simulate as run

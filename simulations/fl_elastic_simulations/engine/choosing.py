@@ -17,7 +17,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile, estimate_profile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.head_costs import HeadCosts, measure_head_costs

@@ -19,7 +19,7 @@ from fl_elastic.flower.records import HAVE, MAY_TRAIN
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile
-from fl_elastic.storage import OWNER_ONLY, write_atomically
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic.update import Manifest, encode, load_weights
 from fl_elastic.update.model_store import ModelStore
 from fl_elastic_simulations.data.batches import Batches

@@ -24,7 +24,7 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, save_profile
 from fl_elastic.readout.place import BODY, places_of
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.away import on_fleet

@@ -18,7 +18,7 @@ from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
 from fl_elastic.groups import TensorGroup
 from fl_elastic.profiling import load_profile
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
 from fl_elastic_simulations.engine.methods import check_methods

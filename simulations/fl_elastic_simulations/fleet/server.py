@@ -24,7 +24,7 @@ from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
 from fl_elastic.planning import POLICIES
 from fl_elastic.readout.place import places_of
-from fl_elastic.storage import OWNER_ONLY, write_atomically
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.method_model import method_model

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate, mse_loss
 
 from fl_elastic.errors import ArchiveError, DatasetError, TrainingError
 from fl_elastic.groups.forward import channels_last
-from fl_elastic.storage import Archive, Kind, read_archive, write_archive
+from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic_simulations.models.pooled_features import (
     FeaturePlace,
     find_features,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.storage import is_archive
+from fl_elastic.state.archive import is_archive
 from fl_elastic.update.backbone import load_backbone
 from fl_elastic_simulations.data.files import npz_arrays
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fl_elastic.groups import Batch
 from fl_elastic.named_models import build_model
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.data.files import cache_folder
 from fl_elastic_simulations.data.plays import CHARACTERS, LENGTH, windows_of

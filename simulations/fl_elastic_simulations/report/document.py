@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import ElasticError
-from fl_elastic.storage import OWNER_ONLY, write_atomically
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.formats import abbreviated
 from fl_elastic_simulations.report.palette import EMPTY, ink
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from fl_elastic.storage import write_atomically
+from fl_elastic.state.files import write_atomically
 
 __all__ = ["Row", "save_rows"]
 

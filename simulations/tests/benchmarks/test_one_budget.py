@@ -30,7 +30,7 @@ from fl_elastic_simulations.benchmarks.one_budget import (
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 
 PASSES = 2
-COSTS = Path(__file__).parents[2] / "results" / "side_by_side" / "vit-costs.json"
+COSTS = Path(__file__).parents[2] / "results" / "side_by_side" / "vit-costs.state"
 
 
 @pytest.fixture(autouse=True)

@@ -108,7 +108,7 @@ def test_costs_and_weights_are_made_once_beside_the_table(
     for tasks in (["birds"], ["vit"], ["vit", "birds"]):
         asked = Request(tmp_path / "table", tasks=tasks, methods=["full", "bsr"], seeds=[3])
         BENCHMARK.measure(results, asked, 1, lambda _: None)
-    assert made == ["birds-costs.json", "vit.npz", "vit-costs.json"] and BASE in results.rows
+    assert made == ["birds-costs.state", "vit.npz", "vit-costs.state"] and BASE in results.rows
     assert measured[:3] == ["birds | full | 3", "vit | full | 3", "vit | bsr | 3"]
 
 
@@ -121,7 +121,7 @@ def test_anybodys_model_and_data_are_a_task(tmp_path: Path) -> None:
     rows = {name: side_by_side_cell(*case, 64) for name, case in cases.items()}
     (title,) = {name.split(" | ")[0] for name in rows}
     assert title.startswith("digits_cnn on digits, 1 passes in batches of 16")
-    assert len(list(tmp_path.glob("mine/*-costs.json"))) == 1
+    assert len(list(tmp_path.glob("mine/*-costs.state"))) == 1
     assert "policy 'bsr' leaves tokens" in rows[f"{title} | bsr | 0"]["refused"]
     _, _, *lines = table_of(rows, title)
     methods = [line.split(" | ")[0] for line in lines if line.startswith("| ")]

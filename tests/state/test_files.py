@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.storage import only_one, private_file, remove_leftovers, write_atomically
+from fl_elastic.state.files import only_one, private_file, remove_leftovers, write_atomically
 
 HOLDER = """
 import sys, time
-from fl_elastic.storage import only_one
+from fl_elastic.state.files import only_one
 with only_one(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
@@ -163,7 +163,7 @@ from fl_elastic import Budget, ElasticClient
 from fl_elastic.flower import Checkpointed
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
-from fl_elastic.storage import only_one
+from fl_elastic.state.files import only_one
 from fl_elastic.streaming import SampleStore, StreamLearner
 import logging
 

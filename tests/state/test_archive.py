@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ElasticError
-from fl_elastic.storage import Kind, read_archive, write_archive
+from fl_elastic.state.archive import Kind, read_archive, write_archive
 
 KIND = Kind("test", 2)
 SMALL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array(7), "e": np.zeros((0, 3))}
@@ -238,7 +238,7 @@ def test_reading_and_writing_take_little_more_memory_than_the_arrays(tmp_path: P
 WRITER = """
 import itertools, sys
 import numpy as np
-from fl_elastic.storage import Kind, write_archive
+from fl_elastic.state.archive import Kind, write_archive
 for number in itertools.count():
     write_archive(sys.argv[1], Kind("test", 2), {"n": number}, {"x": np.full(50_000, number)})
     print(number, flush=True)

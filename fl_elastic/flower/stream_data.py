@@ -1,0 +1,306 @@
+"""The samples of a stream as a client's data: the learner's saved model joined with the server's."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.errors import StreamError
+from fl_elastic.flower.round_data import RoundData
+from fl_elastic.flower.stream_update import best_of, seen_from
+from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.train import Train
+from fl_elastic.groups import Batch, LossFn
+from fl_elastic.streaming.joining import JoiningRule, Layout
+from fl_elastic.streaming.labelled import LabelledWeights, Shares, joined, kept, overlaid
+from fl_elastic.streaming.replay import Replay
+from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
+from fl_elastic.streaming.taking_up import labelled_weights
+from fl_elastic.streaming.visit import Mark, Visit
+from fl_elastic.training import ElasticTrainer, FitReport
+from fl_elastic.update import Manifest, PartialUpdate, load_weights
+
+if TYPE_CHECKING:
+    from fl_elastic.flower.round_data import Squares
+    from fl_elastic.update.head_sums import HeadSums
+    from fl_elastic.update.squared_gradients import SquaredGradients
+
+__all__ = ["LEFT", "Joined", "StreamData", "StreamSettings"]
+
+_LOG = logging.getLogger("fl_elastic")
+LEFT = ("by_share", "joined", "trained")
+"""What may be left for the learner, see `fl_elastic.flower.StreamClient`."""
+
+
+@dataclass(frozen=True, eq=False)
+class StreamSettings:
+    """What stays the same from message to message.
+
+    Parameters
+    ----------
+    folder : Path
+        State folder of the learner.
+    layout : Layout
+        Which tensors of the server's model are the head and running statistics.
+    classes : tuple of int
+        Labels of the server's outputs, in order.
+    plain_loss : callable
+        Of outputs and class indices.
+    joining, replay, steps, seed, left
+        See `fl_elastic.flower.StreamClient`.
+    """
+
+    folder: Path
+    layout: Layout
+    classes: tuple[int, ...]
+    plain_loss: LossFn
+    joining: JoiningRule
+    replay: Replay
+    steps: int
+    seed: int
+    left: str
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise StreamError(f"{self.steps} steps of a round mean nothing: give at least 1")
+        if self.left not in LEFT:
+            raise StreamError(f"left {self.left!r} means nothing: give {', '.join(LEFT)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The server's model, and the joined one that a round begins with.
+
+    Parameters
+    ----------
+    received : LabelledWeights
+        The server's model.
+    shares : Shares
+        How much of the joined one is the server's.
+    model : LabelledWeights
+        The joined one.
+    """
+
+    received: LabelledWeights
+    shares: Shares
+    model: LabelledWeights
+
+
+@dataclass(frozen=True, eq=False)
+class StreamData(RoundData):
+    """A learner as it was saved last, with the samples of its store.
+
+    Attributes
+    ----------
+    settings : StreamSettings
+        What stays the same.
+    seen : Visit
+        The learner; its model is what is trained.
+    mark : Mark
+        How far the stream was at the last round.
+    joined : Joined or None
+        None as long as no model of the server has come.
+    """
+
+    settings: StreamSettings = field(kw_only=True)
+    seen: Visit = field(kw_only=True)
+    mark: Mark = field(kw_only=True)
+    joined: Joined | None = field(default=None, kw_only=True)
+
+    one_pass: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, settings: StreamSettings, seen: Visit, manifest: Manifest) -> StreamData:
+        """Return the samples of a learner, and the model that it has saved.
+
+        Raises
+        ------
+        StreamError
+            If there is no labelled sample.
+        """
+        mark = Mark.load(settings.folder)
+        loader = seen.loader(settings.replay, settings.steps, (settings.seed, mark.rounds, 2), mark)
+        loss_fn = settings.replay.loss(settings.plain_loss)
+        return cls(
+            manifest, seen.trained, loader, _Window(seen), loss_fn,
+            settings=settings, seen=seen, mark=mark,
+        )  # fmt: skip
+
+    @property
+    def keeps_features(self) -> bool:  # type: ignore[override]
+        """Whether the learner keeps features, as with latent replay."""
+        return self.seen.upper is not None
+
+    @property
+    def plain_loss(self) -> LossFn:
+        """The loss without what replay adds."""
+        return self.settings.plain_loss
+
+    def with_server(
+        self, weights: Mapping[str, NDArray[Any]], fixed: Mapping[str, float], *, trains: bool
+    ) -> StreamData:
+        """Join the server's model with the learner's; return the data with the joined one.
+
+        Parameters
+        ----------
+        weights : mapping of str to array
+            The server's model.
+        fixed : mapping of str to float
+            Tensors whose share is not the joining rule's to choose.
+        trains : bool
+            Whether the joined model is trained or tested: other tasks are about the server's model as it is.
+        """
+        seen, settings = self.seen, self.settings
+        received = LabelledWeights(weights, settings.classes, settings.layout.head)
+        progress = seen.progress
+        drifted = progress.drifts > self.mark.drifts or progress.since_drift is not None
+        candidates = [
+            replace(each, named={**each.named, **fixed}) if trains else Shares(1.0)
+            for each in settings.joining.candidates(settings.layout, drifted=drifted)
+        ]
+        for label in settings.classes:
+            seen.classifier.learn(label)
+        # Learning a class may make the head another module; the rows of new labels are set by the joining.
+        own = replace(labelled_weights(seen.classifier), labels=_known(seen))
+        manifest = Manifest.of(seen.classifier.model, whole=True)
+
+        def load(shares: Shares) -> None:
+            load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
+
+        shares = best_of(
+            candidates, load, seen.body, self.plain_loss, seen.untrained(), seen.classifier.classes
+        )
+        begun = Joined(received, shares, labelled_weights(seen.classifier))
+        return replace(self, model=seen.trained, joined=begun)
+
+    def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
+        """Return every labelled sample once; a target is its label's place among the classes."""
+        labels = self.settings.classes if of_server else self.seen.classifier.classes.labels
+        return self.seen.every_sample(labels, self.settings.replay.batch_size)
+
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """Return the model as the server knows it: its classes, and its own values of what is personal."""
+        if self.joined is None:
+            return super().weights()
+        received = self.joined.received
+        whole = overlaid(received, labelled_weights(self.seen.classifier)).weights
+        return {
+            name: received.weights[name] if name.startswith(self._personal) else whole[name]
+            for name in self.manifest.names
+        }
+
+    def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
+        """Return what was trained and is not personal, against the server's model."""
+        assert self.joined is not None
+        trained = labelled_weights(self.seen.classifier)
+        return seen_from(self.joined.received, trained, trainer.update(version), self._personal)
+
+    def known_sums(self) -> HeadSums | None:
+        """Return the sums that the learner's head was made from, if that is in closed form."""
+        weight = f"{self.seen.classifier.head_name}.weight"
+        sums = self.seen.head_sums(weight, self.settings.classes)
+        if sums is None:
+            return None
+        from fl_elastic.training.head_sums import refuse_frozen_head
+
+        refuse_frozen_head(weight, self.manifest.index)
+        return sums.with_outputs(self.manifest.shape(weight)[0])
+
+    def in_server_order(self, sums: HeadSums) -> HeadSums:
+        """Return sums with a column for each of the server's outputs."""
+        return sums.of_outputs(self.manifest.shape(sums.weight)[0])
+
+    def squares(self, compute: Callable[[LossFn], Squares], loss_fn: LossFn) -> Squares:
+        """Return the squares by the server's outputs, in its order."""
+        labels = self.seen.classifier.classes.labels
+        places = [labels.index(label) for label in self.settings.classes]
+        everything, forgotten = compute(
+            lambda outputs, targets: loss_fn(outputs[:, places], targets)
+        )
+        return (
+            self._ordered(everything, labels),
+            None if forgotten is None else self._ordered(forgotten, labels),
+        )
+
+    def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
+        """Leave the result of a training for the learner; return what the server may want to know of the stream."""
+        if isinstance(task, Evaluate) or not task.brings_model:
+            return {}
+        if isinstance(task, Train):
+            self._leave()
+        progress, mark = self.seen.progress, self.mark
+        assert self.joined is not None
+        found = {
+            "samples-since-round": progress.observed - mark.observed,
+            "labelled-since-round": progress.labelled - mark.labelled,
+            "drifts-since-round": progress.drifts - mark.drifts,
+            "store-bytes": self.seen.store.used_bytes,
+            "joined-share": self.joined.shares.rest,
+        }
+        if progress.labelled:
+            found["prequential-accuracy"] = float(progress.accuracy)
+        if report is not None:
+            found["plan-share"] = float(report.plan.mask.mean())
+        return found
+
+    @property
+    def _personal(self) -> tuple[str, ...]:
+        return tuple(self.settings.joining.personal(self.settings.layout))
+
+    def _ordered(self, squares: SquaredGradients, labels: Sequence[int]) -> SquaredGradients:
+        shapes = dict(zip(self.manifest.names, self.manifest.shapes, strict=True))
+        head = self.settings.layout.head
+        zeros = {name: np.zeros(shapes[name], np.float32) for name in squares.sums}
+        mine = LabelledWeights(squares.sums, tuple(labels), head)
+        theirs = LabelledWeights(
+            zeros, self.settings.classes, tuple(name for name in head if name in zeros)
+        )
+        return replace(squares, sums=overlaid(theirs, mine).weights)
+
+    def _leave(self) -> None:
+        """Leave the result for the learner, and note how far the stream was."""
+        begun, seen = self.joined, self.seen
+        assert begun is not None
+        trained = labelled_weights(seen.classifier)
+        now = {"trained": trained, "joined": begun.model}.get(self.settings.left)
+        if now is None:
+            now = kept(begun.model, trained, begun.received, begun.shares)
+        new = tuple(label for label in now.labels if label not in seen.saved.labels)
+        change = change_between(seen.saved, now)
+        result = RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
+        try:
+            RoundInbox(self.settings.folder).leave(result)
+            seen.mark(self.mark).save(self.settings.folder)
+        except OSError as error:
+            # The server gets its update all the same.
+            _LOG.warning(
+                "the round's result could not be left in %s: %s", self.settings.folder, error
+            )
+
+
+def _known(seen: Visit) -> tuple[int, ...]:
+    """Return the labels that the learner itself has rows for."""
+    stored = [label for label in seen.store.classes if label is not None]
+    return tuple(
+        label
+        for label in seen.classifier.classes.labels
+        if label in seen.saved.labels or label in stored
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """A loader of the held-out window, which says why where there is none."""
+
+    seen: Visit
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield self.seen.held_out_batch()

@@ -1,0 +1,266 @@
+"""The container of all state on disk: facts, named arrays, and a digest over all of it.
+
+Layout, little-endian: magic ``FLEA``, format version (u16), zero (u16), length of the text (u32), BLAKE2b digest of
+all the rest (32 bytes), text (JSON: kind and version of what is kept, facts, a table of name, dtype and shape of
+each array), the arrays' numbers one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from fl_elastic.errors import ArchiveError, ArchiveVersionError
+from fl_elastic.state.files import OWNER_ONLY, write_atomically
+
+if TYPE_CHECKING:
+    # The command line looks for archives too, and starts without it.
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "Archive",
+    "Kind",
+    "archive_bytes",
+    "archive_of",
+    "is_archive",
+    "read_archive",
+    "write_archive",
+]
+
+_MAGIC, _FORMAT = b"FLEA", 1
+_START = struct.Struct("<4sHHI")
+_DIGEST_BYTES = 32
+_BEFORE_TEXT = _START.size + _DIGEST_BYTES
+# What JSON makes of a text takes many times its size.
+_MOST_TEXT = 2**26
+_MOST_AXES = 32
+_DTYPE = re.compile(r"\|b1|[|<][iu][1248]|<f(2|4|8|16)|<c(8|16|32)|<U[1-9]\d{0,5}")
+_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What an archive holds.
+
+    Parameters
+    ----------
+    name : str
+        Of the kind.
+    version : int
+        Of its facts and arrays; an archive of another one is refused.
+    """
+
+    name: str
+    version: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Archive:
+    """Facts that JSON can hold, and named arrays.
+
+    Parameters
+    ----------
+    facts : mapping
+        Counters, settings, short lists.
+    arrays : mapping of str to array
+        Weights, samples.
+    """
+
+    facts: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+    def under(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """Return the arrays whose names begin so, without that beginning."""
+        return {
+            name.removeprefix(prefix): array
+            for name, array in self.arrays.items()
+            if name.startswith(prefix)
+        }
+
+
+def write_archive(
+    path: str | os.PathLike[str],
+    kind: Kind,
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, Any] | None = None,
+    mode: int | None = OWNER_ONLY,
+) -> Path:
+    """Replace the file at ``path`` by an archive that only its owner can read; see `write_atomically`.
+
+    Raises
+    ------
+    ArchiveError
+        If an array is of a type that is not kept, or the facts are too long.
+    OSError
+        If the disk does not take it; the old file is then still there.
+    """
+    return write_atomically(path, _parts(kind, facts, arrays or {}), mode)
+
+
+def archive_bytes(kind: Kind, archive: Archive) -> bytes:
+    """Return what `write_archive` writes."""
+    return b"".join(_parts(kind, archive.facts, archive.arrays))
+
+
+def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None = None) -> Archive:
+    """Read what `write_archive` wrote.
+
+    Nothing is taken apart before the digest fits, and no more memory is taken than the file is long.
+
+    Parameters
+    ----------
+    path : path-like
+        The file.
+    kind : Kind
+        What it must hold.
+    most : int, optional
+        Bytes that it may have.
+
+    Raises
+    ------
+    ArchiveError
+        If the file is damaged, longer, or of another kind.
+    ArchiveVersionError
+        If it is whole, and of another version.
+    OSError
+        If it cannot be read.
+    """
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if most is not None and size > most:
+            raise ArchiveError(f"it holds {size} bytes, at most {most} are expected")
+        return _read(stream, size, kind)
+
+
+def archive_of(data: bytes, kind: Kind) -> Archive:
+    """Read what `archive_bytes` gave; raises as `read_archive`."""
+    return _read(BytesIO(data), len(data), kind)
+
+
+def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as archives do; False if it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+def _parts(
+    kind: Kind, facts: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> list[bytes | memoryview]:
+    import numpy as np
+
+    # As it is in memory, unless a machine has its bytes the other way round.
+    kept = {name: _little_endian(np.asarray(array)) for name, array in arrays.items()}
+    table = []
+    for name, array in kept.items():
+        if not _DTYPE.fullmatch(array.dtype.str):
+            raise ArchiveError(f"array {name[:80]!r} has type {array.dtype}, which is not kept")
+        table.append([name, array.dtype.str, list(array.shape)])
+    head = {"kind": kind.name, "version": kind.version, "facts": dict(facts), "arrays": table}
+    text = json.dumps(head, separators=(",", ":")).encode()
+    if len(text) > _MOST_TEXT:
+        raise ArchiveError(f"facts take {len(text)} bytes, at most {_MOST_TEXT}: keep arrays")
+    start = _START.pack(_MAGIC, _FORMAT, 0, len(text))
+    numbers = [array.reshape(-1).view(np.uint8).data for array in kept.values()]
+    digest = blake2b(start + text, digest_size=_DIGEST_BYTES)
+    for part in numbers:
+        digest.update(part)
+    return [start, digest.digest(), text, *numbers]
+
+
+def _read(stream: BinaryIO, size: int, kind: Kind) -> Archive:
+    start = stream.read(_BEFORE_TEXT)
+    head = _head(stream, start, size)
+    _check_kind(head, kind)
+    facts, table = head.get("facts"), head.get("arrays")
+    if not isinstance(facts, dict) or not isinstance(table, list):
+        raise ArchiveError("it has no facts or no table of arrays")
+    shapes = dict(_row(row) for row in table)
+    if len(shapes) != len(table):
+        raise ArchiveError("two of its arrays have the same name")
+    described = sum(math.prod(shape) * dtype.itemsize for dtype, shape in shapes.values())
+    if described != size - stream.tell():
+        raise ArchiveError(
+            f"its arrays take {size - stream.tell()} bytes, its table says {described}"
+        )
+    return Archive(facts, {name: _array(stream, *each) for name, each in shapes.items()})
+
+
+def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
+    import numpy as np
+
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _head(stream: BinaryIO, start: bytes, size: int) -> dict[str, Any]:
+    """Return the text of a file whose digest fits, and leave the stream behind it."""
+    damaged = ArchiveError("it is truncated, damaged or no archive")
+    if len(start) < _BEFORE_TEXT:
+        raise damaged
+    magic, version, zero, length = _START.unpack_from(start)
+    digest = blake2b(start[: _START.size], digest_size=_DIGEST_BYTES)
+    while some := stream.read(_AT_ONCE):
+        digest.update(some)
+    if magic != _MAGIC or digest.digest() != start[_START.size :]:
+        raise damaged
+    if (version, zero) != (_FORMAT, 0):
+        raise ArchiveVersionError(f"it is an archive of version {version}, expected {_FORMAT}")
+    if length > min(size - _BEFORE_TEXT, _MOST_TEXT):
+        raise ArchiveError(f"its text is said to take {length} bytes of {size}")
+    stream.seek(_BEFORE_TEXT)
+    try:
+        head = json.loads(stream.read(length))
+    except (ValueError, RecursionError):
+        raise ArchiveError("its text is not valid JSON") from None
+    if not isinstance(head, dict):
+        raise ArchiveError("its text is not a JSON object")
+    return head
+
+
+def _check_kind(head: dict[str, Any], kind: Kind) -> None:
+    seen = head.get("kind")
+    if seen != kind.name:
+        raise ArchiveError(f"it holds {str(seen)[:80]!r}, expected {kind.name!r}")
+    version = head.get("version")
+    if type(version) is not int or version != kind.version:
+        raise ArchiveVersionError(f"it has version {repr(version)[:40]}, expected {kind.version}")
+
+
+def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Return name, dtype and shape as they stand in the table."""
+    import numpy as np
+
+    try:
+        name, dtype, shape = row
+        fits = isinstance(name, str) and _DTYPE.fullmatch(dtype) and len(shape) <= _MOST_AXES
+        if not fits or any(type(side) is not int or not 0 <= side < 2**48 for side in shape):
+            raise ValueError
+        return name, (np.dtype(dtype), tuple(shape))
+    except (TypeError, ValueError):
+        raise ArchiveError(f"its table of arrays has an impossible row {repr(row)[:80]}") from None
+
+
+def _array(stream: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    import numpy as np
+
+    try:
+        array = np.empty(shape, dtype)
+    except ValueError:
+        # Of no numbers at all, and too many rows of them.
+        raise ArchiveError(f"its table of arrays has an impossible shape {shape}") from None
+    view = array.reshape(-1).view(np.uint8).data
+    if stream.readinto(view) != len(view):  # type: ignore[attr-defined]
+        raise ArchiveError("it became shorter while it was read")
+    return array.astype(dtype.newbyteorder("="), copy=False)

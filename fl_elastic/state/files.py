@@ -1,0 +1,143 @@
+"""Files that a reader sees as they were or as they are, that only their owner can read, and a lock."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+__all__ = [
+    "OWNER_ONLY",
+    "only_one",
+    "private_file",
+    "private_folder",
+    "remove_leftovers",
+    "write_atomically",
+]
+
+OWNER_ONLY = 0o600
+"""Permissions of what is kept: samples, weights and journals tell of somebody's data."""
+_FOLDER = 0o700
+_TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
+
+
+def write_atomically(
+    path: str | os.PathLike[str],
+    data: bytes | Sequence[bytes | memoryview],
+    mode: int | None = None,
+) -> Path:
+    """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
+
+    Data may come in parts, which are written one after the other.
+    With a ``mode`` the file has exactly these permissions from its first byte on, whatever the umask, and a folder
+    that is made is its owner's alone where the file is. Without one both are as any new one: for what is handed on.
+    """
+    target = Path(path)
+    if mode is None or mode & ~OWNER_ONLY:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        private_folder(target.parent)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with open(
+            temporary, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)
+        ) as stream:
+            if mode is not None:
+                # One that an interrupted process left behind, or the umask, may have made it another.
+                os.fchmod(stream.fileno(), mode)
+            stream.writelines([data] if isinstance(data, bytes) else data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def private_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, with those above it that are missing, that only its owner can enter, whatever the umask."""
+    missing, here = [], Path(path).absolute()
+    while not here.exists():
+        missing.append(here)
+        here = here.parent
+    for each in reversed(missing):
+        try:
+            each.mkdir(_FOLDER)
+        except FileExistsError:
+            # Another process was quicker.
+            continue
+        each.chmod(_FOLDER)
+
+
+def private_file(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file that only its owner can read and write, made with its folder if it is not there.
+
+    One that others could read is mended if this process may do that.
+    """
+    private_folder(Path(path).parent)
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+    if stat.S_IMODE(os.fstat(descriptor).st_mode) != OWNER_ONLY:
+        with suppress(PermissionError):
+            os.fchmod(descriptor, OWNER_ONLY)
+    return descriptor
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
+    """Delete the temporary files of `write_atomically` whose process is gone; return their names.
+
+    A process that was killed in the middle of writing leaves one. What cannot be deleted, or belongs to a process
+    that lives, stays.
+    """
+    removed = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    for name in names:
+        found = _TEMPORARY.fullmatch(name)
+        if found is None or _lives(int(found[1])):
+            continue
+        try:
+            os.unlink(Path(folder) / name)
+        except OSError:
+            continue
+        removed.append(name)
+    return sorted(removed)
+
+
+@contextmanager
+def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the lock of a file, which is made, as long as the context lasts, or this process at the longest.
+
+    Raises
+    ------
+    BlockingIOError
+        If somebody else holds it.
+    OSError
+        If the file cannot be made or opened.
+    """
+    # Not every system has it, and the rest of the library needs no lock.
+    import fcntl
+
+    # To lock it, reading is enough.
+    descriptor = private_file(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # Asked for in this way, a process of another user shows too, also where /proc hides it.
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
