@@ -110,6 +110,8 @@ class RunResult:
         Device class to the most bytes that any step of a merged update took there, as predicted.
     importance : dict
         By group, the mean share of importance of the clients that know it of all groups at the end.
+    machines : dict
+        On a cluster, how many messages each machine handled in which clients trained.
     """
 
     method: str
@@ -133,6 +135,7 @@ class RunResult:
     rejections: dict[str, dict[str, int]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     importance: dict[str, float] = field(default_factory=dict)
+    machines: dict[str, int] = field(default_factory=dict)
 
     @property
     def simulated_seconds(self) -> float:

@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
-from fl_elastic_simulations.engine.client import CHARGES, LATE, NOT_SHARED
+from fl_elastic_simulations.engine.client import CHARGES, LATE, NO_DATA
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.known_importance import known_importance
@@ -38,10 +39,13 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import ClientRound, RunResult
+from fl_elastic_simulations.engine.supplied_grid import SuppliedGrid, on_a_cluster
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (
+    at_speed,
     label_counts,
     measure_profile,
+    speed_of_host,
     test_batches,
 )
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
@@ -83,7 +87,7 @@ class Simulation:
 
     @property
     def profile_file(self) -> Path:
-        """Where the measured costs are kept, which all clients' virtual clocks go by."""
+        """Where the measured costs are kept, from which the page of the run is made."""
         return self.directory / "profile.json"
 
     @property
@@ -166,7 +170,8 @@ def run_method(
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
     evaluate_fn = _evaluation(simulation, progress, cell, model)
-    grid = on_fleet(scenario, grid, cell)
+    supplied = _supplied(simulation, grid, method, profile)
+    grid = on_fleet(scenario, supplied, cell)
     unequal = grid if isinstance(grid, UnequalGrid) else None
     # The wait for an answer is in simulated time there.
     timeout = _HOST_SECONDS if unequal is None else float("inf")
@@ -196,7 +201,6 @@ def run_method(
                     "scenario": scenario.to_json(),
                     "method": method.name,
                     "seed": seed,
-                    "profile": str(simulation.profile_file.absolute()),
                     "choosing": "" if choosing is None else choosing.to_json(),
                     "state-dir": str(simulation.state_directory.absolute()),
                     "data-root": simulation.data_root or "",
@@ -210,8 +214,35 @@ def run_method(
         random.setstate(state)
     found = state_directory.glob(f"*/{CHARGES}")
     cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
+    cell.machines = supplied.machines
     cell.importance = known_importance(sorted(state_directory.glob("*")), Manifest.of(model))
     return cell
+
+
+def _supplied(
+    simulation: Simulation, grid: Grid, method: MethodSection, profile: CostProfile
+) -> SuppliedGrid:
+    """Return a grid that sends costs, and on a cluster files of clients."""
+    scenario, data_root = simulation.scenario, simulation.data_root
+
+    def costs(read: str) -> CostProfile:
+        return profile_at(scenario, data_root, method.peer, profile, read) if read else profile
+
+    folder = simulation.state_directory if on_a_cluster() else None
+    return SuppliedGrid(grid, costs, folder)
+
+
+@lru_cache(maxsize=8)
+def profile_at(
+    scenario: Scenario, data_root: str | None, peer: str | None, profile: CostProfile, read: str
+) -> CostProfile:
+    """Return the costs of a model that ends where its head reads; measured once for all methods that have it.
+
+    Its seconds are those of the host then that measured the whole one's.
+    """
+    method = next(each for each in scenario.methods if each.peer == peer)
+    found = measure_profile(scenario, data_root, method_model(scenario, method, data_root, 0, read))
+    return at_speed(found, speed_of_host(scenario, data_root, profile))
 
 
 class _TimeIsUp(Exception):
@@ -328,7 +359,7 @@ def _bookkeeping(
     def on_round(record: RoundRecord) -> None:
         began = cell.simulated_seconds if round_began is None else round_began()
         for each in record.rejected:
-            if NOT_SHARED in each.reason:
+            if NO_DATA in each.reason:
                 raise ScenarioError(each.reason)
         late = [each for each in record.rejected if LATE in each.reason]
         # Who stays out got the model first; so a round of nobody takes time as well.

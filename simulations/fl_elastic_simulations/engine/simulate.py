@@ -26,6 +26,7 @@ from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.summary import group_costs, summarise
+from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
 
@@ -120,7 +121,7 @@ def _run(server_app: ServerApp, clients: int) -> None:
         "include_dashboard": False,
     }
     # A cluster has the processors that its machines have, and refuses to be told another number.
-    if not os.environ.get("RAY_ADDRESS"):
+    if not on_a_cluster():
         arguments["num_cpus"] = min(os.cpu_count() or 1, clients)
     run_simulation(
         server_app,

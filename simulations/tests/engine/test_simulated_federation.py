@@ -13,12 +13,13 @@ from flwr.app import Message
 from flwr.serverapp import ServerApp
 from in_process_grid import InProcessGrid
 
-from fl_elastic.errors import ElasticError, ProfileError, ScenarioError
+from fl_elastic.errors import DatasetError, ElasticError, ScenarioError
 from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.in_process_grid import client_processes
 from fl_elastic_simulations.engine.methods import check_methods
@@ -58,9 +59,7 @@ def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """Costs are measured, so two runs are alike only if they start from the same ones."""
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-    simulated_client._profile.cache_clear()
     yield
-    simulated_client._profile.cache_clear()
 
 
 class Interrupted(BaseException):
@@ -269,41 +268,20 @@ def instruction(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "method": "full",
         "seed": 0,
         "server-round": 1,
-        "profile": "",
         "state-dir": str(tmp_path),
     } | changes
 
 
-def test_without_a_profile_of_the_server_a_client_measures_its_own(
-    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulated_client, "measure_profile", lambda *_: profile)
-    made = simulated_client.simulated_client(instruction(tmp_path, profile=""), 0)
-    assert made._profile is profile
-
-
-@pytest.mark.parametrize("profile_file", ["missing.json", "damaged.json"])
-def test_a_machine_that_does_not_see_the_servers_profile_says_so(
-    profile_file: str, tmp_path: Path
-) -> None:
-    """Costs of its own would make simulated time depend on who answers."""
-    (tmp_path / "damaged.json").write_text("{")
-    path = str(tmp_path / profile_file)
-    with pytest.raises(
-        ScenarioError, match=f"does not see the costs .*{profile_file}.*all machines"
-    ):
-        simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
-
-
-def test_a_run_ends_whose_clients_do_not_see_the_servers_profile(
+def test_a_run_ends_on_machines_without_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def elsewhere(path: str) -> None:
-        raise ProfileError(f"cannot read {path}")
+    """Rounds would go on without the clients that happen to run there."""
 
-    monkeypatch.setattr(simulated_client, "load_profile", elsewhere)
-    simulated_client._profile.cache_clear()
-    with pytest.raises(ScenarioError, match=r"does not see the costs.*all machines"):
+    def nothing(*_: object, **__: object) -> None:
+        raise DatasetError("no folder data/of/mine")
+
+    monkeypatch.setattr(ClientSlot, "batches", nothing)
+    with pytest.raises(ScenarioError, match=r"lacks the scenario's data: no folder data/of/mine"):
         simulated(tmp_path, scenario(methods=["full"]))
 
 
@@ -322,7 +300,7 @@ def test_a_cluster_is_joined_as_it_is(address: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_client_the_scenario_does_not_know_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="partition 3, the scenario has 3 clients"):
-        simulated_client.simulated_client(instruction(tmp_path), 3)
+        simulated_client.simulated_client(instruction(tmp_path), 3, {})
 
 
 def test_a_foreseen_failure_travels_in_the_reply(tmp_path: Path) -> None:
