@@ -29,6 +29,7 @@ from fl_elastic_simulations.engine.summary import group_costs, summarise
 from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
+from fl_elastic_simulations.unequal.partitions import partitions_of
 
 __all__ = ["ReportingGrid", "simulate", "write_results"]
 
@@ -146,8 +147,8 @@ def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]
 class ReportingGrid(IncrementalGrid):
     """Wraps a grid; reports each reply as it arrives, and returns all of them together.
 
-    Together they can be put in an order that does not depend on who was faster, so that a simulation depends on
-    its seed alone.
+    Together they can be put in an order that does not depend on who was faster. Nodes are in the order of their
+    partitions, whatever their numbers, which Flower draws. So a simulation depends on its seed alone.
 
     Parameters
     ----------
@@ -166,6 +167,15 @@ class ReportingGrid(IncrementalGrid):
         stop: threading.Event | None = None,
     ) -> None:
         super().__init__(grid, on_reply=on_reply, stop=stop)
+        self._partitions: dict[int, int] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """Return the nodes that are there, by their partitions; new ones are asked which they have."""
+        nodes = list(self.inner.get_node_ids())
+        self._partitions |= partitions_of(
+            self.inner, [node for node in nodes if node not in self._partitions]
+        )
+        return sorted(nodes, key=self._partitions.__getitem__)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

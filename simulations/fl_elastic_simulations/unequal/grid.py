@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_elastic.errors import ScenarioError
@@ -27,14 +27,14 @@ from fl_elastic_simulations.unequal.clock import (
 )
 from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
 from fl_elastic_simulations.unequal.fleet import Client, Fleet
-from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured, who_record
+from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
+from fl_elastic_simulations.unequal.partitions import partitions_of
 from fl_elastic_simulations.unequal.record import Row, save_rows
 
 __all__ = ["Clock", "SimulatedClock", "UnequalGrid"]
 
 # As Flower's server numbers what goes wrong: neither an app's error nor a device's, but the host's.
 _HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
-_KINDS = ("train", "evaluate", "query")
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 
@@ -252,21 +252,7 @@ class UnequalGrid(Grid):
     def _clients(self) -> dict[int, Client]:
         """The device of each node, in the fleet's order, as the nodes say which partition is theirs."""
         nodes = self._connected()
-        partitions: dict[int, int] = {}
-        for kind in _KINDS:
-            # An app does not answer to kinds of messages that it has no function for.
-            asked = [Message(who_record(), node, kind) for node in nodes if node not in partitions]
-            for reply in self._inner.send_and_receive(asked) if asked else ():
-                record = None if reply.has_error() else reply.content.get(RECORD)
-                if isinstance(record, ConfigRecord):
-                    (partition,) = record.values()
-                    partitions[reply.metadata.src_node_id] = cast(int, partition)
-        silent = [node for node in nodes if node not in partitions]
-        if silent:
-            raise ScenarioError(
-                f"{len(silent)} of {len(nodes)} nodes do not measure: give their app the mod, as in "
-                "ClientApp(mods=[measuring_mod]), and nodes a 'partition-id' in their config"
-            )
+        partitions = partitions_of(self._inner, nodes)
         found = {place: node for node, place in partitions.items()}
         if sorted(found) != list(range(len(nodes))):
             raise ScenarioError(
