@@ -208,12 +208,12 @@ class _Role:
         if not self.method.budgeted:
             self.slot.check_memory(self.profile)
         deadline = task.deadline
-        needed = self.capabilities().full_round_seconds
-        dropped = self.method.stragglers == "drop" and deadline is not None
-        if dropped and not in_time(needed, deadline):
-            raise TrainingError(
-                f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
-            )
+        if self.method.stragglers == "drop" and deadline is not None:
+            needed = self.capabilities().full_round_seconds
+            if not in_time(needed, deadline):
+                raise TrainingError(
+                    f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
+                )
         charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
         plan = 0.0
         profile = 0.0 if charges.fits else self._profile_seconds(deadline)
@@ -222,8 +222,9 @@ class _Role:
         packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
         lost = ERROR in metrics
         chosen = plan if lost else float(metrics.pop(CHOOSING))
-        charges.add(profile * slowdown, chosen * slowdown, lost=lost)
-        charges.save(self.charges_file)
+        if profile or chosen:
+            charges.add(profile * slowdown, chosen * slowdown, lost=lost)
+            charges.save(self.charges_file)
         return packed, examples, metrics
 
     def _places(self, arrays: list[NDArray[Any]], task: RankPlaces) -> _Reply:

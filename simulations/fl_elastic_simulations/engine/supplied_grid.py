@@ -67,7 +67,7 @@ class SuppliedGrid(Grid):
         self, grid: Grid, costs: Callable[[str], CostProfile], folder: Path | None = None
     ) -> None:
         self._inner, self._costs, self._folder = grid, costs, folder
-        self._packed: dict[str, bytes] = {}
+        self._records: dict[frozenset[str], ConfigRecord] = {}
         self._names: dict[int, list[str]] = {}
         self._machines: Counter[str] = Counter()
 
@@ -118,17 +118,21 @@ class SuppliedGrid(Grid):
     def _supplied(self, message: Message) -> Message:
         """Add the records to a message; its content may be that of others, too."""
         content = RecordDict(dict(message.content))
-        content[_COSTS] = ConfigRecord({read: self._cost(read) for read in _places(content)})
+        content[_COSTS] = self._record_of(_places(content))
         if self._folder is not None:
             names = self._names.get(message.metadata.dst_node_id, [])
             content[_FILES] = _record(self._folder, names)
         message.content = content
         return message
 
-    def _cost(self, read: str) -> bytes:
-        if read not in self._packed:
-            self._packed[read] = archive_bytes(KIND, to_archive(self._costs(read)))
-        return self._packed[read]
+    def _record_of(self, places: frozenset[str]) -> ConfigRecord:
+        """Return the costs of models that read there; many messages share one record."""
+        if places not in self._records:
+            found = {read: to_archive(self._costs(read)) for read in sorted(places)}
+            self._records[places] = ConfigRecord(
+                {read: archive_bytes(KIND, each) for read, each in found.items()}
+            )
+        return self._records[places]
 
     def _taken(self, reply: Message) -> Message:
         """Keep the files that a reply brings; return it without them."""
@@ -191,8 +195,8 @@ def _write(folder: Path, record: ConfigRecord) -> None:
         path.write_bytes(cast(bytes, data))
 
 
-def _places(content: RecordDict) -> set[str]:
+def _places(content: RecordDict) -> frozenset[str]:
     """Return where the models read whose costs a message is about: the whole one, and those that it names."""
     configs = content.config_records.values()
     named = {str(config.get(key, "")) for config in configs for key in (_READ, _PLACES)}
-    return {"", *named} - {_AUTO}
+    return frozenset({"", *named} - {_AUTO})
