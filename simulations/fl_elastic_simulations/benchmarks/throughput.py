@@ -206,14 +206,14 @@ class _Shared:
 
 
 @lru_cache(maxsize=1)
-def shared(name: str) -> _Shared:
+def _of_task(name: str) -> _Shared:
     """Return what the clients of a task share in this process."""
     return _Shared.of(name)
 
 
 def _bare(name: str) -> Row:
     """Train clients one after the other, add up what they learned, and nothing else."""
-    shared, random, watch = shared(name), np.random.default_rng(0), _Watch()
+    shared, random, watch = _of_task(name), np.random.default_rng(0), _Watch()
     task, weights = shared.task, {k: v.clone() for k, v in shared.model.state_dict().items()}
     for number in range(task.rounds):
         total = {key: torch.zeros_like(value) for key, value in weights.items()}
@@ -236,7 +236,7 @@ def plain_app(name: str) -> ClientApp:
         arrays = message.content["arrays"]
         assert isinstance(arrays, ArrayRecord)
         client = int(context.node_config["partition-id"])
-        model = shared(name).train(arrays.to_torch_state_dict(), client, 0)
+        model = _of_task(name).train(arrays.to_torch_state_dict(), client, 0)
         content = RecordDict({
             "arrays": ArrayRecord(model.state_dict()),
             "metrics": MetricRecord({"num-examples": TASKS[name].examples, "trained": 1}),
@@ -258,7 +258,7 @@ def _of_flower(name: str) -> Row:
             fraction_train=task.each_round / task.clients, fraction_evaluate=0.0,
             min_train_nodes=1, min_available_nodes=task.clients,
         )  # fmt: skip
-        weights = ArrayRecord(shared(name).model.state_dict())
+        weights = ArrayRecord(_of_task(name).model.state_dict())
         watched = IncrementalGrid(grid, on_reply=watch.reply)
         result = strategy.start(grid=watched, initial_arrays=weights, num_rounds=task.rounds)
         if not all(result.train_metrics_clientapp.values()):

@@ -331,6 +331,8 @@ class _Role:
                 return self._peer_client(deadline, profile, plan).fit(arrays, self.config)
             client = self.elastic_client(profile, plan)
             packed, examples, metrics = client.fit(arrays, self._host_config())
+        except DatasetError:
+            raise
         except ElasticError as error:
             packed, examples, metrics = [], 0, {ERROR: str(error)}
         else:
