@@ -8,7 +8,7 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -101,9 +101,12 @@ class Simulation:
 
 
 def run_methods(
-    simulation: Simulation, grid: Grid, progress: Progress
+    simulation: Simulation,
+    grid: Grid,
+    progress: Progress,
+    finished: Callable[[Sequence[RunResult], Sequence[TensorGroup]], object] = lambda *_: None,
 ) -> tuple[list[RunResult], tuple[TensorGroup, ...]]:
-    """Run all methods and seeds; every finished cell is stored at once."""
+    """Run all methods and seeds; every finished cell is stored at once, and ``finished`` hears of all so far."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
     profile = measure_profile(scenario, simulation.data_root)
@@ -121,6 +124,7 @@ def run_methods(
             cell = run_method(simulation, grid, progress, method, seed, profile, choosing)
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
+            finished(cells, profile.graph.groups)
     return cells, profile.graph.groups
 
 

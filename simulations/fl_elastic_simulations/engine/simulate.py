@@ -57,7 +57,7 @@ def simulate(
     ElasticError
         If the scenario names something unknown, its data is missing or the folder cannot be written.
     KeyboardInterrupt
-        On Ctrl-C, after the clients at work have answered; finished cells are on disk.
+        On Ctrl-C, after the clients at work have answered; finished cells are on disk, and a page of them.
     """
     if engine not in ("flower", "local"):
         raise ScenarioError(f"engine {engine!r}: known are flower, local")
@@ -65,13 +65,18 @@ def simulate(
     # A missing dataset is found before processes are started.
     scenario_dataset(simulation.scenario, simulation.data_root)
     _check_writable(simulation.directory)
+
+    def finished(cells: Sequence[RunResult], groups: Sequence[TensorGroup]) -> None:
+        # Whoever looks meanwhile finds what is known so far, and so does who interrupts the run.
+        write_results(_summary(simulation, cells, groups), simulation.directory)
+
     if engine == "local":
         clients = len(simulation.scenario.clients)
         with client_processes(simulated_client_app, min(workers, clients)) as processes:
             grid = InProcessGrid(
                 clients, simulated_client_app(), progress.reply, processes=processes
             )
-            return _summary(simulation, *run_methods(simulation, grid, progress))
+            return _summary(simulation, *run_methods(simulation, grid, progress, finished))
     if workers != 1:
         raise ScenarioError(
             f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
@@ -85,7 +90,9 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            found.append(_summary(simulation, *run_methods(simulation, watched, progress)))
+            found.append(
+                _summary(simulation, *run_methods(simulation, watched, progress, finished))
+            )
 
         try:
             _run(server_app, len(simulation.scenario.clients))

@@ -285,6 +285,20 @@ def test_a_run_ends_on_machines_without_its_data(
         simulated(tmp_path, scenario(methods=["full"]))
 
 
+def test_an_interrupted_run_leaves_a_page_of_what_is_finished(tmp_path: Path) -> None:
+    class Impatient(LoggedProgress):
+        def cell(self, method: str, seed: int, rounds: int) -> None:
+            if method == "head":
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        simulate(
+            Simulation(scenario(methods=["full", "head"]), tmp_path), Impatient(), engine="local"
+        )
+    assert list(json.loads((tmp_path / "summary.json").read_text())["methods"]) == ["full"]
+    assert "full" in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
 def test_a_cluster_is_joined_as_it_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
