@@ -138,9 +138,11 @@ class SuppliedGrid(Grid):
         """Keep the files that a reply brings; return it without them."""
         if reply.has_error():
             if reply.error.code == _HOST_FAILED:
+                # What Ray says has many lines.
+                why = reply.error.reason.partition("\n")[0]
                 raise ScenarioError(
-                    f"a machine was lost on which a client was training, for no fault of its device's: "
-                    f"{reply.error.reason}; run again with --resume on machines that stay"
+                    f"a machine was lost on which a client was training, for no fault of its device's: {why}; run "
+                    "again with --resume on machines that stay"
                 )
             return reply
         record = reply.content.pop(_FILES, None)

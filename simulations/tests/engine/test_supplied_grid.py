@@ -110,8 +110,14 @@ def test_a_machine_that_is_lost_ends_the_run(
         def send_and_receive(self, messages: Iterable[Message], **options: Any) -> Any:
             for reply, message in zip(super().send_and_receive(messages), messages, strict=True):
                 lost = message.metadata.message_type == "train"
-                yield Message(Error(0, "ActorDiedError"), reply_to=message) if lost else reply
+                yield (
+                    Message(Error(0, "ActorDiedError\n\nand more"), reply_to=message)
+                    if lost
+                    else reply
+                )
 
     grid = Dying(len(made.clients), simulated_client_app())
-    with pytest.raises(ScenarioError, match=r"machine was lost.*ActorDiedError.*--resume"):
+    with pytest.raises(
+        ScenarioError, match=r"machine was lost.*ActorDiedError; run again with --resume"
+    ):
         ran(tmp_path, made, profile, "elastic", grid)

@@ -314,10 +314,14 @@ def test_a_host_that_is_lost_ends_the_run_instead_of_a_device() -> None:
         def send_and_receive(self, messages: Iterable[Message], **options: Any) -> Any:
             for reply, message in zip(super().send_and_receive(messages), messages, strict=True):
                 lost = "config" in message.content
-                yield Message(Error(0, "ActorDiedError"), reply_to=message) if lost else reply
+                yield (
+                    Message(Error(0, "ActorDiedError\n\nand more"), reply_to=message)
+                    if lost
+                    else reply
+                )
 
     grid = UnequalGrid(Dying(1, app()), fleet(1.0), min_available_nodes=1)
-    with pytest.raises(ScenarioError, match=r"client 0 was not handled.*ActorDiedError"):
+    with pytest.raises(ScenarioError, match=r"client 0 was not handled.*ActorDiedError; run again"):
         Watched().start(grid, arrays(0.0), num_rounds=1)
 
 
