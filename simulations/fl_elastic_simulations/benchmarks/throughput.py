@@ -200,7 +200,8 @@ class _Shared:
         x, y = self.dataset.train_x[mine], self.dataset.train_y[mine]
         for inputs, targets in Batches(x, y, task.batch, seed=seed, steps=task.steps):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(inputs), targets).backward()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         return model
 

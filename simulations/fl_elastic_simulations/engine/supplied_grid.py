@@ -139,7 +139,7 @@ class SuppliedGrid(Grid):
         if reply.has_error():
             if reply.error.code == _HOST_FAILED:
                 # What Ray says has many lines.
-                why = reply.error.reason.partition("\n")[0]
+                why = str(reply.error.reason).partition("\n")[0]
                 raise ScenarioError(
                     f"a machine was lost on which a client was training, for no fault of its device's: {why}; run "
                     "again with --resume on machines that stay"

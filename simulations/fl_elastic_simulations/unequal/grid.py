@@ -309,10 +309,10 @@ class UnequalGrid(Grid):
         client, message = sent.client, sent.message
         if reply is not None and reply.has_error() and reply.error.code == _HOST_FAILED:
             # What Ray says has many lines.
-            why = reply.error.reason.partition("\n")[0]
+            why = str(reply.error.reason).partition("\n")[0]
             raise ScenarioError(
-                f"a message to client {client.index} was not handled, for no fault of its device's: {why}; run again, "
-                "on hosts that stay"
+                f"a message to client {client.index} was not handled, for no fault of its device's: {why}; "
+                "run again, on hosts that stay"
             )
         message.content.pop(RECORD, None)
         cost = self._cost(message, reply)
