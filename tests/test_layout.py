@@ -41,7 +41,7 @@ FLOW = [
     ["cli"],
 ]
 LABORATORY_FLOW = [
-    ["data"], ["models"], ["scenario"], ["peers"], ["report"], ["engine"],
+    ["data"], ["models"], ["unequal"], ["scenario"], ["peers"], ["report"], ["engine"],
     ["fleet"], ["benchmarks"], ["cli"], ["app"],
 ]  # fmt: skip
 PLACE = {
@@ -183,7 +183,7 @@ def test_the_library_does_not_know_the_laboratory() -> None:
 
 def test_flower_stands_only_at_the_edge() -> None:
     edge = [("fl_elastic", "flower")]
-    edge += [("fl_elastic_simulations", part) for part in ("engine", "fleet", "app")]
+    edge += [("fl_elastic_simulations", part) for part in ("unequal", "engine", "fleet", "app")]
     inside = [path for path in MODULES if place_of(module_name(path)) not in edge]
     assert breaking(lambda path: imported(path, "flwr"), inside) == {}
     assert any(imported(path, "flwr") for path in MODULES)

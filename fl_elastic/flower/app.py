@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 
 from fl_elastic.errors import ArchiveError
 from fl_elastic.flower.client import ElasticClient
@@ -23,7 +24,9 @@ __all__ = ["elastic_client_app"]
 _SELECTION, _STATE = "fl_elastic.selection", "state"
 
 
-def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
+def elastic_client_app(
+    client_fn: Callable[[Context], ElasticClient], mods: Sequence[Mod] = ()
+) -> ClientApp:
     """Return a ClientApp that does the server's tasks (`fl_elastic.flower.tasks`).
 
     Where a process lives for one message, torch's compiler is not loaded unless the model asks for it.
@@ -32,6 +35,8 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     ----------
     client_fn : callable
         ``client_fn(context)`` returns the `ElasticClient` of this node.
+    mods : sequence of callable
+        Flower's mods, as its ClientApp takes them: the first is outermost.
 
     Examples
     --------
@@ -39,7 +44,7 @@ def elastic_client_app(client_fn: Callable[[Context], ElasticClient]) -> ClientA
     ...     return ElasticClient(model, train, test, budget=Budget(speedup=2), state_dir="state")
     >>> app = elastic_client_app(client_fn)
     """
-    app = ClientApp()
+    app = ClientApp(mods=list(mods))
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

@@ -22,7 +22,7 @@ from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.server import Simulation, run_methods
-from fl_elastic_simulations.engine.simulate import write_results
+from fl_elastic_simulations.engine.simulate import ReportingGrid, write_results
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.scenario import Scenario
 
@@ -48,7 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     with tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
         directory = Path(output) if output else Path(scratch)
         simulation = Simulation(scenario, directory, config.get("data-root") or None)
-        cells, groups = run_methods(simulation, grid, LoggedProgress())
+        watched = ReportingGrid(grid, lambda received, expected: None)
+        cells, groups = run_methods(simulation, watched, LoggedProgress())
         summary = summarise(scenario, cells, groups)
         if output:
             write_results(summary, directory)

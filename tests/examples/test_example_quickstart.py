@@ -2,84 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
-import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from example_copies import EXAMPLES, blocks, copied
+from example_copies import blocks, copied
+from example_runs import Run, difference, runs
 from flwr.app import Context, Message, RecordDict
 from in_process_grid import InProcessGrid
-from real_processes import (
-    binary,
-    end,
-    environment,
-    free_port,
-    status_of,
-    superlink_of,
-    with_all_below,
-)
-
-Run = Callable[..., str]
-FILES = [
-    "pyproject.toml",
-    "{package}/task.py",
-    "{package}/client_app.py",
-    "{package}/server_app.py",
-]
-SETTINGS = re.compile(r"--federation-config '([^']+)'")
-
 
 EXAMPLE = {"quickstart": "quickstart", "quickstart_transformers": "transformers"}
 """Folders of the examples, and what the names of their packages begin with."""
 
 
-def difference(example: str) -> str:
-    """What turns the plain app into the elastic one."""
-    found: list[str] = []
-    for file in FILES:
-        names = [
-            f"{kind}/{file.format(package=f'{EXAMPLE[example]}_{kind}')}"
-            for kind in ("plain", "elastic")
-        ]
-        before, after = ((EXAMPLES / example / name).read_text().splitlines() for name in names)
-        found += difflib.unified_diff(before, after, *names, lineterm="", n=2)
-    return "\n".join(found) + "\n"
-
-
 @pytest.mark.parametrize("example", EXAMPLE)
 def test_the_difference_in_the_readme_is_the_real_one(example: str) -> None:
-    assert blocks(example, "diff") == [difference(example)]
+    assert blocks(example, "diff") == [difference(example, EXAMPLE[example], "plain", "elastic")]
 
 
 @pytest.fixture
 def flwr_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs an app as the README says, and returns what its server printed."""
-    example = getattr(request, "param", "quickstart")
-    place, port = copied(example, tmp_path), free_port()
-    env = environment(tmp_path / "home", FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(port))
-    federation = SETTINGS.findall("".join(blocks(example, "sh")))[0]
-
-    def run(app: str, *more: str) -> str:
-        submitted = subprocess.run(
-            [binary("flwr"), "run", app, "--stream", "--federation-config", federation, *more],
-            env=env, cwd=place, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        said = submitted.stdout + submitted.stderr
-        assert submitted.returncode == 0, said
-        run_id = re.findall(r"run (\d{5,})", said)[0]
-        assert status_of(run_id, (), env, place) == "finished:completed", said
-        return said
-
-    try:
+    with runs(getattr(request, "param", "quickstart"), tmp_path) as run:
         yield run
-    finally:
-        end(with_all_below(*superlink_of(port)))
 
 
 def accuracies(said: str) -> list[float]:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fl_elastic.profiling import CostProfile, save_profile
+from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, PartialUpdate, encode
 from fl_elastic.update.frame import Kind, pack, unpack
 from fl_elastic.update.manifest import Role
@@ -281,7 +281,6 @@ def trained(
         tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch,
     ):
         simulation = Simulation(scenario, Path(scratch))
-        save_profile(profile, simulation.profile_file)
         app = hostile(simulated_client_app(), attack, manifest, bad, others)
         grid = InProcessGrid(len(scenario.clients), app)
         return run_method(simulation, grid, Progress(), method, seed, profile)

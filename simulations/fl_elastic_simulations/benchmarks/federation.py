@@ -221,7 +221,6 @@ def federation_cell(
     started = time.process_time()
     with quiet_log(), tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
         simulation = Simulation(scenario, Path(scratch), data_root)
-        save_profile(profile, simulation.profile_file)
         grid = InProcessGrid(len(scenario.clients), simulated_client_app())
         cell = run_method(simulation, grid, Progress(), section, seed, profile, choosing)
     return _row(cell) | {"cpu_seconds": round(time.process_time() - started, 1)}

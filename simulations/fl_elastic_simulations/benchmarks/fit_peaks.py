@@ -21,9 +21,9 @@ from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.selection import SelectionState
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
-from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.steps import kept_bytes, sgd
 from fl_elastic_simulations.benchmarks.unlike_models import UNLIKE_MODELS
+from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
 __all__ = ["BENCHMARK", "FitPeaks"]
 

@@ -28,8 +28,9 @@ from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
-from fl_elastic_simulations.benchmarks.peaks import in_fresh_process, resident_bytes, set_back_peak
+from fl_elastic_simulations.benchmarks.peaks import in_fresh_process
 from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_bytes, sgd, vanilla
+from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
 __all__ = ["BENCHMARK", "Memory", "Subject", "memory_row", "peak_of_steps", "subject_of"]
 

@@ -21,8 +21,8 @@ from fl_elastic.named_models import resolve_model
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.read_out import read_out
-from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.steps import sgd
+from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
 __all__ = ["ACTS", "main", "peak_of_act"]
 

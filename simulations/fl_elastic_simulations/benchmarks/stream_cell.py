@@ -38,10 +38,10 @@ from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic_simulations.benchmarks.benchmark import Row
-from fl_elastic_simulations.benchmarks.peaks import resident_bytes, set_back_peak
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS, StreamMethod
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stream, StreamTask
 from fl_elastic_simulations.data.datasets import data_root_folder
+from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
 __all__ = ["recovery", "run_stream"]
 

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "solver": "Compare the solver with brute force, and time it.",
     "startup": "Time a node's process from a message to its first batch.",
     "stream": "Compare ways to go through streams that change.",
+    "throughput": "Compare what a client-round costs with the bare loop and with Flower's engine.",
 }
 """What each command measures. Its module in `benchmarks`, which is loaded when it is run, holds a `BENCHMARK`."""
 

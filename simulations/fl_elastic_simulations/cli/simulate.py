@@ -18,6 +18,7 @@ from rich.progress import (
 if TYPE_CHECKING:
     from fl_elastic_simulations.scenario.scenario import Scenario
 import json
+import math
 import shlex
 import sys
 import time
@@ -39,6 +40,7 @@ class SimulationProgress(Progress):
     def __init__(self, scenario: Scenario, console: Console) -> None:
         self._console = console
         self._rounds = scenario.training.rounds
+        self._limit = scenario.training.simulated_seconds or math.inf
         self._bars = rich_progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -56,7 +58,7 @@ class SimulationProgress(Progress):
         self._started = 0
         self._name = ""
         # Rounds that were done, and when, as the first one of this run was told.
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -83,7 +85,9 @@ class SimulationProgress(Progress):
     def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
         """Show the global model after a round, and about how long all others take at this pace."""
         note = f"accuracy {accuracy:.1%}, loss {loss:.3f}, {simulated_seconds:.0f} s simulated"
-        done = (self._started - 1) * self._rounds + number
+        # Of rounds and simulated time, what is over first ends a run.
+        share = max(number / self._rounds, min(simulated_seconds / self._limit, 1.0))
+        done = (self._started - 1 + share) * self._rounds
         self._bars.update(self._all, completed=done, note=note)
         left = self._seconds_left(done)
         if left is not None:
@@ -92,7 +96,7 @@ class SimulationProgress(Progress):
             f"{self._name}, round {number} of {self._rounds}: {note}", highlight=False
         )
 
-    def _seconds_left(self, done: int) -> float | None:
+    def _seconds_left(self, done: float) -> float | None:
         now = time.monotonic()
         before, began = self._first = self._first or (done, now)
         if done <= before or done >= self._total:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ProfileError, TrainingError
+from fl_elastic.errors import DatasetError, ElasticError, ScenarioError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import (
@@ -33,7 +33,7 @@ from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import DEADLINE, config_key, task_in
 from fl_elastic.groups import Batch
-from fl_elastic.profiling import CostProfile, load_profile, save_profile
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
@@ -47,18 +47,18 @@ from fl_elastic_simulations.engine.client_slot import FEATURE_BYTES, PEAK_BYTES,
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
-from fl_elastic_simulations.engine.workload import (
-    at_speed,
-    measure_profile,
-    optimizer_fn,
-    speed_of_host,
-)
+from fl_elastic_simulations.engine.supplied_grid import costs_in, files_in, with_files
+from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+from fl_elastic_simulations.unequal.clock import in_time
+from fl_elastic_simulations.unequal.measuring import measuring_mod
 
-__all__ = ["CHARGES", "LATE", "simulated_client", "simulated_client_app"]
+__all__ = ["CHARGES", "LATE", "NO_DATA", "simulated_client", "simulated_client_app"]
 
 CHARGES = "charged.json"
 """Where a client notes what it was charged."""
+NO_DATA = "lacks the scenario's data"
+"""What a client says on a machine without them."""
 LATE = "past the deadline"
 """What a client says whose update would come too late."""
 
@@ -69,7 +69,7 @@ _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 def simulated_client_app() -> ClientApp:
     """Return a ClientApp that reads what to simulate from the server's messages."""
-    app = ClientApp()
+    app = ClientApp(mods=[measuring_mod])
     # Where the server runs in this process, it measures costs before a client answers.
     without_compiler()
 
@@ -79,19 +79,27 @@ def simulated_client_app() -> ClientApp:
         without_compiler()
         torch.set_num_threads(1)
         arrays, config = read_instruction("train", message.content)
-        try:
-            packed, examples, metrics = _Role.of(config, _partition(context)).fit(arrays)
-        except Exception as error:
-            packed, examples, metrics = [], 0, _said(error)
-        metrics["client"] = _partition(context)
-        return Message(train_reply(packed, examples, metrics), reply_to=message)
+        with with_files(message.content) as folder:
+            if folder is not None:
+                config["state-dir"] = str(folder)
+            try:
+                role = _Role.of(config, _partition(context), costs_in(message.content))
+                packed, examples, metrics = role.fit(arrays)
+            except Exception as error:
+                packed, examples, metrics = [], 0, _said(error)
+            metrics["client"] = _partition(context)
+            content = train_reply(packed, examples, metrics)
+            if folder is not None:
+                content.update(files_in(folder))
+        return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         """Say what the device can do: the server of a simulation evaluates by itself."""
         _, config = read_instruction("evaluate", message.content)
         try:
-            known = _Role.of(config, _partition(context)).capabilities()
+            role = _Role.of(config, _partition(context), costs_in(message.content))
+            known = role.capabilities()
             reply = evaluate_reply(0.0, known.num_examples, known.to_metrics())
         except Exception as error:
             reply = evaluate_reply(0.0, 0, _said(error))
@@ -102,6 +110,8 @@ def simulated_client_app() -> ClientApp:
 
 def _said(error: Exception) -> dict[str, Any]:
     """Return what the server is told of an error; one of the code's own is no client of another kind."""
+    if isinstance(error, DatasetError):
+        return failure(ScenarioError(f"{platform.node()} {NO_DATA}: {error}"))
     if not isinstance(error, ElasticError):
         _LOG.error("a simulated client failed: %r", error, exc_info=True)
     return failure(error)
@@ -111,9 +121,14 @@ def _partition(context: Context) -> int:
     return int(context.node_config.get("partition-id", 0))
 
 
-def simulated_client(config: dict[str, Any], index: int) -> ElasticClient:
-    """Return the client with this index, as the scenario, method, seed and round in ``config`` say."""
-    return _Role.of(config, index).elastic_client()
+def simulated_client(
+    config: dict[str, Any], index: int, costs: Mapping[str, CostProfile]
+) -> ElasticClient:
+    """Return the client with this index, as the scenario, method, seed and round in ``config`` say.
+
+    ``costs`` are those of the model whose head reads at the places of that name; "" is the whole one.
+    """
+    return _Role.of(config, index, costs).elastic_client()
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,24 +137,24 @@ class _Role:
 
     slot: ClientSlot
     config: dict[str, Any]
-    profile: CostProfile
+    costs: Mapping[str, CostProfile]
     choosing: ChoosingCosts | None
 
     @classmethod
-    def of(cls, config: dict[str, Any], index: int) -> _Role:
+    def of(cls, config: dict[str, Any], index: int, costs: Mapping[str, CostProfile]) -> _Role:
         scenario = _scenario(str(config["scenario"]))
         data_root = str(config.get("data-root", "")) or os.environ.get("FL_ELASTIC_DATA_ROOT")
-        slot = ClientSlot.of(scenario, config, index, data_root)
-        read = str(config.get(READ, ""))
-        measured = _profile(str(config.get("profile", "")))
         return cls(
-            slot=slot,
+            slot=ClientSlot.of(scenario, config, index, data_root),
             config=config,
-            profile=_profile_of(slot, read, str(config.get("profile", "")))
-            if read
-            else measured or measure_profile(scenario, data_root),
+            costs=costs,
             choosing=_choosing(str(config.get("choosing", ""))),
         )
+
+    @property
+    def profile(self) -> CostProfile:
+        """Costs of the model that is trained."""
+        return self.costs[str(self.config.get(READ, ""))]
 
     @property
     def scenario(self) -> Scenario:
@@ -193,11 +208,12 @@ class _Role:
         if not self.method.budgeted:
             self.slot.check_memory(self.profile)
         deadline = task.deadline
-        needed = self.capabilities().full_round_seconds
-        if self.method.stragglers == "drop" and deadline is not None and needed > deadline * 1.001:
-            raise TrainingError(
-                f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
-            )
+        if self.method.stragglers == "drop" and deadline is not None:
+            needed = self.capabilities().full_round_seconds
+            if not in_time(needed, deadline):
+                raise TrainingError(
+                    f"{LATE}: training takes {needed:.3g} s, the round {deadline:.3g} s"
+                )
         charges, slowdown = Charges.load(self.charges_file), self.client.device.slowdown
         plan = 0.0
         profile = 0.0 if charges.fits else self._profile_seconds(deadline)
@@ -206,8 +222,9 @@ class _Role:
         packed, examples, metrics = self._trained(arrays, deadline, profile, plan)
         lost = ERROR in metrics
         chosen = plan if lost else float(metrics.pop(CHOOSING))
-        charges.add(profile * slowdown, chosen * slowdown, lost=lost)
-        charges.save(self.charges_file)
+        if profile or chosen:
+            charges.add(profile * slowdown, chosen * slowdown, lost=lost)
+            charges.save(self.charges_file)
         return packed, examples, metrics
 
     def _places(self, arrays: list[NDArray[Any]], task: RankPlaces) -> _Reply:
@@ -222,8 +239,8 @@ class _Role:
         if task.places == "auto":
             spent = self._head_costs.answering(asked)
         else:
-            named = _profile_of(self.slot, task.places, str(self.config.get("profile", "")))
-            spent = asked / self.scenario.training.batch_size * _inference_batch(named)
+            named = _inference_batch(self.costs[task.places])
+            spent = asked / self.scenario.training.batch_size * named
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], task: SolveHead) -> _Reply:
@@ -314,6 +331,8 @@ class _Role:
                 return self._peer_client(deadline, profile, plan).fit(arrays, self.config)
             client = self.elastic_client(profile, plan)
             packed, examples, metrics = client.fit(arrays, self._host_config())
+        except DatasetError:
+            raise
         except ElasticError as error:
             packed, examples, metrics = [], 0, {ERROR: str(error)}
         else:
@@ -450,31 +469,3 @@ def _inference_batch(profile: CostProfile) -> float:
     plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
     saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
     return float(profile.forward_seconds[0]) * min(saved, 1.0)
-
-
-@lru_cache(maxsize=4)
-def _profile_of(slot: ClientSlot, read: str, measured: str) -> CostProfile:
-    """Return the profile of a model that ends where its head reads, measured once and kept beside the whole one's.
-
-    Its seconds are those of the host that measured the other one.
-    """
-    scenario, data_root, whole = slot.scenario, slot.data_root, _profile(measured)
-    digest = hashlib.blake2b(read.encode(), digest_size=8).hexdigest()
-    path = Path(measured).with_name(f"profile-{digest}.json")
-    if whole is not None and path.exists():
-        return load_profile(path)
-    model = method_model(scenario, slot.method, data_root, 0, read)
-    profile = measure_profile(scenario, data_root, model)
-    if whole is not None:
-        profile = at_speed(profile, speed_of_host(scenario, data_root, whole))
-        save_profile(profile, path)
-    return profile
-
-
-@lru_cache(maxsize=4)
-def _profile(path: str) -> CostProfile | None:
-    """Return the profile that the server measured; on another machine the client measures its own."""
-    try:
-        return load_profile(path) if path else None
-    except ProfileError:
-        return None

@@ -26,6 +26,7 @@ from fl_elastic_simulations.engine.workload import (
     test_batches,
 )
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+from fl_elastic_simulations.unequal.clock import fits_memory
 
 __all__ = ["FEATURE_BYTES", "PEAK_BYTES", "ClientSlot"]
 
@@ -169,7 +170,7 @@ class ClientSlot:
         mask = [trained is None or any(name in trained for name in g.parameters) for g in groups]
         # The process of a real device has yet to load what training takes.
         needed = mask_bytes(replace(profile, code_bytes=CODE_BYTES), np.array(mask))
-        if limit is not None and needed > limit:
+        if limit is not None and not fits_memory(needed, limit):
             raise TrainingError(
                 f"a step takes {needed / 1e6:.0f} MB, the device has {limit / 1e6:.0f} MB"
             )

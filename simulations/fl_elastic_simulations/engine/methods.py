@@ -96,7 +96,7 @@ def method_strategy(
         fraction_train=scenario.training.client_fraction,
         fraction_evaluate=0.0,
         min_train_nodes=1,
-        min_available_nodes=len(scenario.clients),
+        min_available_nodes=len(scenario.clients) if scenario.devices.always_there else 1,
     )
     peer = None if method.peer is None else PEERS.make(method.peer)
     own_weighting = "examples" if peer is None else peer.weighting

@@ -11,8 +11,8 @@ from typing import Any
 from fl_elastic.errors import ScenarioError
 from fl_elastic.groups import TensorGroup
 from fl_elastic_simulations.engine.charges import Charges
-from fl_elastic_simulations.engine.virtual_clock import round_cost, synchronous_round_seconds
 from fl_elastic_simulations.scenario.scenario import Client
+from fl_elastic_simulations.unequal.clock import round_cost, round_seconds
 
 __all__ = ["ClientRound", "MeasuredSteps", "RunResult"]
 
@@ -110,6 +110,8 @@ class RunResult:
         Device class to the most bytes that any step of a merged update took there, as predicted.
     importance : dict
         By group, the mean share of importance of the clients that know it of all groups at the end.
+    machines : dict
+        On a cluster, how many messages each machine handled in which clients trained.
     """
 
     method: str
@@ -133,11 +135,16 @@ class RunResult:
     rejections: dict[str, dict[str, int]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
     importance: dict[str, float] = field(default_factory=dict)
+    machines: dict[str, int] = field(default_factory=dict)
 
     @property
     def simulated_seconds(self) -> float:
         """Simulated time since the start, of all rounds entered."""
         return self.spent["simulated_seconds"]
+
+    def waited_until(self, until: float) -> None:
+        """Let simulated time pass until then, if that is to come."""
+        self.spent["simulated_seconds"] = max(self.simulated_seconds, until)
 
     def evaluated(
         self,
@@ -184,6 +191,7 @@ class RunResult:
         left_out_bytes: int,
         rejected: int,
         at_least: float = 0.0,
+        began: float | None = None,
     ) -> None:
         """Enter the training of a round; it counts from the next evaluation on.
 
@@ -201,9 +209,11 @@ class RunResult:
             Clients that got the model and whose updates were not merged.
         at_least : float
             Simulated seconds that the server waited for them.
+        began : float, optional
+            When the round began, if it was not just now.
         """
         done = list(rounds)
-        self.spend(done, clients, left_out_bytes, rejected, at_least)
+        self.spend(done, clients, left_out_bytes, rejected, at_least, began)
         self._cover(done, clients, groups)
 
     def spend(
@@ -213,6 +223,7 @@ class RunResult:
         left_out_bytes: int,
         rejected: int,
         at_least: float = 0.0,
+        began: float | None = None,
     ) -> None:
         """Enter the time and bytes of a round; parameters are those of `trained`."""
         costs = [
@@ -237,7 +248,8 @@ class RunResult:
             if each.peak_bytes:
                 device = clients[each.client].device.name
                 self.peaks[device] = max(self.peaks.get(device, 0.0), each.peak_bytes)
-        self.spent["simulated_seconds"] += max(synchronous_round_seconds(costs), at_least)
+        seconds = round_seconds((cost.total for cost in costs), told=at_least)
+        self.waited_until((self.simulated_seconds if began is None else began) + seconds)
         self.spent["uplink_bytes"] += sum(each.uplink_bytes for each in done)
         self.spent["downlink_bytes"] += sum(each.downlink_bytes for each in done) + left_out_bytes
         self.accepted += len(done)

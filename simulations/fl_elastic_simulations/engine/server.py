@@ -8,8 +8,9 @@ import logging
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.state.files import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
-from fl_elastic_simulations.engine.client import CHARGES, LATE
+from fl_elastic_simulations.engine.client import CHARGES, LATE, NO_DATA
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.known_importance import known_importance
@@ -37,17 +39,24 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import ClientRound, RunResult
+from fl_elastic_simulations.engine.supplied_grid import SuppliedGrid, on_a_cluster
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (
+    at_speed,
     label_counts,
     measure_profile,
+    speed_of_host,
     test_batches,
 )
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic_simulations.unequal.clock import round_seconds
+from fl_elastic_simulations.unequal.grid import UnequalGrid
 
 __all__ = ["Simulation", "run_method", "run_methods"]
 
 _LOG = logging.getLogger("fl_elastic")
+# As Flower's own strategies wait by default.
+_HOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Simulation:
 
     @property
     def profile_file(self) -> Path:
-        """Where the measured costs are kept, which all clients' virtual clocks go by."""
+        """Where the measured costs are kept, from which the page of the run is made."""
         return self.directory / "profile.json"
 
     @property
@@ -92,9 +101,12 @@ class Simulation:
 
 
 def run_methods(
-    simulation: Simulation, grid: Grid, progress: Progress
+    simulation: Simulation,
+    grid: Grid,
+    progress: Progress,
+    finished: Callable[[Sequence[RunResult], Sequence[TensorGroup]], object] = lambda *_: None,
 ) -> tuple[list[RunResult], tuple[TensorGroup, ...]]:
-    """Run all methods and seeds; every finished cell is stored at once."""
+    """Run all methods and seeds; every finished cell is stored at once, and ``finished`` hears of all so far."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
     profile = measure_profile(scenario, simulation.data_root)
@@ -112,6 +124,7 @@ def run_methods(
             cell = run_method(simulation, grid, progress, method, seed, profile, choosing)
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
+            finished(cells, profile.graph.groups)
     return cells, profile.graph.groups
 
 
@@ -161,7 +174,19 @@ def run_method(
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
     evaluate_fn = _evaluation(simulation, progress, cell, model)
-    told = _bookkeeping(scenario, cell, profile, lambda last: strategy.runs_until(last), choosing)
+    supplied = _supplied(simulation, grid, method, profile)
+    grid = on_fleet(scenario, supplied, cell)
+    unequal = grid if isinstance(grid, UnequalGrid) else None
+    # The wait for an answer is in simulated time there.
+    timeout = _HOST_SECONDS if unequal is None else float("inf")
+    told = _bookkeeping(
+        scenario,
+        cell,
+        profile,
+        lambda last: strategy.runs_until(last),
+        choosing,
+        None if unequal is None else lambda: unequal.began,
+    )
     strategy = method_strategy(scenario, method, told)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     state = random.getstate()
@@ -172,6 +197,7 @@ def run_method(
             evaluate_fn(0, ArrayRecord(initial))
         strategy.start(
             grid=grid,
+            timeout=timeout,
             initial_arrays=ArrayRecord(initial),
             num_rounds=scenario.training.rounds,
             train_config=ConfigRecord(
@@ -179,9 +205,8 @@ def run_method(
                     "scenario": scenario.to_json(),
                     "method": method.name,
                     "seed": seed,
-                    "profile": str(simulation.profile_file),
                     "choosing": "" if choosing is None else choosing.to_json(),
-                    "state-dir": str(simulation.state_directory),
+                    "state-dir": str(simulation.state_directory.absolute()),
                     "data-root": simulation.data_root or "",
                 }
             ),
@@ -193,8 +218,35 @@ def run_method(
         random.setstate(state)
     found = state_directory.glob(f"*/{CHARGES}")
     cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
+    cell.machines = supplied.machines
     cell.importance = known_importance(sorted(state_directory.glob("*")), Manifest.of(model))
     return cell
+
+
+def _supplied(
+    simulation: Simulation, grid: Grid, method: MethodSection, profile: CostProfile
+) -> SuppliedGrid:
+    """Return a grid that sends costs, and on a cluster files of clients."""
+    scenario, data_root = simulation.scenario, simulation.data_root
+
+    def costs(read: str) -> CostProfile:
+        return profile_at(scenario, data_root, method.peer, profile, read) if read else profile
+
+    folder = simulation.state_directory if on_a_cluster() else None
+    return SuppliedGrid(grid, costs, folder)
+
+
+@lru_cache(maxsize=8)
+def profile_at(
+    scenario: Scenario, data_root: str | None, peer: str | None, profile: CostProfile, read: str
+) -> CostProfile:
+    """Return the costs of a model that ends where its head reads; measured once for all methods that have it.
+
+    Its seconds are those of the host then that measured the whole one's.
+    """
+    method = next(each for each in scenario.methods if each.peer == peer)
+    found = measure_profile(scenario, data_root, method_model(scenario, method, data_root, 0, read))
+    return at_speed(found, speed_of_host(scenario, data_root, profile))
 
 
 class _TimeIsUp(Exception):
@@ -299,6 +351,7 @@ def _bookkeeping(
     profile: CostProfile,
     runs_until: Callable[[int], None],
     choosing: ChoosingCosts | None,
+    round_began: Callable[[], float] | None = None,
 ) -> Callable[[RoundRecord], None]:
     """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
 
@@ -308,13 +361,16 @@ def _bookkeeping(
     limit, took = scenario.training.simulated_seconds, {True: 0.0, False: 0.0}
 
     def on_round(record: RoundRecord) -> None:
-        began = cell.simulated_seconds
+        began = cell.simulated_seconds if round_began is None else round_began()
+        for each in record.rejected:
+            if NO_DATA in each.reason:
+                raise ScenarioError(each.reason)
         late = [each for each in record.rejected if LATE in each.reason]
         # Who stays out got the model first; so a round of nobody takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
         told = record.downlink_bytes / slowest if record.rejected else 0.0
         done = [_client_round(reply) for reply in record.accepted]
-        at_least = max((record.deadline or 0.0) if late else 0.0, told)
+        at_least = round_seconds((), deadline=record.deadline, missing=bool(late), told=told)
         lost = record.downlink_total_bytes - sum(each.downlink_bytes for each in done)
         left_out = len(record.rejected)
         if record.head_features or record.ranked_features:
@@ -322,11 +378,12 @@ def _bookkeeping(
             cell.spent["simulated_seconds"] += costs.on_server(
                 record.head_features, record.ranked_features
             )
+        starts = cell.simulated_seconds if round_began is None else began
         if not record.trains:
-            cell.spend(done, scenario.clients, lost, left_out, at_least)
+            cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
         else:
             groups = profile.graph.groups
-            cell.trained(done, scenario.clients, groups, lost, left_out, at_least)
+            cell.trained(done, scenario.clients, groups, lost, left_out, at_least, starts)
         cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
         took[record.trains] = cell.simulated_seconds - began

@@ -26,8 +26,10 @@ from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.summary import group_costs, summarise
+from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
+from fl_elastic_simulations.unequal.partitions import partitions_of
 
 __all__ = ["ReportingGrid", "simulate", "write_results"]
 
@@ -44,8 +46,9 @@ def simulate(
     progress : Progress
         Hears how far it is.
     engine : {"flower", "local"}
-        Flower's simulation engine, or all clients one after the other in this process, which starts at once, takes
-        the memory of one client, and depends on the seed alone.
+        Flower's simulation engine, on the Ray cluster that ``RAY_ADDRESS`` names if it does; or all clients one
+        after the other in this process, which starts at once, takes the memory of one client, and depends on the
+        seed alone.
     workers : int
         How many processes train the clients of the local engine; one is this process. The results are the same.
 
@@ -54,7 +57,7 @@ def simulate(
     ElasticError
         If the scenario names something unknown, its data is missing or the folder cannot be written.
     KeyboardInterrupt
-        On Ctrl-C, after the clients at work have answered; finished cells are on disk.
+        On Ctrl-C, after the clients at work have answered; finished cells are on disk, and a page of them.
     """
     if engine not in ("flower", "local"):
         raise ScenarioError(f"engine {engine!r}: known are flower, local")
@@ -62,13 +65,18 @@ def simulate(
     # A missing dataset is found before processes are started.
     scenario_dataset(simulation.scenario, simulation.data_root)
     _check_writable(simulation.directory)
+
+    def finished(cells: Sequence[RunResult], groups: Sequence[TensorGroup]) -> None:
+        # Whoever looks meanwhile finds what is known so far, and so does who interrupts the run.
+        write_results(_summary(simulation, cells, groups), simulation.directory)
+
     if engine == "local":
         clients = len(simulation.scenario.clients)
         with client_processes(simulated_client_app, min(workers, clients)) as processes:
             grid = InProcessGrid(
                 clients, simulated_client_app(), progress.reply, processes=processes
             )
-            return _summary(simulation, *run_methods(simulation, grid, progress))
+            return _summary(simulation, *run_methods(simulation, grid, progress, finished))
     if workers != 1:
         raise ScenarioError(
             f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
@@ -82,7 +90,9 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            found.append(_summary(simulation, *run_methods(simulation, watched, progress)))
+            found.append(
+                _summary(simulation, *run_methods(simulation, watched, progress, finished))
+            )
 
         try:
             _run(server_app, len(simulation.scenario.clients))
@@ -112,20 +122,22 @@ def _run(server_app: ServerApp, clients: int) -> None:
     # Takes half a second, which the local engine has no use for.
     from flwr.simulation import run_simulation
 
-    processors = os.cpu_count() or 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    arguments: dict[str, Any] = {
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "include_dashboard": False,
+    }
+    # A cluster has the processors that its machines have, and refuses to be told another number.
+    if not on_a_cluster():
+        arguments["num_cpus"] = min(os.cpu_count() or 1, clients)
     run_simulation(
         server_app,
         simulated_client_app(),
         num_supernodes=clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {
-                "num_cpus": min(processors, clients),
-                "log_to_driver": False,
-                "logging_level": logging.ERROR,
-                "include_dashboard": False,
-            },
+            "init_args": arguments,
         },
     )
 
@@ -142,8 +154,8 @@ def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]
 class ReportingGrid(IncrementalGrid):
     """Wraps a grid; reports each reply as it arrives, and returns all of them together.
 
-    Together they can be put in an order that does not depend on who was faster, so that a simulation depends on
-    its seed alone.
+    Together they can be put in an order that does not depend on who was faster. Nodes are in the order of their
+    partitions, whatever their numbers, which Flower draws. So a simulation depends on its seed alone.
 
     Parameters
     ----------
@@ -162,6 +174,15 @@ class ReportingGrid(IncrementalGrid):
         stop: threading.Event | None = None,
     ) -> None:
         super().__init__(grid, on_reply=on_reply, stop=stop)
+        self._partitions: dict[int, int] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """Return the nodes that are there, by their partitions; new ones are asked which they have."""
+        nodes = list(self.inner.get_node_ids())
+        self._partitions |= partitions_of(
+            self.inner, [node for node in nodes if node not in self._partitions]
+        )
+        return sorted(nodes, key=self._partitions.__getitem__)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -32,6 +33,7 @@ from fl_elastic_simulations.data.partition import (
 # Registers models also where this package was not installed but sent.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
+from fl_elastic_simulations.scenario.sections import DataSection, ModelSection
 
 __all__ = [
     "at_speed",
@@ -153,13 +155,21 @@ def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
 
 def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.Module:
     """Return the scenario's model with the first weights of a seed, pretrained where the scenario says so."""
-    dataset = scenario_dataset(scenario, data_root)
-    model = build_model(scenario.model.name, dataset.input_shape, dataset.classes, seed)
-    if scenario.model.weights is not None:
+    # Made once for all clients: to draw or read weights takes longer than to copy them.
+    return copy.deepcopy(_first_model(scenario.model, scenario.data, data_root, seed))
+
+
+@lru_cache(maxsize=2)
+def _first_model(
+    section: ModelSection, data: DataSection, data_root: str | None, seed: int
+) -> nn.Module:
+    dataset = load_dataset(data.dataset, data_root, data.image_size)
+    model = build_model(section.name, dataset.input_shape, dataset.classes, seed)
+    if section.weights is not None:
         # Loaded where weights are asked for.
         from fl_elastic_simulations.models.pretrained import load_pretrained
 
-        load_pretrained(model, data_root_folder(data_root) / scenario.model.weights)
+        load_pretrained(model, data_root_folder(data_root) / section.weights)
     return model
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,15 +16,21 @@ from annotated_types import Ge, Le
 from fl_elastic.errors import ScenarioError
 from fl_elastic.settings import Text, Whole, approved, read_settings
 from fl_elastic_simulations.data.datasets import DATASETS
-from fl_elastic_simulations.scenario.devices import Device, device, told_apart
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
     DeadlineSection,
-    FleetSection,
     MethodSection,
     ModelSection,
     TargetSection,
     TrainingSection,
+)
+from fl_elastic_simulations.unequal.devices import device
+from fl_elastic_simulations.unequal.fleet import (
+    Client,
+    Entries,
+    Fleet,
+    FleetSection,
+    traces_beside,
 )
 
 __all__ = [
@@ -40,37 +46,6 @@ __all__ = [
 ]
 
 _METHOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client of the federation.
-
-    Parameters
-    ----------
-    index : int
-        Its number, which is also its partition of the data.
-    device : Device
-        What it runs on.
-    speedup : float
-        How many times faster than a full round its local training must be.
-    uplink_share : float, optional
-        Share of a full update that it may send per round.
-    memory_bytes : int, optional
-        What training may take beyond the weights and inference.
-    watts : float, optional
-        What the device draws while it is busy.
-    width : float, optional
-        Share of each layer's channels that peers of narrow models train.
-    """
-
-    index: int
-    device: Device
-    speedup: float
-    uplink_share: float | None = None
-    memory_bytes: int | None = None
-    watts: float | None = None
-    width: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +124,7 @@ class Scenario:
             changed = apply_overrides(table, overrides, problems)
         except RecursionError:
             raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
-        return cls._checked(changed, path.name, problems)
+        return cls._checked(traces_beside(changed, path.parent), path.name, problems)
 
     @classmethod
     def from_json(cls, text: str) -> Scenario:
@@ -184,44 +159,14 @@ class Scenario:
         return json.dumps(_without_none(table))
 
     @cached_property
+    def devices(self) -> Fleet:
+        """The fleet, with when each of its devices can be reached."""
+        return Fleet(self.fleet)
+
+    @property
     def clients(self) -> tuple[Client, ...]:
         """The fleet, one entry per client, numbered in the order of the file."""
-        clients: list[Client] = []
-        for entry, hardware in zip(self.fleet, self._hardware(), strict=True):
-            for _ in range(entry.count):
-                clients.append(
-                    Client(
-                        len(clients), hardware, entry.speedup, entry.uplink_share,
-                        entry.memory_bytes, entry.watts, entry.width,
-                    )
-                )  # fmt: skip
-        return tuple(clients)
-
-    def _hardware(self) -> list[Device]:
-        """Return the device of each entry of the fleet; two of one name say what they differ in."""
-        devices, figures = [], []
-        for entry in self.fleet:
-            made = device(
-                entry.device,
-                slowdown=entry.slowdown,
-                uplink_bytes_per_second=entry.uplink_bytes_per_second,
-                downlink_bytes_per_second=entry.downlink_bytes_per_second,
-            )
-            figures.append(
-                {
-                    "slowdown": made.slowdown,
-                    "speed-up": entry.speedup,
-                    "memory in bytes": entry.memory_bytes,
-                    "uplink share": entry.uplink_share,
-                    "uplink in bytes/s": made.uplink_bytes_per_second,
-                    "downlink in bytes/s": made.downlink_bytes_per_second,
-                    "watts": entry.watts,
-                    "width": entry.width,
-                }
-            )
-            named = made if entry.name is None else replace(made, name=entry.name, label=entry.name)
-            devices.append(named)
-        return told_apart(devices, figures)
+        return self.devices.clients
 
     def method_named(self, name: str) -> MethodSection:
         """Return the method of this name.
@@ -279,11 +224,6 @@ def _method_names(names: tuple[str, ...]) -> None:
             raise ScenarioError(f"{name!r} is not made of letters, digits and . _ - only")
 
 
-def _not_empty(fleet: tuple[FleetSection, ...]) -> None:
-    if not fleet:
-        raise ScenarioError("empty; give at least one [[fleet]] entry with a device")
-
-
 # The widest seed that every random generator takes.
 _Seed = Annotated[Whole, Ge(0), Le(2**32 - 1)]
 
@@ -295,7 +235,7 @@ class _File:
     data: DataSection
     model: ModelSection
     training: TrainingSection
-    fleet: Annotated[tuple[FleetSection, ...], approved(_not_empty)]
+    fleet: Entries
     methods: Annotated[tuple[Text, ...], approved(_unlike), approved(_method_names)]
     method: Mapping[str, MethodSection]
     seeds: Annotated[tuple[_Seed, ...], approved(_unlike)] = (0,)

@@ -12,12 +12,10 @@ from fl_elastic.named_models import check_model_name
 from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_among
 from fl_elastic_simulations.data.datasets import check_dataset_name
 from fl_elastic_simulations.data.partition import LAYOUTS, check_partition_name
-from fl_elastic_simulations.scenario.devices import catalogue
 
 __all__ = [
     "DataSection",
     "DeadlineSection",
-    "FleetSection",
     "MethodSection",
     "ModelSection",
     "TargetSection",
@@ -134,48 +132,6 @@ class DeadlineSection:
 
     seconds: Annotated[Number, Gt(0)] | None = None
     quantile: Annotated[Number, Ge(0), Le(1)] | None = None
-
-
-@dataclass(frozen=True)
-class FleetSection:
-    """``[[fleet]]``: some clients on the same kind of device.
-
-    Parameters
-    ----------
-    name : str, optional
-        Of this class of clients, where it is not the device's.
-    device : str
-        A name of the device catalogue.
-    count : int
-        How many clients.
-    speedup : float
-        How many times faster than a full round their local training must be.
-    uplink_share : float, optional
-        Share of a full update that they may send per round.
-    memory_bytes : int, optional
-        What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; no limit if left
-        out, as the catalogue does not know what a device's system leaves over. A client that trains everything
-        without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
-    watts : float, optional
-        What such a device draws while it trains, sends or receives: the report makes joules of it.
-    width : float, optional
-        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
-        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
-    slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
-        Replace the figure of the catalogue.
-    """
-
-    device: Annotated[Text, known_among("device", catalogue)]
-    count: Annotated[Whole, Ge(1), Le(10_000)] = 1
-    speedup: Annotated[Number, Ge(1)] = 1.0
-    uplink_share: Annotated[Number, Gt(0), Le(1)] | None = None
-    slowdown: Annotated[Number, Gt(0)] | None = None
-    memory_bytes: Count | None = None
-    uplink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
-    downlink_bytes_per_second: Annotated[Number, Gt(0)] | None = None
-    name: Text | None = None
-    watts: Annotated[Number, Gt(0)] | None = None
-    width: Annotated[Number, Gt(0), Le(1)] | None = None
 
 
 def _check_cut(cut: str) -> None:

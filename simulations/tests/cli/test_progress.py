@@ -51,3 +51,19 @@ def test_the_time_left_is_that_of_all_other_rounds(monkeypatch: pytest.MonkeyPat
     left = [line.partition("about ")[2] for line in said.getvalue().splitlines()]
     # Eleven rounds are left after the first of twelve; a test of the untrained model comes before each four.
     assert left[:3] == ["", "1 min 50 s left", "1 min 40 s left"] and left[-1] == ""
+
+
+def test_where_simulated_time_ends_a_run_it_says_how_much_of_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr(simulate.time, "monotonic", lambda: clock[0])
+    changes = ["methods=full", "seeds=0", "training.rounds=1000", "training.simulated_seconds=100"]
+    scenario = Scenario.load(DEMO, changes)
+    with SimulationProgress(scenario, Console(file=said, width=200)) as progress:
+        progress.cell("full", 0, 1000)
+        for number in range(4):
+            progress.round(number, 0.5, 1.0, 25.0 * number)
+            clock[0] += 10.0
+    left = [line.partition("about ")[2] for line in said.getvalue().splitlines()]
+    assert left == ["", "30.0 s left", "20.0 s left", "10.0 s left"]

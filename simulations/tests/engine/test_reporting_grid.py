@@ -10,11 +10,14 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.simulate import ReportingGrid
+from fl_elastic_simulations.unequal import measuring_mod
 
 
 def message(number: int) -> Message:
@@ -96,13 +99,28 @@ def test_waiting_ends_once_the_run_is_stopped() -> None:
 def test_everything_else_is_delegated() -> None:
     inner = Slow(0)
     grid = ReportingGrid(inner, lambda *_: None)
-    assert list(grid.get_node_ids()) == [1, 2, 3]
     assert grid.run == "the run"
     grid.set_run(3)
     grid.create_message(RecordDict(), "train", 7, "group")
     assert inner.created == [-1, 7]
     assert list(grid.push_messages([message(5)])) == ["message-5"]
     assert list(grid.pull_messages(["message-5"])) == []
+
+
+def test_nodes_are_in_the_order_of_their_partitions() -> None:
+    class Drawn(InProcessGrid):
+        there = 2
+
+        def get_node_ids(self) -> list[int]:
+            return [3, 1, 2, 4][: self.there]
+
+    app = ClientApp(mods=[measuring_mod])
+    app.query()(lambda message, context: message)
+    inner = Drawn(4, app)
+    grid = ReportingGrid(inner, lambda *_: None)
+    assert grid.get_node_ids() == [1, 3]
+    inner.there = 4
+    assert grid.get_node_ids() == [1, 2, 3, 4]
 
 
 @pytest.fixture

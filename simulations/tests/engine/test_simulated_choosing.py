@@ -12,8 +12,7 @@ from choosing_costs import flat_choosing, steady
 from slow_ones import slow_unless
 
 from fl_elastic.errors import PlanError, ScenarioError
-from fl_elastic.profiling import CostProfile, save_profile
-from fl_elastic_simulations.engine import client as simulated_client
+from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, chooses, measure_choosing
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
@@ -72,9 +71,7 @@ def profile() -> CostProfile:
 def ran(
     folder: Path, made: Scenario, profile: CostProfile, method: str, choosing: ChoosingCosts | None
 ) -> RunResult:
-    simulated_client._profile.cache_clear()
     simulation = Simulation(made, folder)
-    save_profile(profile, simulation.profile_file)
     (section,) = (each for each in made.methods if each.name == method)
     grid = InProcessGrid(len(made.clients), simulated_client_app())
     return run_method(simulation, grid, LoggedProgress(), section, 0, profile, choosing)

@@ -77,7 +77,6 @@ def profile() -> CostProfile:
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-    simulated_client._profile.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -202,14 +201,16 @@ def test_a_thousand_clients_take_the_memory_of_one(
     assert len(alive) == 5 and max(alive[1:]) <= alive[0] + 3
 
 
-def test_what_sending_a_group_takes_is_the_same_to_a_server_plan_as_to_the_round() -> None:
+def test_what_sending_a_group_takes_is_the_same_to_a_server_plan_as_to_the_round(
+    profile: CostProfile,
+) -> None:
     table = json.loads(json.dumps(TABLE))
     table["method"]["small"] = {"policy": "elastic", "codec": "int8"}
     table["methods"] = [*table["methods"], "small"]
     made = scenario(**table)
-    config = {"scenario": made.to_json(), "seed": 0, "profile": ""}
+    config = {"scenario": made.to_json(), "seed": 0}
     known = {
-        name: simulated_client._Role.of(config | {"method": name}, 0).capabilities()
+        name: simulated_client._Role.of(config | {"method": name}, 0, {"": profile}).capabilities()
         for name in ("elastic", "small")
     }
     whole, small = (float(_sending(each, each.groups).sum()) for each in known.values())  # type: ignore[arg-type]

@@ -10,21 +10,23 @@ from typing import Any
 import pytest
 from choosing_costs import flat_choosing
 from flwr.app import Message
+from flwr.serverapp import ServerApp
 from in_process_grid import InProcessGrid
 
-from fl_elastic.errors import ElasticError, ScenarioError
+from fl_elastic.errors import DatasetError, ElasticError, ScenarioError
 from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.client import simulated_client_app
+from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.in_process_grid import client_processes
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
-from fl_elastic_simulations.engine.simulate import simulate
+from fl_elastic_simulations.engine.simulate import _run, simulate
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
@@ -57,9 +59,7 @@ def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """Costs are measured, so two runs are alike only if they start from the same ones."""
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-    simulated_client._profile.cache_clear()
     yield
-    simulated_client._profile.cache_clear()
 
 
 class Interrupted(BaseException):
@@ -268,25 +268,53 @@ def instruction(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "method": "full",
         "seed": 0,
         "server-round": 1,
-        "profile": "",
         "state-dir": str(tmp_path),
     } | changes
 
 
-@pytest.mark.parametrize("profile_file", ["", "missing.json", "damaged.json"])
-def test_without_the_servers_profile_a_client_measures_its_own(
-    profile_file: str, tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+def test_a_run_ends_on_machines_without_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "damaged.json").write_text("{")
-    monkeypatch.setattr(simulated_client, "measure_profile", lambda *_: profile)
-    path = str(tmp_path / profile_file) if profile_file else ""
-    made = simulated_client.simulated_client(instruction(tmp_path, profile=path), 0)
-    assert made._profile is profile
+    """Rounds would go on without the clients that happen to run there."""
+
+    def nothing(*_: object, **__: object) -> None:
+        raise DatasetError("no folder data/of/mine")
+
+    monkeypatch.setattr(ClientSlot, "batches", nothing)
+    with pytest.raises(ScenarioError, match=r"lacks the scenario's data: no folder data/of/mine"):
+        simulated(tmp_path, scenario(methods=["full"]))
+
+
+def test_an_interrupted_run_leaves_a_page_of_what_is_finished(tmp_path: Path) -> None:
+    class Impatient(LoggedProgress):
+        def cell(self, method: str, seed: int, rounds: int) -> None:
+            if method == "head":
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        simulate(
+            Simulation(scenario(methods=["full", "head"]), tmp_path), Impatient(), engine="local"
+        )
+    assert list(json.loads((tmp_path / "summary.json").read_text())["methods"]) == ["full"]
+    assert "full" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_a_cluster_is_joined_as_it_is(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(
+        "flwr.simulation.run_simulation", lambda *_, **options: given.update(options)
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _run(ServerApp(), 5)
+    asked = given["backend_config"]["init_args"].get("num_cpus")
+    assert asked == (None if address else 2) and given["num_supernodes"] == 5
 
 
 def test_a_client_the_scenario_does_not_know_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="partition 3, the scenario has 3 clients"):
-        simulated_client.simulated_client(instruction(tmp_path), 3)
+        simulated_client.simulated_client(instruction(tmp_path), 3, {})
 
 
 def test_a_foreseen_failure_travels_in_the_reply(tmp_path: Path) -> None:

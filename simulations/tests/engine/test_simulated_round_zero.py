@@ -124,10 +124,8 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_on
         return found
 
     monkeypatch.setattr(simulated_client._Role, "_places", places)
-    shorter = replace(profile, forward_seconds=tuple(each / 8 for each in profile.forward_seconds))
-    monkeypatch.setattr(
-        simulated_client, "_profile_of", lambda _, read, __: shorter if read else profile
-    )
+    shorter = replace(profile, forward_seconds=profile.forward_seconds / 8)
+    monkeypatch.setattr(simulated_server, "profile_at", lambda *_: shorter)
     method = {"policy": "full", "round_zero": "closed_form", "plan": "none"}
     for read in ("auto", "conv1@grid2"):
         ran(

@@ -11,13 +11,13 @@ import pytest
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.scenario import Scenario
-from fl_elastic_simulations.scenario.devices import device
 from fl_elastic_simulations.scenario.sections import (
     DataSection,
     MethodSection,
     TargetSection,
     TrainingSection,
 )
+from fl_elastic_simulations.unequal.devices import device
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.scenario.devices import Device, catalogue, device
+from fl_elastic_simulations.unequal.devices import Device, catalogue, device
 
 NAMES = ["pi_zero_2_w", "pi_3b_plus", "pi_4b", "pi_5", "jetson_nano", "laptop"]
 

@@ -139,7 +139,7 @@ pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
 
 
 def told_apart(
-    devices: Sequence[Device], figures: Sequence[Mapping[str, float | None]]
+    devices: Sequence[Device], figures: Sequence[Mapping[str, float | str | None]]
 ) -> list[Device]:
     """Return the devices, those of one name with what differs between them in name and label.
 
@@ -148,8 +148,8 @@ def told_apart(
     devices : sequence of Device
         Of the entries of a fleet.
     figures : sequence of mapping
-        What sets clients on each of them apart, by its name for readers; None where it is not limited. Entries that
-        agree in everything are one class.
+        What sets clients on each of them apart, by its name for readers, or a text that says all; None where it is
+        not limited. Entries that agree in everything are one class.
 
     Examples
     --------
@@ -166,5 +166,7 @@ def told_apart(
     return found
 
 
-def _said(name: str, value: float | None) -> str:
+def _said(name: str, value: float | str | None) -> str:
+    if isinstance(value, str):
+        return value
     return f"no limit of {name}" if value is None else f"{name} {value:.10g}"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_clock import walked
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.engine.virtual_clock import (
+from fl_elastic_simulations.unequal.availability import Availability
+from fl_elastic_simulations.unequal.clock import (
     RoundCost,
+    answer,
     round_cost,
-    synchronous_round_seconds,
+    round_seconds,
 )
-from fl_elastic_simulations.scenario.devices import Device
+from fl_elastic_simulations.unequal.devices import Device
 
 BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
 amounts = st.floats(min_value=0, max_value=1e12)
@@ -47,13 +50,13 @@ def test_a_slower_device_takes_proportionally_longer_to_compute_only(
 @given(st.lists(st.tuples(amounts, amounts, amounts), min_size=1))
 def test_a_synchronous_round_waits_for_the_slowest(parts: list[tuple[float, float, float]]) -> None:
     costs = [RoundCost(*part) for part in parts]
-    seconds = synchronous_round_seconds(iter(costs))
+    seconds = round_seconds(cost.total for cost in costs)
     assert all(cost.total <= seconds for cost in costs)
     assert any(cost.total == seconds for cost in costs)
 
 
 def test_a_round_without_clients_takes_no_time() -> None:
-    assert synchronous_round_seconds([]) == 0.0
+    assert round_seconds([]) == 0.0
 
 
 @pytest.mark.parametrize("name", ["host_seconds", "uplink_bytes", "downlink_bytes"])
@@ -62,3 +65,41 @@ def test_impossible_costs_are_refused(name: str, value: float) -> None:
     costs = {"host_seconds": 1.0, "uplink_bytes": 1.0, "downlink_bytes": 1.0, name: value}
     with pytest.raises(ScenarioError, match=name):
         round_cost(BOARD, **costs)
+
+
+@given(arrivals=st.lists(st.floats(0, 10)), deadline=st.floats(0, 10), told=st.floats(0, 10))
+def test_who_is_missing_is_waited_for_until_the_deadline_alone(
+    arrivals: list[float], deadline: float, told: float
+) -> None:
+    waited = round_seconds(arrivals, deadline=deadline, missing=True, told=told)
+    assert waited == max([*arrivals, deadline, told])
+    assert round_seconds(arrivals, deadline=deadline, told=told) == max([*arrivals, told])
+
+
+whole = st.integers(0, 4)
+# Of whole seconds, so that walking second by second meets every event.
+days = st.lists(st.integers(0, 14), unique=True, min_size=2, max_size=6).map(
+    lambda each: Availability.of(
+        [(float(a), float(b)) for a, b in zip(*[iter(sorted(each))] * 2, strict=False)]
+    )
+)
+
+
+@settings(max_examples=1000)
+@given(
+    sent=st.integers(0, 10), parts=st.tuples(whole, whole, whole), there=days, busy=whole,
+    needed=st.sampled_from([0.5, 2.0]), memory=st.none() | st.just(1.0),
+)  # fmt: skip
+def test_what_becomes_of_a_message_is_what_a_walk_through_its_seconds_meets(
+    sent: int,
+    parts: tuple[int, int, int],
+    there: Availability,
+    busy: int,
+    needed: float,
+    memory: float | None,
+) -> None:
+    cost, free = RoundCost(*map(float, parts)), sent + busy - 2
+    found = answer(
+        float(sent), cost, there, free=float(free), peak_bytes=needed, memory_bytes=memory
+    )
+    assert found == walked(sent, cost, there, free, needed, memory)

@@ -1,0 +1,1 @@
+"""Handwritten digits, learned together by ten unequal devices."""

@@ -1,0 +1,23 @@
+"""Unequal devices: what they are, what a round takes on them, and a layer around Flower's runtime that computes it.
+
+Names are loaded when they are first used, see `fl_elastic.late`.
+"""
+
+from typing import TYPE_CHECKING
+
+from fl_elastic.late import loaded_late
+
+if TYPE_CHECKING:
+    from fl_elastic_simulations.unequal.fleet import Fleet
+    from fl_elastic_simulations.unequal.grid import UnequalGrid
+    from fl_elastic_simulations.unequal.measuring import measuring_mod
+
+__all__ = ["Fleet", "UnequalGrid", "measuring_mod"]
+
+_MODULES = {"Fleet": "fleet", "UnequalGrid": "grid", "measuring_mod": "measuring"}
+
+__getattr__ = loaded_late(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,223 @@
+"""Simulated time: what a round would have taken on the devices, computed instead of waited for.
+
+Simulated time is host seconds times the device's slowdown, plus bytes over bandwidth. Everything
+here is pure: the same costs give the same clock on any machine, and many clients can share a host.
+Scenarios (`fl_elastic_simulations.engine`) and anybody's Flower app (`UnequalGrid`) decide by these functions
+who is late, away or out of memory, and how long a round takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic_simulations.unequal.availability import Availability
+from fl_elastic_simulations.unequal.devices import Device
+
+__all__ = [
+    "Answer",
+    "Outcome",
+    "RoundCost",
+    "answer",
+    "fits_memory",
+    "in_time",
+    "round_cost",
+    "round_seconds",
+]
+
+# A deadline is often computed from what it is compared with: the last digits decide nothing.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Simulated seconds that one client spends in one round.
+
+    Parameters
+    ----------
+    compute_seconds : float
+        Local training.
+    uplink_seconds : float
+        Sending the update.
+    downlink_seconds : float
+        Receiving the model.
+
+    Examples
+    --------
+    >>> RoundCost(compute_seconds=2.0, uplink_seconds=0.5, downlink_seconds=0.25).total
+    2.75
+    """
+
+    compute_seconds: float
+    uplink_seconds: float
+    downlink_seconds: float
+
+    @property
+    def total(self) -> float:
+        """The whole round of this client, one part after the other."""
+        return self.compute_seconds + self.uplink_seconds + self.downlink_seconds
+
+
+def round_cost(
+    device: Device, *, host_seconds: float, uplink_bytes: float, downlink_bytes: float
+) -> RoundCost:
+    """Translate what a round cost on the measuring host into what it costs on ``device``.
+
+    Parameters
+    ----------
+    device : Device
+        Where the round is supposed to run.
+    host_seconds : float
+        Seconds of local training on the host that measured.
+    uplink_bytes, downlink_bytes : float
+        Bytes to and from the server.
+
+    Raises
+    ------
+    ScenarioError
+        If a cost is negative or not finite.
+
+    Examples
+    --------
+    >>> board = Device("board", "A board", 4.0, 2**30, 1e6, 2e6, "made up")
+    >>> round_cost(board, host_seconds=0.5, uplink_bytes=1e6, downlink_bytes=1e6)
+    RoundCost(compute_seconds=2.0, uplink_seconds=1.0, downlink_seconds=0.5)
+    """
+    costs = {
+        "host_seconds": host_seconds,
+        "uplink_bytes": uplink_bytes,
+        "downlink_bytes": downlink_bytes,
+    }
+    for name, value in costs.items():
+        if not math.isfinite(value) or value < 0:
+            raise ScenarioError(f"{name} {value!r} of a round is not zero or a positive number")
+    return RoundCost(
+        compute_seconds=host_seconds * device.slowdown,
+        uplink_seconds=uplink_bytes / device.uplink_bytes_per_second,
+        downlink_seconds=downlink_bytes / device.downlink_bytes_per_second,
+    )
+
+
+def in_time(seconds: float, deadline: float | None) -> bool:
+    """Whether what takes so many seconds keeps a deadline.
+
+    >>> in_time(10.0, 10.0), in_time(10.1, 10.0), in_time(10.1, None)
+    (True, False, True)
+    """
+    return deadline is None or seconds <= deadline * (1 + _TOLERANCE)
+
+
+def fits_memory(needed_bytes: float, memory_bytes: float | None) -> bool:
+    """Whether a device has so much memory; None is no limit.
+
+    >>> fits_memory(2e9, 1e9), fits_memory(2e9, None)
+    (False, True)
+    """
+    return memory_bytes is None or needed_bytes <= memory_bytes
+
+
+def round_seconds(
+    arrivals: Iterable[float],
+    *,
+    deadline: float | None = None,
+    missing: bool = False,
+    told: float = 0.0,
+) -> float:
+    """Return the simulated seconds that a server waits in a round.
+
+    Parameters
+    ----------
+    arrivals : iterable of float
+        After how many seconds it heard of each client that it heard of in time.
+    deadline : float, optional
+        How long it waits for the others.
+    missing : bool
+        Whether there are any.
+    told : float
+        When all clients had the model, those among them that then stayed out of the round.
+
+    Examples
+    --------
+    >>> round_seconds([1.0, 3.5]), round_seconds([1.0, 3.5], deadline=5.0, missing=True)
+    (3.5, 5.0)
+    >>> round_seconds([])
+    0.0
+    """
+    waited = deadline if missing and deadline is not None else 0.0
+    return max((*arrivals, told, waited))
+
+
+class Outcome(StrEnum):
+    """What became of a message to a device."""
+
+    ANSWERED = "answered"
+    LATE = "late"
+    AWAY = "away"
+    OUT_OF_MEMORY = "out of memory"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """When the server hears of a device to which it sent a message, and of what.
+
+    Parameters
+    ----------
+    arrival : float
+        Simulated time.
+    outcome : Outcome
+        Whether a reply comes then, or what else the server learns. Who waits decides by `in_time` what is late.
+    """
+
+    arrival: float
+    outcome: Outcome
+
+
+def answer(
+    sent: float,
+    cost: RoundCost,
+    availability: Availability,
+    *,
+    free: float = 0.0,
+    peak_bytes: float = 0.0,
+    memory_bytes: float | None = None,
+) -> Answer:
+    """Return what becomes of a message to a device.
+
+    The device receives, computes and sends, one after the other, once it is done with what it was sent before. One
+    that goes away meanwhile does not go on later, and the server learns of it when it goes, as it does of a process
+    that wanted more memory than there is once it has received the message.
+
+    Parameters
+    ----------
+    sent : float
+        Simulated time.
+    cost : RoundCost
+        What it takes there.
+    availability : Availability
+        When the device can be reached.
+    free : float
+        From when on it has nothing else to do.
+    peak_bytes : float
+        What it takes of memory.
+    memory_bytes : float, optional
+        How much of that there is.
+
+    Examples
+    --------
+    >>> cost, mornings = RoundCost(2.0, 1.0, 0.5), Availability(((0.0, 10.0),))
+    >>> answer(1.0, cost, mornings)
+    Answer(arrival=4.5, outcome=<Outcome.ANSWERED: 'answered'>)
+    >>> answer(7.0, cost, mornings).outcome, answer(1.0, cost, mornings, free=8.0).arrival
+    (<Outcome.AWAY: 'away'>, 10.0)
+    """
+    goes = availability.leaves(sent)
+    has_it = max(sent, free) + cost.downlink_seconds
+    done = max(sent, free) + cost.total
+    fits = fits_memory(peak_bytes, memory_bytes)
+    if goes <= sent or (done if fits else has_it) > goes:
+        return Answer(goes, Outcome.AWAY)
+    return Answer(done, Outcome.ANSWERED) if fits else Answer(has_it, Outcome.OUT_OF_MEMORY)

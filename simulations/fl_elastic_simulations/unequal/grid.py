@@ -1,0 +1,405 @@
+"""A layer around Flower's grid: any app's messages, on a fleet of unequal devices in simulated time."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.incremental_grid import IncrementalGrid
+from fl_elastic_simulations.unequal.availability import when_enough
+from fl_elastic_simulations.unequal.clock import (
+    Answer,
+    Outcome,
+    RoundCost,
+    answer,
+    in_time,
+    round_cost,
+    round_seconds,
+)
+from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
+from fl_elastic_simulations.unequal.fleet import Client, Fleet
+from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
+from fl_elastic_simulations.unequal.partitions import partitions_of
+from fl_elastic_simulations.unequal.record import Row, save_rows
+
+__all__ = ["Clock", "SimulatedClock", "UnequalGrid"]
+
+# As Flower's server numbers what goes wrong: neither an app's error nor a device's, but the host's.
+_HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
+_CONNECT_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+
+
+class Clock(Protocol):
+    """The simulated time of a fleet."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the start."""
+
+    def wait_until(self, until: float) -> None:
+        """Let time pass until then, if that is to come."""
+
+
+@dataclass
+class SimulatedClock:
+    """A clock that only an `UnequalGrid` sets.
+
+    Attributes
+    ----------
+    now : float
+        Simulated seconds since the start.
+    """
+
+    now: float = 0.0
+
+    def wait_until(self, until: float) -> None:
+        """Let time pass until then, if that is to come."""
+        self.now = max(self.now, until)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A message on its way to a device."""
+
+    message: Message
+    node: int
+    client: Client
+    at: float
+    there: bool
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What the server hears of a message: a reply, or an error in its place."""
+
+    reply: Message
+    row: Row
+
+
+class UnequalGrid(Grid):
+    """Wraps Flower's grid; messages take the time that they would take on a fleet of unequal devices.
+
+    Each node plays the device of its partition number. What its app's `measuring_mod` measures becomes simulated
+    time; who is away is not asked, and an error reply stands for who goes away or is out of memory. Replies come in
+    simulated order; those that come later than the strategy's ``timeout``, in simulated seconds, do not come.
+
+    Parameters
+    ----------
+    grid : Grid
+        Does the work.
+    fleet : Fleet
+        A device for each of Flower's nodes.
+    min_available_nodes : int
+        As the strategy's: simulated time passes until so many devices are there.
+    costs : callable, optional
+        ``costs(message, reply)`` returns a `HostCost` from what a reply says; nothing is measured then, and apps
+        are not told what device they play.
+    clock : Clock, optional
+        Whose time passes.
+
+    Attributes
+    ----------
+    began : float
+        When the messages of the last round were sent.
+
+    Raises
+    ------
+    ScenarioError
+        If the fleet has not as many devices as Flower has nodes, or a node's app has no `measuring_mod`; or if a
+        host of the simulation is lost in a round, which says nothing of devices.
+
+    Examples
+    --------
+    >>> def main(grid, context):
+    ...     grid = UnequalGrid(grid, Fleet.load("fleet.toml"))
+    ...     FedAvg().start(grid, initial_arrays, timeout=60)
+    ...     grid.save("rows.csv")
+    """
+
+    # The wait for replies is in simulated time, which no other grid knows.
+    streams = True
+
+    def __init__(
+        self,
+        grid: Grid,
+        fleet: Fleet,
+        *,
+        min_available_nodes: int = 2,
+        costs: CostOf | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        devices = len(fleet.clients)
+        if not 1 <= min_available_nodes <= devices:
+            raise ScenarioError(
+                f"min_available_nodes {min_available_nodes} is not from 1 to the {devices} devices of the fleet"
+            )
+        self.fleet = fleet
+        self.clock: Clock = clock or SimulatedClock()
+        self.began = 0.0
+        self._away = itertools.count()
+        self._costs = costs
+        self._inner = grid if getattr(grid, "streams", False) else IncrementalGrid(grid)
+        self._least = min_available_nodes
+        self._rows: list[Row] = []
+        # By client, from when on it has nothing to do.
+        self._free: dict[int, float] = {}
+        self._pushed: dict[str, _Sent] = {}
+        self._pulled: dict[str, Message] = {}
+        self._heard: dict[str, _Heard] = {}
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self.clock.now
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What became of each message, in the order in which the server heard of them."""
+        return tuple(self._rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the rows as a CSV file."""
+        return save_rows(self._rows, path)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes whose devices are there, in the fleet's order; wait until there are enough."""
+        clients, there = self._clients, self.fleet.availabilities
+        self.clock.wait_until(when_enough(there, self.now, self._least))
+        return [node for node, client in clients.items() if there[client.index].there(self.now)]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send the messages; return the replies that come within ``timeout`` simulated seconds, in their order."""
+        self.began = began = self.now
+        sent = [self._sent(message) for message in messages]
+        replies = self._inner.send_and_receive([each.message for each in sent if each.there])
+        by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
+        heard = sorted(self._hear(sent, by_message), key=_turn)
+        timely = [each for each in heard if in_time(each.row.arrival - began, timeout)]
+        late = heard[len(timely) :]
+        self._rows += [each.row for each in timely]
+        self._rows += [replace(each.row, outcome=Outcome.LATE.value) for each in late]
+        arrivals = (each.row.arrival - began for each in timely)
+        seconds = round_seconds(arrivals, deadline=timeout, missing=bool(late))
+        self.clock.wait_until(began + seconds)
+        return [each.reply for each in timely]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send the messages; return their ids."""
+        sent = [self._sent(message) for message in messages]
+        there = [each for each in sent if each.there]
+        ids = iter(self._inner.push_messages([each.message for each in there]))
+        names = [next(ids) if each.there else f"away-{next(self._away)}" for each in sent]
+        self._pushed |= dict(zip(names, sent, strict=True))
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the reply that comes first, once it is known which one that is; time passes until then.
+
+        So a loop of one's own that sends again to whoever answers is simulated as well: whenever it pulls, all
+        messages under way have been handled on the host before the first reply is handed over.
+        """
+        asked = set(message_ids)
+        waiting = [name for name, sent in self._pushed.items() if sent.there]
+        for reply in self._inner.pull_messages([n for n in waiting if n not in self._pulled]):
+            self._pulled[reply.metadata.reply_to_message_id] = reply
+        if any(name not in self._pulled for name in waiting):
+            return []
+        heard = self._hear(list(self._pushed.values()), self._pulled)
+        self._heard |= dict(zip(self._pushed, heard, strict=True))
+        self._pushed, self._pulled = {}, {}
+        coming = {name: each for name, each in self._heard.items() if name in asked}
+        if not coming:
+            return []
+        name, first = min(coming.items(), key=lambda item: _turn(item[1]))
+        del self._heard[name]
+        self._rows.append(first.row)
+        self.clock.wait_until(first.row.arrival)
+        return [first.reply]
+
+    def set_run(self, run: Any) -> None:
+        """Delegate."""
+        self._inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Delegate."""
+        return self._inner.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Delegate."""
+        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    @cached_property
+    def _clients(self) -> dict[int, Client]:
+        """The device of each node, in the fleet's order, as the nodes say which partition is theirs."""
+        nodes = self._connected()
+        partitions = partitions_of(self._inner, nodes)
+        found = {place: node for node, place in partitions.items()}
+        if sorted(found) != list(range(len(nodes))):
+            raise ScenarioError(
+                f"the nodes have partitions {sorted(partitions.values())}, and the fleet has devices "
+                f"0 to {len(nodes) - 1}"
+            )
+        return {found[client.index]: client for client in self.fleet.clients}
+
+    def _connected(self) -> list[int]:
+        """Return all nodes once they are there: Flower begins before they are."""
+        wanted, end = len(self.fleet.clients), time.monotonic() + _CONNECT_SECONDS
+        while True:
+            nodes = list(self._inner.get_node_ids())
+            if len(nodes) == wanted:
+                return nodes
+            if len(nodes) > wanted or time.monotonic() > end:
+                raise ScenarioError(
+                    f"the fleet has {wanted} devices and Flower {len(nodes)} nodes: give the fleet's entries that "
+                    f"count, or start Flower with --federation-config 'num-supernodes={wanted}'"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _sent(self, message: Message) -> _Sent:
+        """Return a copy of a message that asks to be measured: strategies share one content among many."""
+        metadata = message.metadata
+        client = self._clients[metadata.dst_node_id]
+        device, there = client.device, self.fleet.availabilities[client.index].there(self.now)
+        downlink = size_of(message.content) / device.downlink_bytes_per_second
+        content = RecordDict(dict(message.content))
+        if self._costs is None:
+            content[RECORD] = Figures(
+                device=device.name,
+                slowdown=device.slowdown,
+                memory=float(client.memory_bytes or 0),
+                bandwidth=device.uplink_bytes_per_second,
+                downlink_seconds=downlink,
+            ).as_record()
+        asking = Message(
+            content,
+            metadata.dst_node_id,
+            metadata.message_type,
+            ttl=metadata.ttl,
+            group_id=metadata.group_id,
+        )
+        return _Sent(asking, metadata.dst_node_id, client, self.now, there)
+
+    def _hear(self, sent: Sequence[_Sent], replies: Mapping[str, Message]) -> list[_Heard]:
+        """Return what the server hears of messages, in their order, from the replies by message."""
+        return [
+            self._heard_of(each, replies.get(each.message.metadata.message_id)) for each in sent
+        ]
+
+    def _heard_of(self, sent: _Sent, reply: Message | None) -> _Heard:
+        client, message = sent.client, sent.message
+        if reply is not None and reply.has_error() and reply.error.code == _HOST_FAILED:
+            # What Ray says has many lines.
+            why = str(reply.error.reason).partition("\n")[0]
+            raise ScenarioError(
+                f"a message to client {client.index} was not handled, for no fault of its device's: {why}; "
+                "run again, on hosts that stay"
+            )
+        message.content.pop(RECORD, None)
+        cost = self._cost(message, reply)
+        on_device = round_cost(
+            client.device,
+            host_seconds=cost.seconds,
+            uplink_bytes=cost.uplink_bytes,
+            downlink_bytes=cost.downlink_bytes,
+        )
+        if client.memory_bytes is not None and cost.peak_bytes < 0:
+            raise ScenarioError(
+                "this host does not tell how much memory a message takes: give the fleet peak_bytes in its "
+                "costs, or no memory_bytes"
+            )
+        found = answer(
+            sent.at,
+            on_device,
+            self.fleet.availabilities[client.index],
+            free=self._free.get(client.index, 0.0),
+            peak_bytes=cost.peak_bytes,
+            memory_bytes=client.memory_bytes,
+        )
+        self._free[client.index] = found.arrival
+        lost = _lost(sent, found, cost)
+        outcome = found.outcome
+        if lost is None and (reply is None or reply.has_error()):
+            outcome = Outcome.FAILED
+            lost = None if reply is not None else Error(_CLIENT_FAILED, "no reply came")
+        told = reply if lost is None else Message(lost, reply_to=message)
+        assert told is not None
+        return _Heard(told, _row(sent, found, outcome, cost, on_device))
+
+    def _cost(self, message: Message, reply: Message | None) -> HostCost:
+        downlink = float(size_of(message.content))
+        if reply is None or reply.has_error():
+            return HostCost(0.0, downlink, 0.0, 0.0)
+        if self._costs is not None:
+            return self._costs(message, reply)
+        measured = Measured.of(reply)
+        if measured is None:
+            raise ScenarioError(
+                f"node {message.metadata.dst_node_id} did not measure a message of type "
+                f"{message.metadata.message_type!r}: give its app the mod, as in ClientApp(mods=[measuring_mod])"
+            )
+        uplink = float(size_of(reply.content))
+        cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes, measured.host)
+        return charged(cost, self.fleet.costs, reply)
+
+
+def _turn(heard: _Heard) -> tuple[float, int]:
+    """Return what orders replies, also of devices that answer at the same time."""
+    return heard.row.arrival, heard.row.client
+
+
+def _lost(sent: _Sent, found: Answer, cost: HostCost) -> Error | None:
+    """Return the error that stands for a reply that will not come."""
+    device = f"client {sent.client.index} ({sent.client.device.name})"
+    if found.outcome is Outcome.AWAY:
+        when = "was away" if found.arrival <= sent.at else "went away"
+        return Error(_NODE_UNAVAILABLE, f"{device} {when} at second {found.arrival:.3f}")
+    if found.outcome is Outcome.OUT_OF_MEMORY:
+        needed, limit = cost.peak_bytes / 1e6, (sent.client.memory_bytes or 0) / 1e6
+        reason = f"{device} is out of memory: it takes {needed:.0f} MB, there are {limit:.0f} MB"
+        return Error(_CLIENT_FAILED, reason)
+    return None
+
+
+def _row(sent: _Sent, found: Answer, outcome: Outcome, cost: HostCost, on_device: RoundCost) -> Row:
+    return Row(
+        server_round=_round_of(sent.message),
+        message_type=sent.message.metadata.message_type,
+        node=sent.node,
+        client=sent.client.index,
+        device=sent.client.device.name,
+        outcome=outcome.value,
+        sent=sent.at,
+        arrival=found.arrival,
+        downlink_seconds=on_device.downlink_seconds,
+        compute_seconds=on_device.compute_seconds,
+        uplink_seconds=on_device.uplink_seconds,
+        downlink_bytes=cost.downlink_bytes,
+        uplink_bytes=cost.uplink_bytes,
+        peak_bytes=cost.peak_bytes,
+        host=cost.host,
+    )
+
+
+def _round_of(message: Message) -> int:
+    rounds = [record.get("server-round") for record in message.content.config_records.values()]
+    return next((each for each in rounds if isinstance(each, int)), 0)

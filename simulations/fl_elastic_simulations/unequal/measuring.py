@@ -1,0 +1,164 @@
+"""A Flower mod that measures what handling a message takes, for `UnequalGrid` to make simulated time of."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import cast
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.tasks.task import DEADLINE
+from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
+
+__all__ = ["RECORD", "Figures", "Measured", "measuring_mod", "who_record"]
+
+RECORD = "fl_elastic.unequal"
+"""Key of the record by which the grid asks, and in which a node answers; neither app nor strategy see it."""
+
+_PARTITION = "partition-id"
+_WHO = "who"
+# A deadline that has passed leaves next to nothing, which the client says.
+_LEAST_SECONDS = 1e-9
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a node is told of the device that it plays.
+
+    Parameters
+    ----------
+    device : str
+        Its class.
+    slowdown : float
+        Its seconds over those of the reference host.
+    memory : float
+        Bytes that handling a message may take; 0 for no limit.
+    bandwidth : float
+        Bytes per second of its way to the server.
+    downlink_seconds : float
+        What receiving this message took there.
+    """
+
+    device: str
+    slowdown: float
+    memory: float
+    bandwidth: float
+    downlink_seconds: float
+
+    def as_record(self) -> ConfigRecord:
+        """Return what travels."""
+        return ConfigRecord(asdict(self))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a node says about a message that it has handled.
+
+    Parameters
+    ----------
+    seconds : float
+        Processor time of the process, of all its threads together: what one core takes. It does not count waiting,
+        nor processes that the app starts, such as the workers of a data loader.
+    peak_bytes : float
+        By how much the resident set grew at its peak; negative where the host does not tell.
+    host : str
+        Machine and process.
+    """
+
+    seconds: float
+    peak_bytes: float
+    host: str
+
+    @classmethod
+    def of(cls, reply: Message) -> Measured | None:
+        """Take it out of a reply; None if it is not in it."""
+        record = reply.content.pop(RECORD, None)
+        if not isinstance(record, ConfigRecord):
+            return None
+        seconds, peak = (float(cast(float, record[name])) for name in ("seconds", "peak_bytes"))
+        return cls(seconds, peak, str(record["host"]))
+
+
+def who_record() -> RecordDict:
+    """Return the content of a message that asks a node which client it is."""
+    return RecordDict({RECORD: ConfigRecord({_WHO: True})})
+
+
+def measuring_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Measure what handling a message takes, where an `UnequalGrid` asks for it.
+
+    It belongs first into the list of an app's mods: it measures those behind it as well. While the app handles a
+    message, ``context.node_config`` holds what it plays, where the node's own config does not say it: ``device``
+    (its class), ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server. That and a
+    deadline of fl_elastic's server are in seconds of this host, in which a slow device's link is the faster one; of
+    the deadline is taken what receiving the message took.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> app = ClientApp(mods=[measuring_mod])
+    """
+    asked = message.content.pop(RECORD, None)
+    if not isinstance(asked, ConfigRecord):
+        return call_next(message, context)
+    if _WHO in asked:
+        return Message(RecordDict({RECORD: _who(context)}), reply_to=message)
+    figures = Figures(**cast(dict[str, float], dict(asked)))  # type: ignore[arg-type]
+    _in_host_seconds(message.content, figures)
+    permitted = set_back_peak()
+    before = resident_bytes("VmRSS")
+    with _known(context, figures):
+        began = time.process_time()
+        reply = call_next(message, context)
+        seconds = time.process_time() - began
+    if not reply.has_error():
+        grown = max(resident_bytes("VmHWM") - before, 0) if permitted else -1
+        measured = Measured(seconds, float(grown), f"{platform.node()}/{os.getpid()}")
+        reply.content[RECORD] = ConfigRecord(asdict(measured))
+    return reply
+
+
+def _who(context: Context) -> ConfigRecord:
+    if _PARTITION not in context.node_config:
+        raise ScenarioError(
+            f"the config of node {context.node_id} lacks {_PARTITION!r}, the number of its device in the fleet"
+        )
+    return ConfigRecord({_PARTITION: int(cast(int, context.node_config[_PARTITION]))})
+
+
+@contextmanager
+def _known(context: Context, figures: Figures) -> Iterator[None]:
+    """Let the app know the device inside the block; what the node's own config says stays."""
+    mine = {
+        name: value for name, value in _shown(figures).items() if name not in context.node_config
+    }
+    context.node_config.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            context.node_config.pop(name, None)
+
+
+def _shown(figures: Figures) -> Mapping[str, str | float]:
+    shown: dict[str, str | float] = {
+        "device": figures.device, "slowdown": figures.slowdown,
+        "bandwidth": figures.bandwidth * figures.slowdown,
+    }  # fmt: skip
+    return shown | ({"memory": figures.memory} if figures.memory else {})
+
+
+def _in_host_seconds(content: RecordDict, figures: Figures) -> None:
+    """Put the deadline of fl_elastic's server in seconds of this host."""
+    for name, record in list(content.config_records.items()):
+        if DEADLINE in record:
+            left = float(cast(float, record[DEADLINE])) - figures.downlink_seconds
+            host = max(left / figures.slowdown, _LEAST_SECONDS)
+            content[name] = ConfigRecord({**record, DEADLINE: host})

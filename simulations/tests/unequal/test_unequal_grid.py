@@ -1,0 +1,387 @@
+"""The layer around Flower's grid: simulated time, order, who does not answer, and nothing else changed."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common import ndarrays_to_parameters
+from flwr.server import LegacyContext, ServerConfig
+from flwr.server.strategy import FedAvg as LegacyFedAvg
+from flwr.server.workflow import DefaultWorkflow
+from flwr.serverapp.strategy import FedAvg
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layer_apps import app, arrays, busy, fleet
+from slow_clock import walked
+
+from fl_elastic.errors import ScenarioError
+from fl_elastic.flower._compat import NumPyClient
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
+from fl_elastic_simulations.unequal.clock import Outcome, RoundCost
+from fl_elastic_simulations.unequal.costs import HostCost
+from fl_elastic_simulations.unequal.fleet import AvailabilitySection, CostSection
+from fl_elastic_simulations.unequal.measuring import RECORD
+
+
+class Watched(FedAvg):
+    """Notes from which nodes, with what, replies to training came."""
+
+    def __init__(self) -> None:
+        super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)
+        self.nodes: list[list[int]] = []
+        self.errors: list[str] = []
+        self.keys: set[str] = set()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        good = [each for each in replies if not each.has_error()]
+        self.nodes.append([each.metadata.src_node_id for each in good])
+        self.errors += [each.error.reason for each in replies if each.has_error()]
+        self.keys |= {key for each in good for key in each.content}
+        return super().aggregate_train(server_round, replies)
+
+
+def ran(
+    made: Fleet,
+    *,
+    rounds: int = 1,
+    timeout: float | None = None,
+    client: ClientApp | None = None,
+    least: int = 1,
+) -> tuple[UnequalGrid, Watched, Any]:
+    inner = InProcessGrid(len(made.clients), client or app())
+    grid, strategy = UnequalGrid(inner, made, min_available_nodes=least), Watched()
+    result = strategy.start(grid, arrays(0.0, 1.0), num_rounds=rounds, timeout=timeout)  # type: ignore[arg-type]
+    return grid, strategy, result
+
+
+def test_replies_come_in_simulated_order_and_a_round_takes_as_long_as_its_slowest() -> None:
+    grid, strategy, _ = ran(fleet(8.0, 1.0, 4.0, 2.0), rounds=2)
+    assert strategy.nodes == [[2, 4, 3, 1]] * 2
+    assert grid.now == pytest.approx(16.0, rel=1e-6)
+
+
+def test_late_replies_never_reach_the_strategy_which_waits_until_its_timeout() -> None:
+    grid, strategy, result = ran(fleet(8.0, 1.0, 4.0, 2.0), timeout=3.0)
+    assert strategy.nodes == [[2, 4]] and strategy.errors == []
+    # Weighted by 20 and 40 examples, of which 2 and 4 were added.
+    moved = (20 * 2 + 40 * 4) / 60
+    np.testing.assert_allclose(result.arrays["weight"].numpy(), [moved, 1 + moved])
+    assert [row.outcome for row in grid.rows if row.message_type == "train"] == [
+        "answered", "answered", "late", "late",
+    ]  # fmt: skip
+    trained = [row for row in grid.rows if row.message_type == "train"]
+    assert [row.arrival for row in trained] == pytest.approx([1, 2, 4, 8], rel=1e-6)
+    assert all(row.sent == pytest.approx(3.0) for row in grid.rows if row.message_type != "train")
+
+
+def test_a_device_that_was_late_begins_anew_when_it_is_done() -> None:
+    grid, strategy, _ = ran(fleet(1.0, 1.5), rounds=2, timeout=1.2)
+    # Done with the first round at 1.5, after the second began, and with that at 3.0; testing takes it no time.
+    second = [row for row in grid.rows if row.client == 1 and row.message_type == "train"]
+    assert [row.arrival for row in second] == pytest.approx([1.5, 3.0], rel=1e-6)
+    assert strategy.nodes == [[1], [1]]
+
+
+@pytest.mark.parametrize("timeout", [None, 100.0])
+def test_where_nobody_is_late_the_result_is_that_of_the_plain_run(timeout: float | None) -> None:
+    _, strategy, result = ran(fleet(8.0, 1.0, 4.0), rounds=3, timeout=timeout)
+    plain = Watched().start(InProcessGrid(3, app(mods=())), arrays(0.0, 1.0), num_rounds=3)
+    np.testing.assert_allclose(
+        result.arrays["weight"].numpy(), plain.arrays["weight"].numpy(), rtol=1e-12
+    )
+    assert result.train_metrics_clientapp[3] == pytest.approx(plain.train_metrics_clientapp[3])
+    assert result.evaluate_metrics_clientapp == plain.evaluate_metrics_clientapp
+    assert strategy.keys == {"arrays", "metrics"}
+
+
+def test_an_app_sees_what_the_strategy_sent_and_the_device_that_it_plays() -> None:
+    seen: list[tuple[set[str], dict[str, Any], set[str]]] = []
+
+    def note(message: Message, context: Context) -> None:
+        seen.append(
+            (set(message.content), dict(context.node_config), set(message.content["config"]))
+        )
+
+    ran(fleet(2.0, 3.0, memory=(None, 10**9)), client=app(note))
+    assert len(seen) == 4
+    assert all(
+        keys == {"arrays", "config"} and "server-round" in config for keys, _, config in seen
+    )
+    of = {config["partition-id"]: config for _, config, _ in seen}
+    assert of[0]["slowdown"] == 2.0 and of[1]["slowdown"] == 3.0
+    assert "memory" not in of[0] and of[1]["memory"] == 1e9
+
+
+def test_the_strategys_messages_stay_its_own() -> None:
+    grid = UnequalGrid(InProcessGrid(2, app()), fleet(1.0, 2.0))
+    content = RecordDict({"arrays": arrays(0.0), "config": ConfigRecord({"server-round": 7})})
+    sent = [Message(content, node, "train") for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(sent)
+    assert list(content) == ["arrays", "config"]
+    assert [each.metadata.src_node_id for each in replies] == [1, 2]
+    assert all(RECORD not in each.content for each in replies)
+    assert {row.server_round for row in grid.rows} == {7}
+
+
+def test_links_and_bytes_are_those_of_the_records() -> None:
+    given = {"train": CostSection(seconds=1.0), "evaluate": CostSection()}
+    grid, _, _ = ran(fleet(2.0, bandwidth=100.0, costs=given))
+    row = grid.rows[0]
+    content = RecordDict({"arrays": arrays(0.0, 1.0), "config": ConfigRecord({"server-round": 1})})
+    downlink = sum(record.count_bytes() for record in content.values())
+    metrics = MetricRecord({"num-examples": 10, "loss": 0.0})
+    uplink = arrays(0.0, 1.0).count_bytes() + metrics.count_bytes()
+    assert (row.downlink_bytes, row.uplink_bytes) == (downlink, uplink)
+    assert row.downlink_seconds == pytest.approx(downlink / 100)
+    assert row.uplink_seconds == pytest.approx(uplink / 100)
+    assert row.arrival == pytest.approx(2.0 + (downlink + uplink) / 100)
+
+
+def test_costs_by_example_go_by_what_the_reply_counts() -> None:
+    given = {"train": CostSection(0.5, seconds_per_example=0.1), "evaluate": CostSection()}
+    grid, _, _ = ran(fleet(1.0, 2.0, costs=given))
+    found = {row.client: row.compute_seconds for row in grid.rows if row.message_type == "train"}
+    assert found == pytest.approx({0: 0.5 + 1.0, 1: 2 * (0.5 + 2.0)})
+
+
+def test_without_given_costs_the_processor_time_is_measured() -> None:
+    def work(message: Message, context: Context) -> None:
+        if message.metadata.message_type == "train":
+            busy(0.05 * (1 + int(context.node_config["partition-id"])))
+
+    grid, _, _ = ran(fleet(1.0, 2.0, costs={}), client=app(work))
+    found = {row.client: row.compute_seconds for row in grid.rows if row.message_type == "train"}
+    assert 0.05 <= found[0] < 0.15 and 0.2 <= found[1] < 0.4
+    tested = [row.compute_seconds for row in grid.rows if row.message_type == "evaluate"]
+    assert 0 < max(tested) < 0.05
+
+
+def test_who_has_too_little_memory_fails_and_the_others_go_on() -> None:
+    given = {"train": CostSection(1.0, peak_bytes=2e9), "evaluate": CostSection()}
+    _, strategy, _ = ran(fleet(1.0, 2.0, memory=(10**9, 4 * 10**9), costs=given))
+    assert strategy.nodes == [[2]]
+    assert strategy.errors == [
+        "client 0 (laptop, slowdown 1, memory in bytes 1000000000) is out of memory: it takes 2000 MB, there are "
+        "1000 MB"
+    ]
+
+
+def test_the_memory_that_a_message_takes_is_measured() -> None:
+    def work(message: Message, context: Context) -> None:
+        if message.metadata.message_type == "train":
+            np.ones(10_000_000 * (1 + int(context.node_config["partition-id"]))).sum()
+
+    grid, strategy, _ = ran(fleet(1.0, 1.0, memory=(None, 120_000_000)), client=app(work))
+    # Also where the seconds are given, unless the bytes are.
+    assert strategy.nodes == [[1]]
+    peaks = {row.client: row.peak_bytes for row in grid.rows if row.message_type == "train"}
+    assert peaks == pytest.approx({0: 80e6, 1: 160e6}, rel=0.1)
+
+
+def traced(path: Path, text: str, repeat: float | None = None) -> AvailabilitySection:
+    path.write_text("client,from,to\n" + text)
+    return AvailabilitySection(trace=str(path), repeat_seconds=repeat)
+
+
+def test_who_is_away_is_not_asked_and_who_goes_away_is_lost(tmp_path: Path) -> None:
+    section = traced(tmp_path / "trace.csv", "0,0,100\n1,0,3\n2,5,100\n")
+    asked: list[int] = []
+    client = app(lambda _, context: asked.append(int(context.node_config["partition-id"])))
+    grid, strategy, _ = ran(fleet(2.0, 4.0, 1.0, availability=section), client=client, rounds=3)
+    # The first round waits for the first device only, once the second has gone: until 3, its going. The second and
+    # third begin at 3 and 5.
+    assert strategy.nodes == [[1], [1], [3, 1]]
+    assert len(strategy.errors) == 1 and "went away at second 3.000" in strategy.errors[0]
+    assert asked.count(1) == 1
+    assert [round(row.sent, 3) for row in grid.rows if row.message_type == "train"] == [
+        0, 0, 3, 5, 5,
+    ]  # fmt: skip
+
+
+def test_time_passes_until_enough_devices_are_there(tmp_path: Path) -> None:
+    section = traced(tmp_path / "trace.csv", "0,0,9.5\n1,8,20\n", repeat=30.0)
+    grid, strategy, _ = ran(fleet(1.0, 1.0, availability=section), least=2, rounds=3)
+    # In the second round one goes away; then both are there a period later.
+    assert strategy.nodes == [[1, 2], [2], [1, 2]]
+    assert {round(row.sent, 3) for row in grid.rows if row.message_type == "train"} == {8, 9, 38}
+    never = traced(tmp_path / "never.csv", "0,0,10\n1,10,20\n", repeat=30.0)
+    with pytest.raises(ScenarioError, match="never there at the same time, at most 1"):
+        ran(fleet(1.0, 1.0, availability=never), least=2)
+
+
+def test_a_loop_that_pulls_gets_the_replies_one_by_one_in_simulated_order() -> None:
+    grid = UnequalGrid(InProcessGrid(3, app()), fleet(5.0, 2.0, 1.0))
+    nodes = list(grid.get_node_ids())
+
+    def push(node: int) -> str:
+        (name,) = grid.push_messages([Message(RecordDict({"arrays": arrays(0.0)}), node, "train")])
+        return name
+
+    waiting = {push(node) for node in nodes}
+    came: list[tuple[int, float]] = []
+    while len(came) < 7:
+        for reply in grid.pull_messages(waiting):
+            waiting.remove(reply.metadata.reply_to_message_id)
+            came.append((reply.metadata.src_node_id, round(grid.now, 3)))
+            waiting.add(push(reply.metadata.src_node_id))
+    # Asynchronous: the fast one answers five times while the slow one works on its first message.
+    assert came[:2] == [(3, 1.0), (2, 2.0)] or came[:2] == [(3, 1.0), (3, 2.0)]
+    by_node = {node: [at for each, at in came if each == node] for node in nodes}
+    assert by_node[3] == [1.0, 2.0, 3.0, 4.0] and by_node[2] == [2.0, 4.0]
+    assert [at for _, at in came] == sorted(at for _, at in came)
+
+
+def test_the_rows_are_a_table(tmp_path: Path) -> None:
+    grid, _, _ = ran(fleet(1.0, 4.0), timeout=1.9)
+    with grid.save(tmp_path / "rows.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["outcome"] for row in rows] == ["answered", "late", "answered", "late"]
+    assert float(rows[1]["arrival"]) == pytest.approx(4.0, rel=1e-6)
+    assert rows[0]["device"] == "laptop, slowdown 1"
+
+
+def test_a_strategy_and_clients_of_the_older_kind_work_too() -> None:
+    class Adding(NumPyClient):
+        def __init__(self, partition: int) -> None:
+            self.partition = partition
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [parameters[0] + self.partition + 1], 10 * (self.partition + 1), {}
+
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            return 0.0, 10, {}
+
+    class WithRun(InProcessGrid):
+        run = SimpleNamespace(run_id=1)
+
+    client = ClientApp(
+        lambda context: Adding(int(context.node_config["partition-id"])).to_client(),
+        mods=[measuring_mod],
+    )
+    start = ndarrays_to_parameters([np.zeros(2)])
+    given = {"train": CostSection(0.5, seconds_per_example=0.1), "evaluate": CostSection()}
+    grid = UnequalGrid(WithRun(2, client), fleet(4.0, 1.0, costs=given))
+    context = LegacyContext(
+        Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={}),
+        ServerConfig(num_rounds=2), LegacyFedAvg(initial_parameters=start),
+    )  # fmt: skip
+    DefaultWorkflow()(grid, context)
+    fits = [row for row in grid.rows if row.message_type == "train"]
+    assert [row.client for row in fits] == [1, 0] * 2
+    assert [row.compute_seconds for row in fits] == pytest.approx([2.5, 6.0] * 2)
+
+
+def test_an_app_that_does_not_measure_is_named() -> None:
+    with pytest.raises(ScenarioError, match=r"2 of 2 nodes do not measure.*mods=\[measuring_mod\]"):
+        ran(fleet(1.0, 2.0), client=app(mods=()))
+
+
+def test_a_fleet_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_elastic_simulations.unequal.grid._CONNECT_SECONDS", 0.0)
+    for nodes in (1, 3):
+        grid = UnequalGrid(InProcessGrid(nodes, app()), fleet(1.0, 2.0))
+        with pytest.raises(ScenarioError, match=f"2 devices and Flower {nodes} nodes"):
+            grid.get_node_ids()
+    with pytest.raises(ScenarioError, match="min_available_nodes 3"):
+        UnequalGrid(InProcessGrid(2, app()), fleet(1.0, 2.0), min_available_nodes=3)
+
+
+def test_a_client_that_fails_is_a_failure_like_any_other() -> None:
+    def fail(message: Message, context: Context) -> None:
+        if context.node_config["partition-id"] == 0:
+            raise RuntimeError("no data")
+
+    grid, strategy, _ = ran(fleet(1.0, 2.0), client=app(fail))
+    assert strategy.nodes == [[2]] and strategy.errors == ["RuntimeError('no data')"]
+    assert [row.outcome for row in grid.rows if row.client == 0] == ["failed", "failed"]
+
+
+def test_a_host_that_is_lost_ends_the_run_instead_of_a_device() -> None:
+    class Dying(InProcessGrid):
+        def send_and_receive(self, messages: Iterable[Message], **options: Any) -> Any:
+            for reply, message in zip(super().send_and_receive(messages), messages, strict=True):
+                lost = "config" in message.content
+                yield (
+                    Message(Error(0, "ActorDiedError\n\nand more"), reply_to=message)
+                    if lost
+                    else reply
+                )
+
+    grid = UnequalGrid(Dying(1, app()), fleet(1.0), min_available_nodes=1)
+    with pytest.raises(ScenarioError, match=r"client 0 was not handled.*ActorDiedError; run again"):
+        Watched().start(grid, arrays(0.0), num_rounds=1)
+
+
+def test_apps_that_only_answer_queries_are_known_too() -> None:
+    client = ClientApp(mods=app()._mods)
+
+    @client.query()
+    def query(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"mean": 1.0})}), reply_to=message)
+
+    grid = UnequalGrid(InProcessGrid(2, client), fleet(1.0, 2.0, costs={"query": CostSection(1.0)}))
+    sent = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    assert [each.metadata.src_node_id for each in grid.send_and_receive(sent)] == [1, 2]
+    assert grid.now == pytest.approx(2.0, rel=1e-6)
+
+
+pairs = st.lists(st.integers(0, 20), unique=True, min_size=2, max_size=4).map(sorted)
+
+
+@settings(max_examples=60)
+@given(
+    devices=st.lists(st.tuples(st.integers(1, 5), pairs), min_size=1, max_size=4),
+    timeout=st.none() | st.integers(1, 6),
+    host=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+)
+def test_rounds_on_any_fleet_are_those_of_an_event_list(
+    devices: list[tuple[int, list[int]]], timeout: int | None, host: list[int]
+) -> None:
+    path = Path(tempfile.mkdtemp()) / "trace.csv"
+    lines = [
+        f"{client},{begins},{ends}\n"
+        for client, (_, times) in enumerate(devices)
+        for begins, ends in zip(times[::2], times[1::2], strict=False)
+    ]
+    section = traced(path, "".join(lines), repeat=20.0)
+    made = fleet(*(float(slowdown) for slowdown, _ in devices), availability=section)
+    grid = UnequalGrid(
+        InProcessGrid(len(devices), app()), made, min_available_nodes=1,
+        costs=lambda *_: HostCost(float(seconds), 0.0, 0.0, 0.0),
+    )  # fmt: skip
+    there, now, free = made.availabilities, 0, [0] * len(devices)
+    for seconds in host:
+        while not any(each.there(now) for each in there):
+            now += 1
+        nodes = list(grid.get_node_ids())
+        assert nodes == [client + 1 for client, each in enumerate(there) if each.there(now)]
+        assert grid.now == now
+        events = []
+        for node in nodes:
+            took = float(devices[node - 1][0] * seconds)
+            met = walked(now, RoundCost(took, 0, 0), there[node - 1], free[node - 1], 0, None)
+            events.append((met.arrival, node, met.outcome))
+            free[node - 1] = int(met.arrival)
+        events.sort()
+        timely = [each for each in events if timeout is None or each[0] - now <= timeout]
+        sent = [Message(RecordDict({"arrays": arrays(0.0)}), node, "train") for node in nodes]
+        replies = grid.send_and_receive(sent, timeout=timeout)
+        assert [(each.metadata.src_node_id, each.has_error()) for each in replies] == [
+            (node, outcome is Outcome.AWAY) for _, node, outcome in timely
+        ]
+        last = int(max((each[0] for each in timely), default=now))
+        now = last if len(timely) == len(events) or timeout is None else now + timeout
+        assert grid.now == now
