@@ -1,8 +1,7 @@
-"""Whether fits hold memory budgets: peaks of the first two of a process on eight models of unlike kinds."""
+"""Whether first fits hold memory budgets: peaks of fresh processes on eight models of unlike kinds."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +15,8 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.planning import Plan
-from fl_elastic.profiling import CostProfile
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
-from fl_elastic.training.selection import SelectionState
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.benchmarks.steps import kept_bytes, sgd
 from fl_elastic_simulations.benchmarks.unlike_models import UNLIKE_MODELS
@@ -32,11 +29,10 @@ _STEPS = 4
 
 
 class FitPeaks(Benchmark):
-    """Peaks of two fits under a quarter and an eighth of what a full step keeps, each pair in a process of its own.
+    """Peaks of first fits under a quarter and an eighth of what a full step keeps, each in a process of its own.
 
     A peak is that of the resident set from before the fit until the update is handed over, above the one that the
-    same process reached by one inference of the same batch just before. The second fit is a new trainer's, with the
-    costs and scores that the first one left.
+    same process reached by one inference of the same batch.
     """
 
     name = "fit-peaks"
@@ -58,16 +54,14 @@ class FitPeaks(Benchmark):
         torch.set_num_threads(1)
         kind = UNLIKE_MODELS[name]
         model, batch = kind.model(), kind.batch()
+        set_back_peak()
+        with torch.no_grad():
+            model.eval()(batch[0])
+        model.train()
+        before = resident_bytes("VmHWM")
         if memory is None:
-            return _full_steps(model, batch, _inference_peak(model, batch))
-        first, row = _fit(model, batch, memory)
-        if "refused" not in row:
-            left = first.profile, first.state
-            del first
-            row["second_peak_over_budget"] = (
-                _fit(model, batch, memory, *left)[1]["peak_bytes"] / memory
-            )
-        return row
+            return _full_steps(model, batch, before)
+        return _fit(model, batch, before, memory)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
         """Return peaks over budgets, and over what a full step keeps for plain full steps."""
@@ -89,9 +83,6 @@ class FitPeaks(Benchmark):
                         f"{share}: peak over it": "refused"
                         if refused
                         else f"{fit['peak_over_budget']:.2f}",
-                        f"{share}: of the second fit": "refused"
-                        if refused
-                        else f"{fit['second_peak_over_budget']:.2f}",
                         f"{share}: groups": "none"
                         if refused
                         else f"{fit['groups']} of {fit['of_groups']}",
@@ -113,40 +104,21 @@ def _full_steps(model: nn.Module, batch: Batch, before: int) -> Row:
     return {"kept_bytes": saved + 2 * weights, "saved_bytes": saved, "peak_bytes": peak}
 
 
-def _inference_peak(model: nn.Module, batch: Batch) -> int:
-    """Return the peak of the resident set by one inference, from where on the next one is measured."""
-    gc.collect()
-    set_back_peak()
-    with torch.no_grad():
-        model.eval()(batch[0])
-    model.train()
-    peak = resident_bytes("VmHWM")
-    set_back_peak()
-    return peak
-
-
-def _fit(
-    model: nn.Module,
-    batch: Batch,
-    memory: float,
-    profile: CostProfile | None = None,
-    state: SelectionState | None = None,
-) -> tuple[ElasticTrainer, Row]:
+def _fit(model: nn.Module, batch: Batch, before: int, memory: float) -> Row:
     """Fit under a budget and hand the update over; return the peak, and saved bytes predicted and counted."""
-    before = _inference_peak(model, batch)
     trainer = ElasticTrainer(
         model, functional.cross_entropy, sgd, budget=Budget(memory=memory),
-        options=TrainerOptions(seed=0), profile=profile, state=state,
+        options=TrainerOptions(seed=0),
     )  # fmt: skip
     try:
         report = trainer.fit([batch] * _STEPS)
     except BudgetError as error:
         peak = resident_bytes("VmHWM") - before
-        return trainer, {"budget_bytes": memory, "refused": str(error), "peak_bytes": peak}
+        return {"budget_bytes": memory, "refused": str(error), "peak_bytes": peak}
     trainer.update()
     peak = resident_bytes("VmHWM") - before
     plan = report.plan
-    return trainer, {
+    return {
         "budget_bytes": memory,
         "peak_bytes": peak,
         "peak_over_budget": peak / memory,

@@ -27,7 +27,7 @@ BENCHMARKS = {
     "budget": "Compare requested and achieved speed-ups on four models.",
     "code-size": "Count code, files, what a device loads, and what a fit and a round run through.",
     "federation": "Compare every method in the same simulated fleets of unequal devices.",
-    "fit-peaks": "Measure whether the first fits of fresh processes, and second ones, hold memory budgets.",
+    "fit-peaks": "Measure whether first fits of fresh processes hold memory budgets, on eight models.",
     "lora": "Train adapters of models of text and images on unequal devices in every way.",
     "memory": "Compare what a step keeps and takes with lean layers, and with plain autograd.",
     "one-device": "Fine-tune MobileNetV2 on one device with a head in closed form and kept features.",
