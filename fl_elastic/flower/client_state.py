@@ -1,4 +1,4 @@
-"""What a client keeps from round to round: in memory, and in a folder where its process lives for one message."""
+"""What a client keeps from round to round, in memory or in a folder where each message has its own process."""
 
 from __future__ import annotations
 

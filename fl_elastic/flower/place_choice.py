@@ -1,4 +1,4 @@
-"""Before round zero: a few clients say what ranks the places that a head may read, and the server chooses."""
+"""Choose where the head reads before round zero: a few clients send samples, and the server ranks the places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of the federation whose data is a stream, and whose model a learner goes on with."""
+"""A federation client whose data is a stream, and whose model the stream's learner goes on with."""
 
 from __future__ import annotations
 

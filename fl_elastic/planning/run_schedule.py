@@ -1,4 +1,4 @@
-"""A run of many rounds with features that last: what it costs with the fleet's cut at each place."""
+"""Cost of a run of many rounds with kept features, for the fleet's cut at each place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process loads to train: code counts once against a memory budget, and little of it in later fits."""
+"""Memory of the code that a process loads to train: charged in its first fit, and little of it later."""
 
 from __future__ import annotations
 

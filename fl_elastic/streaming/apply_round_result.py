@@ -1,4 +1,4 @@
-"""A learner takes up what a round of the federation has made of its model, if that is no worse."""
+"""Apply a federation round's result to the learner's model, unless the held-out window gets worse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a learner must know to go on after a restart, in one file that is old or new and never half."""
+"""State of a learner that survives a restart, in one file that is written atomically."""
 
 from __future__ import annotations
 

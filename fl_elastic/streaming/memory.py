@@ -1,4 +1,4 @@
-"""Where a sample goes: to the store, to the next batches, or out of training's sight."""
+"""Where a sample goes: to the store, to the next training batches, or to the held-out window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a round's result reaches the learner, perhaps in another process: a file that is there or not, never half."""
+"""Inbox for a round's result, which may come from another process: a file that is written atomically."""
 
 from __future__ import annotations
 

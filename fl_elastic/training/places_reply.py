@@ -1,4 +1,4 @@
-"""What a client answers when it is asked where its model may be read from."""
+"""A client's answer when the server asks where the model may be read."""
 
 from __future__ import annotations
 
