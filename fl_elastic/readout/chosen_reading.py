@@ -12,6 +12,9 @@ from fl_elastic.readout.projection import Directions
 
 __all__ = ["ChosenReading", "candidate_features", "choose_reading"]
 
+# So many features of narrower places are as good as all directions that the examples span.
+_PROJECTED = 2 * EXAMPLES
+
 
 @dataclass(frozen=True, eq=False)
 class ChosenReading:
@@ -35,13 +38,13 @@ class ChosenReading:
 def candidate_features(most: int) -> int:
     """Return how many features places may have from which at most ``most`` are read.
 
-    Examples span as many directions as there are of them. Where no more than that are affordable, places of any
-    width are projected: that is right more often than the places of few features are.
+    Where few are affordable, places of any width are projected onto the directions that the choosing examples span,
+    `EXAMPLES` at most: that is right more often than the places of few features are.
 
-    >>> candidate_features(256), candidate_features(1024)
-    (2560, 1024)
+    >>> candidate_features(256), candidate_features(2048)
+    (2560, 2048)
     """
-    return MOST_FEATURES if most < EXAMPLES else most
+    return MOST_FEATURES if most < _PROJECTED else most
 
 
 def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") -> ChosenReading:
@@ -64,7 +67,7 @@ def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") ->
     choice = None
     if read == "auto":
         choice = choose_places(sample, most_features=candidate_features(most_features))
-        width = most_features if choice.best.features > most_features else 0
+        width = min(most_features, EXAMPLES) if choice.best.features > most_features else 0
         reading = Reading(choice.best.places, width)
     else:
         reading = Reading.parse(read)
