@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.readout.chosen_reading import allowed_features
 from fl_elastic.readout.place import Reading
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ GIVEN_PLACES = (
 )
 """How a head reads elsewhere than the last layer where no client may show features of examples."""
 
-_NONE, _LAST, _AUTO = "none", "last", "auto"
+_NONE, _LAST = "none", "last"
 _FIXED = "fixed:"
 _PLANS = ("local", "server", "none")
 # Features move most in the first rounds; a pass over the data for each would take longer than it is worth.
@@ -39,9 +40,9 @@ class RoundConfig:
         round clients send sums, from which the server solves for the head without a step. ``"none"`` for no such
         head; ``"last"`` for what enters the model's last linear layer; ``"auto"`` for the places of the model, or
         of its input, at which a few clients' examples are told best by a head that has not seen them
-        (`fl_elastic.readout.choice`); or names of places such as ``"features.3@grid8+features.6@grid4"``, or
-        ``"features.6@grid8>256"`` for its features projected onto 256 directions. From then on the model ends
-        there, as a `fl_elastic.readout.readout.Readout`.
+        (`fl_elastic.readout.choice`), ``"auto>640"`` for at most so many numbers of an example; or names of places
+        such as ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected
+        onto 256 directions. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
     plan : {"local", "server", "none"}
         Who chooses what is trained: each client for itself; the server, the same for all, as the slowest client of
         the round can afford it (robust rules then have all clients to compare); or nobody: rounds do not train, and
@@ -100,9 +101,10 @@ class RoundConfig:
     def __post_init__(self) -> None:
         if self.solve_every < 0:
             raise RegistryError(f"solve_every {self.solve_every} must not be negative")
-        if self.read not in (_NONE, _LAST, _AUTO):
+        if self.read not in (_NONE, _LAST):
             try:
-                Reading.parse(self.read)
+                if allowed_features(self.read) is None:
+                    Reading.parse(self.read)
             except PlanError as error:
                 raise RegistryError(
                     f"read: {error}; known are none, last and auto besides"

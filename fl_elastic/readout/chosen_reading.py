@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
-from fl_elastic.readout.place import Reading
+from fl_elastic.readout.place import INPUT, Reading
 from fl_elastic.readout.projection import Directions
 
-__all__ = ["ChosenReading", "candidate_features", "choose_reading"]
+__all__ = ["AUTO", "ChosenReading", "allowed_features", "candidate_features", "choose_reading"]
+
+AUTO = "auto"
+"""What is read where the best places are to be chosen; with a bound of numbers, as in ``auto>512``."""
 
 # So many features of narrower places are as good as all directions that the examples span.
 _PROJECTED = 2 * EXAMPLES
@@ -35,6 +38,19 @@ class ChosenReading:
     choice: Choice | None
 
 
+def allowed_features(read: str) -> int | None:
+    """Return how many numbers may be read where places are to be chosen; None where they are given.
+
+    >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
+    (2560, 512, None)
+    """
+    if read == AUTO:
+        return MOST_FEATURES
+    if read.startswith(f"{AUTO}>"):
+        return Reading.parse(f"{INPUT}@flat{read.removeprefix(AUTO)}").width
+    return None
+
+
 def candidate_features(most: int) -> int:
     """Return how many features places may have from which at most ``most`` are read.
 
@@ -57,15 +73,17 @@ def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") ->
     most_features : int
         Bound of the numbers that are read of an example.
     read : str
-        ``auto``, or the name of a `Reading`, whose directions alone are then looked for.
+        ``auto``, perhaps with a bound of its own as in ``auto>512``, or the name of a `Reading`, whose directions
+        alone are then looked for.
 
     Raises
     ------
     UpdateError
         If not all of the places are in the sample, none has at most so many features, or targets do not vary.
     """
-    choice = None
-    if read == "auto":
+    choice, allowed = None, allowed_features(read)
+    if allowed is not None:
+        most_features = min(most_features, allowed)
         choice = choose_places(sample, most_features=candidate_features(most_features))
         width = min(most_features, EXAMPLES) if choice.best.features > most_features else 0
         reading = Reading(choice.best.places, width)

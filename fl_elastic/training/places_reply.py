@@ -20,7 +20,7 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_layer
-from fl_elastic.readout.chosen_reading import candidate_features
+from fl_elastic.readout.chosen_reading import allowed_features, candidate_features
 from fl_elastic.readout.place import Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
@@ -29,7 +29,6 @@ from fl_elastic.training.place_sample import outputs_of, place_sample
 
 __all__ = ["places_reply"]
 
-_AUTO = "auto"
 # Bytes for each product of two features, at most, while sums are written: all of them in fp64, those of what is not
 # held out, its triangle, held-out rows, and both as they travel.
 _HELD = 48
@@ -74,8 +73,9 @@ def places_reply(
     """
     first = to_device(as_pair(next(iter(loader))), model_device(model))
     inputs = few_that_run(model, split_batch(first))[0]
-    most = MOST_FEATURES
-    if read == _AUTO:
+    allowed = allowed_features(read)
+    most = MOST_FEATURES if allowed is None else allowed
+    if allowed is not None:
         if budget.uplink is not None:
             sent = partial(sums_bytes, outputs=outputs_of(model, inputs), examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
@@ -85,10 +85,10 @@ def places_reply(
     found = place_sample(
         model, loader, examples=examples, clock=clock,
         most_features=candidate_features(most),
-        places=None if read == _AUTO else Reading.parse(read).places, seconds=deadline,
+        places=Reading.parse(read).places if allowed is None else None, seconds=deadline,
     )  # fmt: skip
     rows = dict(found.sample.rows)
-    if read == _AUTO:
+    if allowed is not None:
         rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)
         if all(each.shape[1] > most for each in rows.values()):
             raise TrainingError(

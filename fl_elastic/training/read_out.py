@@ -13,7 +13,7 @@ from fl_elastic.groups.forward import split_batch
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
 from fl_elastic.readout.choice import EXAMPLES, Choice
-from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.chosen_reading import allowed_features, candidate_features, choose_reading
 from fl_elastic.readout.place import Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
@@ -64,8 +64,8 @@ def read_out(
         Re-iterable, in an order that tells nothing: the first 640 examples choose the places. Targets are classes,
         shape (N,), or numbers, shape (N, C).
     read : str
-        ``auto``, ``last`` for the last linear layer, or names of places such as
-        ``features.3@grid8+features.6@grid4``.
+        ``auto``, ``auto>512`` for so many numbers at most, ``last`` for the last linear layer, or names of places
+        such as ``features.3@grid8+features.6@grid4``.
     most_features : int
         Bound of the numbers that are read of an example: the time of the sums grows with their square. Below 640
         the features of the places are projected onto so many directions.
@@ -109,7 +109,9 @@ def readout_of(
         return model, None
     inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
     outputs = outputs_of(model, inputs)
-    asked = None if read == "auto" else Reading.parse(read)
+    allowed = allowed_features(read)
+    asked = Reading.parse(read) if allowed is None else None
+    most_features = min(most_features, allowed or most_features)
     if asked is not None and not asked.width:
         return Readout(model, asked, inputs, outputs), None
     found = place_sample(

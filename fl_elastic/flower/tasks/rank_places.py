@@ -25,7 +25,7 @@ class RankPlaces(RoundTask):
     Attributes
     ----------
     places : str
-        Among which places the server chooses, ``auto`` for all.
+        Among which places the server chooses, ``auto`` for all; ``auto>512`` for so many numbers at most.
     examples : int
         How many examples to send.
     """

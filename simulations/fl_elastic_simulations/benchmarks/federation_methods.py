@@ -60,6 +60,7 @@ CLOSED_FORM: dict[str, Table] = {
     "closed form, input": _ONE_PASS | {"read": "input@grid32"},
     "closed form, random features": _ONE_PASS | {"read": "input@random1024"},
     READ: _ONE_PASS | {"read": "auto"},
+    f"{READ}, 640 numbers at most": _ONE_PASS | {"read": "auto>640"},
     f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
 }
 """One pass, no step: from what enters the last layer, from the input, from where the fleet's sums say."""

@@ -19,6 +19,7 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.store import KIND
+from fl_elastic.readout.chosen_reading import allowed_features
 from fl_elastic.state.archive import archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 
@@ -29,8 +30,6 @@ _COSTS = "fl_elastic_simulations.costs"
 _FILES = "fl_elastic_simulations.files"
 _MACHINE, _NAME = "fl_elastic_simulations.machine", "name"
 _READ, _PLACES = config_key("read"), config_key("places")
-# In place of the names of places.
-_AUTO = "auto"
 # As Flower numbers what went wrong outside of an app.
 _HOST_FAILED = 0
 
@@ -201,4 +200,4 @@ def _places(content: RecordDict) -> frozenset[str]:
     """Return where the models read whose costs a message is about: the whole one, and those that it names."""
     configs = content.config_records.values()
     named = {str(config.get(key, "")) for config in configs for key in (_READ, _PLACES)}
-    return frozenset({"", *named} - {_AUTO})
+    return frozenset({"", *(name for name in named if allowed_features(name) is None)})
