@@ -209,7 +209,7 @@ def _of_task(name: str) -> _Shared:
 
 def _bare(name: str) -> Row:
     """Train clients one after the other, add up what they learned, and nothing else."""
-    shared, random, watch = _of_task(name), np.random.default_rng(0), _Watch()
+    watch, shared, random = _Watch(), _of_task(name), np.random.default_rng(0)
     task, weights = shared.task, {k: v.clone() for k, v in shared.model.state_dict().items()}
     for number in range(task.rounds):
         total = {key: torch.zeros_like(value) for key, value in weights.items()}
