@@ -28,7 +28,7 @@ class Budget:
     memory : float, optional
         Bytes that training may take at its peak beyond what holding the weights and running inference on a batch
         take: activations, gradients, optimiser state, the weights as they were, tensors on their way between
-        operations, and, from 6 MB on, 24 MB of code that a process loads to train.
+        operations, and, from 6 MB on, the code that a process loads to train: 24 MB in its first fit.
     uplink : float, optional
         Bytes that the partial update of one round may take: as the client's codec writes it, or as fp32 where a
         trainer runs by itself.

@@ -17,7 +17,7 @@ COMMANDS = {
     "simulate": "Simulate a federation of unequal devices and compare methods.",
     "init": "Write a new project: a Flower app with a model, data, and a scenario to simulate.",
     "prepare": "Distil a small backbone on public images, for a fleet to begin with.",
-    "bench": "Measure what docs/measured.md claims.",
+    "bench": "Measure what docs/measured/ claims.",
 }
 """Its commands and what they do, for a command line without it."""
 

@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first asked for."""
+"""Load a package's names when they are first asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses: what a model says itself, and of classification by class scores or by prototypes."""
+"""Loss functions: the model's own, and classification by class scores or by prototypes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry of named plug-ins that validates names and explains unknown ones."""
+"""A registry of named plug-ins: it validates names and explains unknown ones."""
 
 from __future__ import annotations
 

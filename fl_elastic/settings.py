@@ -1,4 +1,4 @@
-"""Settings from outside: a table checked against a dataclass, with everything that is wrong told at once.
+"""Check a table of settings against a dataclass, and report everything that is wrong at once.
 
 The dataclass says types, defaults and bounds; pydantic checks them. Nothing is converted: text is no number.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -223,7 +224,9 @@ def test_the_core_needs_only_torch_and_numpy(part: str) -> None:
     allowed = ("fl_elastic", "torch", "numpy", "__future__")
     for path in (ROOT / part).rglob("*.py"):
         others = {name.split(".")[0] for name in imports_of(path) if name} - set(allowed)
-        assert others <= STANDARD_LIBRARY, f"{path} imports {others - STANDARD_LIBRARY}"
+        assert others <= sys.stdlib_module_names, (
+            f"{path} imports {others - sys.stdlib_module_names}"
+        )
 
 
 def test_aggregation_needs_only_numpy() -> None:
@@ -231,16 +234,7 @@ def test_aggregation_needs_only_numpy() -> None:
     assert len(files) >= 3
     for path in files:
         others = {name.split(".")[0] for name in imports_of(path) if name}
-        assert others - {"fl_elastic", "numpy", "__future__"} <= STANDARD_LIBRARY
-
-
-STANDARD_LIBRARY = {
-    "abc", "base64", "bisect", "ctypes", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum",
-    "functools", "gc", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers",
-    "operator", "os", "pathlib", "platform", "random",
-    "re", "statistics", "tempfile", "threading", "struct", "sys", "time", "types", "typing", "weakref", "zipfile",
-    "zlib",
-}  # fmt: skip
+        assert others - {"fl_elastic", "numpy", "__future__"} <= sys.stdlib_module_names
 
 
 def without_a_sentence(path: Path) -> str:

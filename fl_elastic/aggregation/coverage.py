@@ -1,4 +1,4 @@
-"""Who trained what: how often each client trains each tensor."""
+"""Coverage: how often each client trains each tensor."""
 
 from __future__ import annotations
 

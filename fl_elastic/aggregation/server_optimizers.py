@@ -1,4 +1,4 @@
-"""Server optimisers that leave alone what nobody trained."""
+"""Server optimisers that do not move tensors which nobody trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a client may change a tensor: so many times what clients changed it in the rounds before."""
+"""Clip each client's change of a tensor to a multiple of what clients changed it by in earlier rounds."""
 
 from __future__ import annotations
 

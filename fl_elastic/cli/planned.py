@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.code_bytes import CODE_BYTES
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.profiling.profile_key import model_device, profile_key
@@ -157,6 +158,8 @@ def planned(
         raise ModelError(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {_first_line(error)}"
         ) from None
+    # A device's fit runs in a process that has yet to load what this one has measured with.
+    costs = replace(costs, code_bytes=CODE_BYTES)
     maker = _Requests(model, forward.price(costs), batches, budget, importance, seed)
     asked[policy].refuse_misfit(costs)
     check_feasible(maker.request_for(asked[policy]))

@@ -1,4 +1,4 @@
-"""Tables on a terminal or in a pipe, of which no figure is cut off however narrow that is."""
+"""Tables for a terminal or a pipe; no figure is cut off, however narrow the terminal is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files and commands by which a platform tells about itself; what is absent or damaged is None.
+"""Files and commands in which a platform describes itself; what is absent or damaged reads as None.
 
 ``root`` stands before every path: ``/`` on a device, a made-up tree in a test.
 """

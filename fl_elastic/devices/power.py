@@ -1,4 +1,4 @@
-"""Whether a device hangs on the mains or lives on its battery."""
+"""Whether a device runs on mains power or on its battery."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command did to the folder of a fleet, so that it can be told."""
+"""What a command changed in the folder of a fleet."""
 
 from __future__ import annotations
 

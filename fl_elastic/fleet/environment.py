@@ -1,4 +1,4 @@
-"""The environment that Flower's processes are given: nothing reaches outside, no proxy before the server."""
+"""The environment of Flower's processes: no telemetry, and no proxy before the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask a server whether it is well, and what time it has."""
+"""Ask a server for its health and its time."""
 
 from __future__ import annotations
 

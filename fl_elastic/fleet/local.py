@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,12 @@ from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, flower_at
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
-from fl_elastic.fleet.member import Member, end_member, start_member
+from fl_elastic.fleet.member import Member, end_members, start_member
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.provision import Wanted, numbered, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, node_launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
-from fl_elastic.fleet.supervisor import is_alive
 from fl_elastic.fleet.temporary import TemporaryFolder
 from fl_elastic.settings import Scalar
 
@@ -123,8 +121,6 @@ class LocalFleet:
         found = self.members.get(name)
         if found is not None and found.running:
             return found
-        if found is not None:
-            end_member(found)
         member = self.members[name] = start_member(
             self.folder.root / "logs", name, self._launch(name)
         )
@@ -132,14 +128,11 @@ class LocalFleet:
 
     def kill(self, name: str) -> None:
         """Kill the process at once (SIGKILL), and with it what it started, as a power cut does."""
-        member = self._member(name)
-        if is_alive(member.pid):
-            os.kill(member.pid, signal.SIGKILL)
-        member.keeper.wait(30)
+        end_members([self._member(name)], grace=0)
 
     def stop(self, name: str) -> None:
         """End the process in good order (SIGTERM)."""
-        end_member(self._member(name))
+        end_members([self._member(name)])
 
     def log(self, name: str) -> str:
         """Return what a process printed."""
@@ -219,21 +212,14 @@ class LocalFleet:
         return wait_for_run(self.flower, run_id, self._tell, **how)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End every process, the nodes first, and remove a temporary folder.
-
-        An interruption meanwhile, a second Ctrl-C, ends them at once.
-        """
+        """End every process, and remove a temporary folder; a second Ctrl-C meanwhile ends them at once."""
         members, self.members = list(self.members.values()), {}
         temporary, self._temporary = self._temporary, None
         try:
-            for member in reversed(members):
-                if member.keeper.poll() is None:
-                    member.keeper.terminate()
-            for member in members:
-                end_member(member)
+            # The nodes while the server is still there to say goodbye to.
+            end_members(member for member in members if member.name != SERVER)
         finally:
-            for member in members:
-                end_member(member, at_once=True)
+            end_members(members)
             if temporary is not None:
                 temporary.close()
 

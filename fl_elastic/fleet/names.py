@@ -1,4 +1,4 @@
-"""What a person may type: names of nodes, addresses of the server, settings of a node."""
+"""Validate what a person may type: node names, server addresses, settings of a node."""
 
 from __future__ import annotations
 

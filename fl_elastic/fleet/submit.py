@@ -1,4 +1,4 @@
-"""Submit a run and wait for how it really ends: Flower's own command is content with having submitted it."""
+"""Submit a run and wait for how it ends; Flower's own command returns once it has submitted it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ask ever more rarely: after each answer that is missing, or changes nothing, more rounds pass before the next."""
+"""Exponential back-off: after each answer that is missing or unchanged, more rounds pass before the next one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device says about itself when the server asks: how fast it trains and sends, what each group costs it."""
+"""What a device says about itself when asked: its training and sending speed, and the cost of each tensor group."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class ElasticClient(NumPyClient):
         such as a weight decay. Called for each that is made, those that cost estimates try out among them.
     forget : iterable of batches, optional
         Examples that the global model is to forget, and that ``train_loader`` no longer holds; `forget` takes them
-        out of it. A server with ``RoundTerms(forget=True)`` sees to it after the next round; `forgotten` then tells
+        out of it. A server with ``RoundConfig(forget=True)`` does so after the next round; `forgotten` then tells
         that they can be deleted.
     epochs : int
         Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
@@ -316,7 +316,7 @@ class ElasticClient(NumPyClient):
         """Take examples out of the training data, and have the global model forget them.
 
         From now on neither steps nor sums know of them. A head in closed form is without them the next time that
-        the server solves for it, at once with ``RoundTerms(forget=True)``; what was trained by steps is dampened
+        the server solves for it, at once with ``RoundConfig(forget=True)``; what was trained by steps is dampened
         then. A client that is made anew for each message has to be told each time.
 
         Parameters

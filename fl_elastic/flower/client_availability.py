@@ -1,4 +1,4 @@
-"""Who answers, and how long that takes by the server's own clock: how long a round waits for whom."""
+"""Which clients answer and how long they take by the server's clock, and so how long a round waits."""
 
 from __future__ import annotations
 

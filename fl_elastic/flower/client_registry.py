@@ -1,4 +1,4 @@
-"""What the server knows about its clients: what they can do, what they trained, which version they have."""
+"""What the server knows about each client: capabilities, coverage, and the model version that it has."""
 
 from __future__ import annotations
 

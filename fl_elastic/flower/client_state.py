@@ -1,4 +1,4 @@
-"""What a client keeps from round to round: in memory, and in a folder where its process lives for one message."""
+"""What a client keeps from round to round, in memory or in a folder where each message has its own process."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.state.codec import read_state, write_state
 from fl_elastic.state.files import remove_leftovers
+from fl_elastic.state.rows import delete
 from fl_elastic.training import SelectionState
 from fl_elastic.training.selection import SELECTION
 from fl_elastic.update import Manifest
@@ -74,7 +75,7 @@ class ClientState:
 
         It knows itself which model its features are of, and a model whose head grows keeps them.
         """
-        return None if self.directory is None else self.directory / "features.bin"
+        return None if self.directory is None else self.directory / "features.db"
 
     def forget_features(self) -> None:
         """Remove the features, and those of the test data."""
@@ -82,7 +83,7 @@ class ClientState:
             return
         for path in (self.features, self.test_features(self.features)):
             try:
-                path.unlink(missing_ok=True)
+                delete(path)
             except OSError as error:
                 _LOG.warning("cannot remove %s: %s", path, error.strerror)
 
@@ -119,7 +120,7 @@ class ClientState:
         path = self._path("profile", "state")
         try:
             if path is not None:
-                path.unlink(missing_ok=True)
+                delete(path)
             else:
                 _PROFILES.clear()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""A server that goes back: where the fleet's own losses jump, the last round's step was no good."""
+"""Roll the global model back where the losses that clients measure jump."""
 
 from __future__ import annotations
 

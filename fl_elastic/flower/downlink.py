@@ -1,4 +1,4 @@
-"""How the model goes out: whole or what changed since a client's version, in the messages of a round."""
+"""What the server sends in a round: the whole model, or the tensors that changed since the client's version."""
 
 from __future__ import annotations
 

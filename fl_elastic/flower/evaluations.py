@@ -1,4 +1,4 @@
-"""What clients say of a model that they tested: what one of them claims counts for one of them."""
+"""Clients' test results, bounded so that no single client's claim decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which names the tensor groups of a model can have, and what clients say by these names.
+"""Valid names of a model's tensor groups, and what clients claim about them.
 
 The server knows the model's tensors alone.
 """

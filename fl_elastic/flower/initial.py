@@ -1,4 +1,4 @@
-"""The arrays with which a server begins, and what the norms in them tell about the model."""
+"""The arrays with which a server begins, and what the norm layers among them tell about the model."""
 
 from __future__ import annotations
 

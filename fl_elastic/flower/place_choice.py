@@ -1,11 +1,10 @@
-"""Before round zero: a few clients say what ranks the places that a head may read, and the server chooses."""
+"""Choose where the head reads before round zero: a few clients send samples, and the server ranks the places."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +17,9 @@ from fl_elastic.flower.records import TrainReply, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.readout.candidates import MOST_FEATURES
-from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
-from fl_elastic.readout.place import BODY, HEAD, Place, Reading
-from fl_elastic.readout.projection import Directions
+from fl_elastic.readout.choice import Choice, Sample
+from fl_elastic.readout.chosen_reading import choose_reading
+from fl_elastic.readout.place import BODY, HEAD, Place
 from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest
@@ -78,22 +77,24 @@ def with_chosen_places(
     try:
         sample = Sample.together(samples)
         record.ranked_features = sum(rows.shape[1] for rows in sample.rows.values())
-        reading = _chosen(sample, read, found)
+        # Those that are read together have to be afforded together.
+        most = min(MOST_FEATURES, *(reply.most for _, reply in found))
+        chosen = choose_reading(sample, most_features=most, read=read)
     except UpdateError as error:
         _LOG.warning("%s; the head reads what enters the last layer", error)
         return dict(weights)
+    if chosen.choice is not None:
+        _log(chosen.choice, sample, found)
     first = found[0][1]
+    reading, directions = chosen.reading, chosen.directions
     places = reading.places
     at_the_end = [(place.module, place.at_input) for place in places] == [(first.last, True)]
-    if at_the_end and not reading.width:
+    if at_the_end and directions is None:
         return dict(weights)
     kept = sorted({each for place in places for each in first.kept[place]})
     features, projection = sum(sample.rows[place].shape[1] for place in places), {}
-    if reading.width:
-        found_rows = [sample.rows[place] for place in places]
-        directions = Directions.of(found_rows, sample.constant, reading.width)
+    if directions is not None:
         features = len(directions.matrix)
-        reading = replace(reading, width=features)
         projection = {
             f"{PROJECTION}.exponents": directions.exponents,
             f"{PROJECTION}.matrix": directions.matrix,
@@ -109,23 +110,6 @@ def with_chosen_places(
             f"{HEAD}.bias": np.zeros(sample.targets.shape[1], np.float32),
         }
     )
-
-
-def _chosen(sample: Sample, read: str, found: list[tuple[int, PlacesReply]]) -> Reading:
-    if read != "auto":
-        reading = Reading.parse(read)
-        missing = [str(place) for place in reading.places if place not in sample.rows]
-        if missing:
-            raise UpdateError(f"not all clients have features at {', '.join(missing)}")
-        return reading
-    # Those that are read together have to be afforded together.
-    most = min(MOST_FEATURES, *(reply.most for _, reply in found))
-    # Of more directions than examples span nothing is known; fewer features are read then.
-    projects = most < EXAMPLES
-    choice = choose_places(sample, most_features=MOST_FEATURES if projects else most)
-    _log(choice, sample, found)
-    width = most if projects and choice.best.features > most else 0
-    return Reading(choice.best.places, width)
 
 
 def _log(choice: Choice, sample: Sample, found: list[tuple[int, PlacesReply]]) -> None:

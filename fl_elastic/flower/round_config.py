@@ -1,4 +1,4 @@
-"""How the rounds of a federation go: deadline, head in closed form, cut, what is sent and forgotten."""
+"""Configuration of a federation's rounds: deadline, head in closed form, cut, what is sent and forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a client in one round: its own, with what the server's task overrides."""
+"""A client's settings in one round: its own, overridden by those of the server's task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fl_elastic says is seen where Flower's own lines are."""
+"""Show fl_elastic's log lines where Flower shows its own."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class PartialUpdates(Strategy):
         pretrained: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> PartialUpdates:
-        """Return what docs/measured.md compares with other methods, and say in the log what that is.
+        """Return the strategy that docs/measured/unequal-clients.md compares with others; the log says what it is.
 
         Each tensor is merged over those who trained it, the server goes further while rounds agree, and the mean of
         its last models is tested and returned. What comes late is merged with less weight.

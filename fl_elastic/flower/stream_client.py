@@ -1,4 +1,4 @@
-"""A client of the federation whose data is a stream, and whose model a learner goes on with."""
+"""A federation client whose data is a stream, and whose model the stream's learner goes on with."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
+from fl_elastic.streaming.learner_snapshot import load_snapshot
 from fl_elastic.streaming.replay import REPLAYS, Replay
-from fl_elastic.streaming.visit import visit
 from fl_elastic.update import Manifest
 
 __all__ = ["StreamClient"]
@@ -143,7 +143,7 @@ class StreamClient(ElasticClient):
     ) -> Iterator[RoundData]:
         """Yield the samples of the stream, and the learner's model joined with the server's."""
         settings = self._settings
-        seen = visit(
+        seen = load_snapshot(
             settings.folder, self.model, settings.plain_loss,
             prepare=self._prepare, seed=settings.seed, head=self._head,
         )  # fmt: skip

@@ -19,12 +19,13 @@ from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.joining import JoiningRule, Layout
-from fl_elastic.streaming.labelled import LabelledWeights, Shares, joined, kept, overlaid
+from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
+from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
-from fl_elastic.streaming.taking_up import labelled_weights
-from fl_elastic.streaming.visit import Mark, Visit
+from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import ElasticTrainer, FitReport
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
@@ -102,23 +103,23 @@ class StreamData(RoundData):
     ----------
     settings : StreamSettings
         What stays the same.
-    seen : Visit
+    seen : LearnerSnapshot
         The learner; its model is what is trained.
-    mark : Mark
+    position : StreamPosition
         How far the stream was at the last round.
     joined : Joined or None
         None as long as no model of the server has come.
     """
 
     settings: StreamSettings = field(kw_only=True)
-    seen: Visit = field(kw_only=True)
-    mark: Mark = field(kw_only=True)
+    seen: LearnerSnapshot = field(kw_only=True)
+    position: StreamPosition = field(kw_only=True)
     joined: Joined | None = field(default=None, kw_only=True)
 
     one_pass: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, settings: StreamSettings, seen: Visit, manifest: Manifest) -> StreamData:
+    def of(cls, settings: StreamSettings, seen: LearnerSnapshot, manifest: Manifest) -> StreamData:
         """Return the samples of a learner, and the model that it has saved.
 
         Raises
@@ -126,12 +127,14 @@ class StreamData(RoundData):
         StreamError
             If there is no labelled sample.
         """
-        mark = Mark.load(settings.folder)
-        loader = seen.loader(settings.replay, settings.steps, (settings.seed, mark.rounds, 2), mark)
+        position = StreamPosition.load(settings.folder)
+        loader = seen.loader(
+            settings.replay, settings.steps, (settings.seed, position.rounds, 2), position
+        )
         loss_fn = settings.replay.loss(settings.plain_loss)
         return cls(
             manifest, seen.trained, loader, _Window(seen), loss_fn,
-            settings=settings, seen=seen, mark=mark,
+            settings=settings, seen=seen, position=position,
         )  # fmt: skip
 
     @property
@@ -161,7 +164,7 @@ class StreamData(RoundData):
         seen, settings = self.seen, self.settings
         received = LabelledWeights(weights, settings.classes, settings.layout.head)
         progress = seen.progress
-        drifted = progress.drifts > self.mark.drifts or progress.since_drift is not None
+        drifted = progress.drifts > self.position.drifts or progress.since_drift is not None
         candidates = [
             replace(each, named={**each.named, **fixed}) if trains else Shares(1.0)
             for each in settings.joining.candidates(settings.layout, drifted=drifted)
@@ -236,12 +239,12 @@ class StreamData(RoundData):
             return {}
         if isinstance(task, Train):
             self._leave()
-        progress, mark = self.seen.progress, self.mark
+        progress, position = self.seen.progress, self.position
         assert self.joined is not None
         found = {
-            "samples-since-round": progress.observed - mark.observed,
-            "labelled-since-round": progress.labelled - mark.labelled,
-            "drifts-since-round": progress.drifts - mark.drifts,
+            "samples-since-round": progress.observed - position.observed,
+            "labelled-since-round": progress.labelled - position.labelled,
+            "drifts-since-round": progress.drifts - position.drifts,
             "store-bytes": self.seen.store.used_bytes,
             "joined-share": self.joined.shares.rest,
         }
@@ -278,7 +281,7 @@ class StreamData(RoundData):
         result = RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
         try:
             RoundInbox(self.settings.folder).leave(result)
-            seen.mark(self.mark).save(self.settings.folder)
+            seen.position(self.position).save(self.settings.folder)
         except OSError as error:
             # The server gets its update all the same.
             _LOG.warning(
@@ -286,7 +289,7 @@ class StreamData(RoundData):
             )
 
 
-def _known(seen: Visit) -> tuple[int, ...]:
+def _known(seen: LearnerSnapshot) -> tuple[int, ...]:
     """Return the labels that the learner itself has rows for."""
     stored = [label for label in seen.store.classes if label is not None]
     return tuple(
@@ -300,7 +303,7 @@ def _known(seen: Visit) -> tuple[int, ...]:
 class _Window:
     """A loader of the held-out window, which says why where there is none."""
 
-    seen: Visit
+    seen: LearnerSnapshot
 
     def __iter__(self) -> Iterator[Batch]:
         yield self.seen.held_out_batch()

@@ -17,13 +17,13 @@ from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.streaming.adapting import score
+from fl_elastic.streaming.apply_round_result import head_tensors
 from fl_elastic.streaming.body import Body, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.joining import Layout
-from fl_elastic.streaming.labelled import LabelledWeights, Shares, overlaid
-from fl_elastic.streaming.taking_up import head_tensors
+from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, overlaid
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask

@@ -1,4 +1,4 @@
-"""The loss of a step as it hangs on the inputs, so that the way from the loss to them can be followed."""
+"""Make a step's loss depend on the inputs, so that the backward graph can be followed down to them."""
 
 from __future__ import annotations
 

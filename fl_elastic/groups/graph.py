@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_elastic.errors import PlanError
 from fl_elastic.registry import closest
 
@@ -73,7 +76,7 @@ class TensorGroup:
         return tuple(name for name, shape in pairs if len(shape) <= 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BackwardNode:
     """One operation of the backward pass.
 
@@ -275,6 +278,24 @@ class BackwardGraph:
         return tuple(
             tuple(self.nodes[index].module for index in indices) for indices in self.group_nodes()
         )
+
+    @cached_property
+    def groups_below(self) -> NDArray[np.float32]:
+        """Ones for the groups at or below each node, and for those below it alone; shape (2, M, N).
+
+        As numbers, because their product with a mask is several times faster than to look its columns up.
+        """
+        nodes = self.nodes
+        at_or_below = np.zeros((len(nodes), len(self.groups)), dtype=bool)
+        below = np.zeros_like(at_or_below)
+        for index in range(len(nodes) - 1, -1, -1):
+            node = nodes[index]
+            if node.inputs:
+                below[index] = at_or_below[list(node.inputs)].any(axis=0)
+            at_or_below[index] = below[index]
+            if node.group is not None:
+                at_or_below[index, node.group] = True
+        return np.stack([at_or_below, below]).astype(np.float32)
 
     def group_nodes(self) -> tuple[tuple[int, ...], ...]:
         """Return, per group, the indices of the nodes that own it."""

@@ -1,4 +1,4 @@
-"""What a model holds and changes outside of training steps: states between batches, and targets that follow."""
+"""State that a model changes outside of training steps: recurrent states, and targets that follow other weights."""
 
 from __future__ import annotations
 

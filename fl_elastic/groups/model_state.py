@@ -1,4 +1,4 @@
-"""A model's state by the names that travel, and the live tensors behind them, which modules know by other names."""
+"""A model's state under the names that travel, with the live tensors behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's owner lets train, also while the library holds parts of it still."""
+"""Which parameters the model's owner lets train, also while the library freezes some of them."""
 
 from __future__ import annotations
 

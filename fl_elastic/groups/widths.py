@@ -1,4 +1,4 @@
-"""Channels that no layer outside of a few ones sees: inner widths, of which a step may leave some out."""
+"""Inner widths: channels that only a few layers see, some of which a step may leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators look at: a journal of rounds, metrics to scrape, models to take away."""
+"""For operators: a journal of rounds, metrics to scrape, and model export."""
 
 from typing import TYPE_CHECKING
 

@@ -34,6 +34,8 @@ _FEW, _MORE_WITHOUT_MEMORY = 8, 4
 _MOST_EXCHANGED, _MOST_IN_PAIRS = 40, 20
 # Exchanges at the most, what is tried for each, how many at once, and how many are filled.
 _EXCHANGES, _MOST_TRIED, _AT_ONCE, _MOST_FILLED = 20, 1024, 256, 24
+# Whose bytes are kept: those of the plans of one fit.
+_PROFILES = 8
 
 
 @POLICIES.register("elastic")
@@ -138,7 +140,8 @@ class _Search:
             return best
         sizes = request.profile.parameter_bytes
         # A price decides between groups only where it passes what one of them is worth per byte.
-        prices = np.unique((self.worth / sizes)[self.worth > 0])
+        # Not by numpy's unique, which loads a megabyte of masked arrays.
+        prices = np.array(sorted({*(self.worth / sizes)[self.worth > 0].tolist()}))
         best, value = request.head_mask(), -np.inf
         low, high = 0, len(prices)
         middle = int(np.searchsorted(prices, self.price)) if self.price else high // 2
@@ -216,7 +219,7 @@ def _best_of_all(request: PlanRequest) -> Mask:
     return head
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=_PROFILES)
 def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
     """Return what a step keeps that trains the head and one group, for each group."""
     found = np.zeros(len(profile))
@@ -235,7 +238,7 @@ def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
     most, fewest = int(total / lowest + 1e-9), max(int(np.ceil(total / longest - 1e-9)), 1)
     counts = np.arange(fewest, most + 1)
     if len(counts) > _ALLOWANCES:
-        counts = np.unique(np.geomspace(fewest, most, _ALLOWANCES).round().astype(int))
+        counts = np.geomspace(fewest, most, _ALLOWANCES).round().astype(int)
     allowances = sorted({min(total / count, longest) for count in counts.tolist()} | {longest})
     return [request.allowing(each * (1 + 1e-9)) for each in allowances if each >= lowest]
 

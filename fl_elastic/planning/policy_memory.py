@@ -1,4 +1,4 @@
-"""What a policy itself keeps from fit to fit, with the selection's state."""
+"""What a policy itself remembers from fit to fit, stored with the selection's state."""
 
 from __future__ import annotations
 

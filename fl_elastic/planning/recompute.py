@@ -90,7 +90,8 @@ def cheapest_recomputation(
     likely = np.flatnonzero(options.bytes <= limit + worth.base_beyond)
     quickest = likely[np.argsort(options.seconds[likely], kind="stable")]
     # Evenly among them where they are many: the quickest are the likeliest not to fit.
-    for place in np.unique(np.linspace(0, len(quickest) - 1, _MOST_TRIED).round().astype(int)):
+    places = np.linspace(0, len(quickest) - 1, _MOST_TRIED).round().astype(int)
+    for place in dict.fromkeys(places.tolist()):
         if len(quickest) and (found := exact(options.at(int(quickest[place])))).bytes <= limit:
             return found
     rows = _subsets(worth, _all_up_to_each_size(worth))

@@ -1,4 +1,4 @@
-"""What a policy is asked: costs, budget and worth, and what a step and sending its update take of them."""
+"""The request to a policy: costs, budget and importance, and what a step and its update take of the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of many rounds with features that last: what it costs with the fleet's cut at each place."""
+"""Cost of a run of many rounds with kept features, for the fleet's cut at each place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunAtCut:
     Attributes
     ----------
     deepest_group : str
-        The deepest tensor group that is trained: what ``RoundTerms(cut="fixed:...")`` takes.
+        The deepest tensor group that is trained: what ``RoundConfig(cut="fixed:...")`` takes.
     trained_share : float
         Share of the model's weights that lie above the cut.
     step_bytes : float

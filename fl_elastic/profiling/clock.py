@@ -1,4 +1,4 @@
-"""Which clock tells the cost of a step."""
+"""Which clock measures the cost of a step."""
 
 from __future__ import annotations
 

@@ -21,10 +21,11 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedWay, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.part import part_of
@@ -44,11 +45,12 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 # processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
-# Python's objects for a node of the graph and its hooks.
-_NODE_BYTES = 5_000.0
+# Python's and torch's objects for a node of the graph.
+_NODE_BYTES = 3_000.0
 # Products in the time in which a number is read or written.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
+_MOST_FOR_TRACING = 0.25
 _TINY = 1e-6
 
 T = TypeVar("T")
@@ -63,6 +65,7 @@ def estimate_profile(
     clock: str = "auto",
     memory: float | None = None,
     prefix: bool = False,
+    deadline: float | None = None,
 ) -> CostProfile:
     """Return what every tensor group costs to train here, from one traced forward pass and one timed step.
 
@@ -84,6 +87,8 @@ def estimate_profile(
         and what it costs is scaled up.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
+    deadline : float, optional
+        Seconds of the fit. Where tracing alone takes a quarter of them, no step is timed: the forward pass tells.
 
     Raises
     ------
@@ -93,13 +98,20 @@ def estimate_profile(
     batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
     part, scale = part_of(batch) if memory is not None else (batch, 1.0)
+    tracing = _MOST_FOR_TRACING * (math.inf if deadline is None else deadline)
+
+    def of_part(part: Batch, scale: float) -> CostProfile:
+        return _estimated(
+            model, loss_fn, batch, part, scale, optimizer_fn, timer, memory, tracing, prefix
+        )
+
     try:
-        return _estimated(model, loss_fn, batch, part, scale, optimizer_fn, timer, memory, prefix)
+        return of_part(part, scale)
     except TrainingError:
         if part is batch:
             raise
         # A model may take batches of one size alone, as one does that holds a state for each of its examples.
-        return _estimated(model, loss_fn, batch, batch, 1.0, optimizer_fn, timer, memory, prefix)
+        return of_part(batch, 1.0)
 
 
 def _estimated(
@@ -111,9 +123,14 @@ def _estimated(
     optimizer_fn: OptimizerFn,
     timer: Clock,
     memory: float | None,
+    tracing: float,
     prefix: bool,
 ) -> CostProfile:
-    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large."""
+    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large.
+
+    No step is timed that would take more than ``memory``, or where tracing has taken more than ``tracing`` seconds.
+    """
+    began = timer()
     with untouched(model), same_start(model), _collection_paused():
         traced: list[Trace] = []
 
@@ -127,15 +144,19 @@ def _estimated(
             raise TrainingError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
-        profile = _without_seconds(trace.graph, profile_key(model, batch, optimizer_fn), saved)
-        if memory is None or trial_bytes(profile) + _NODE_BYTES * len(trace.nodes) <= memory:
+        # Torch's graph goes before the step that is timed makes another.
+        way, traced_graph = TracedWay.of(trace), trace.graph
+        del trace
+        profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
+        trial = replace(profile, code_bytes=code_to_load())
+        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(way.names) <= memory
+        if fits and timer() - began <= tracing:
             # To have memory for all gradients of a large model, and to give it back, is a part of a step.
             with nullcontext() if memory is None else _gradients_let_go(model):
-                forward, backward, nodes = _time_step(model, loss_fn, part, trace, timer)
+                forward, backward, nodes = _time_step(model, loss_fn, part, way, timer)
         else:
-            forward, backward, nodes = _by_operations(model, loss_fn, part, trace.graph, timer)
-        graph = _scaled_graph(trace.graph, scale)
-        del trace
+            forward, backward, nodes = _by_operations(model, loss_fn, part, traced_graph, timer)
+        graph = _scaled_graph(traced_graph, scale)
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale, model_device(model))
     most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
@@ -181,8 +202,9 @@ def _by_operations(
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operations.
 
-    Where not even a part of the batch may take a step: a layer's products take twice as long as in the forward
-    pass, for its weights and its inputs, and the first layer's once; of other operations their numbers count.
+    Where not even a part of the batch may take a step, or time lacks: a layer's products take twice as long as in
+    the forward pass, for its weights and its inputs, and the first layer's once; of other operations their numbers
+    count.
     """
     try:
         with torch.no_grad():
@@ -208,7 +230,7 @@ def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: 
 
 
 def _time_step(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, of a backward pass, and of each node in it.
 
@@ -227,7 +249,7 @@ def _time_step(
     on_accelerator = model_device(model).type != "cpu"
     if on_accelerator:
         time_passes(Tensor.backward)
-    times = time_passes(lambda loss: np.nan_to_num(time_nodes(trace, loss, timer)))
+    times = time_passes(lambda loss: np.nan_to_num(time_nodes(way, loss, timer)))
     if not on_accelerator:
         return times
     forward, backward, _ = time_passes(Tensor.backward)

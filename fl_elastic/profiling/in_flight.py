@@ -9,14 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
+from fl_elastic.profiling.blocked_maps import Ordered, ordered
 from fl_elastic.profiling.profile import Seconds
 
 __all__ = ["InFlight", "in_flight"]
 
 _FLOAT = 4
-_BLOCK = 16
-# Channels of an input that a library's convolutions take as they are, as pictures have.
-_FIRST_CHANNELS = 3
 # They hand the error gradient on as it is, in another shape at most.
 _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
@@ -27,6 +25,8 @@ _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
     "MaxPool", "AvgPool", "Gelu",
 )  # fmt: skip
+# Their scalar keeps the memory of what was there before its mean was taken, up to the end of the step.
+_LOSSES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 # Processors multiply by a mask.
 _DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
 
@@ -46,6 +46,8 @@ class InFlight:
     dropping : array
         ``passing`` of nodes that inference may leave out: a dropout, and with it the weights of an attention, which
         torch never holds where it drops nothing. 0 of others.
+    training : array
+        What a layer takes besides at its place where its own weights are trained.
     inference : float
         The least that one inference holds at its peak: what a device must have in any case.
     """
@@ -53,16 +55,30 @@ class InFlight:
     passing: Seconds
     ending: Seconds
     dropping: Seconds
+    training: Seconds
     inference: float
 
 
 @lru_cache(maxsize=64)
-def in_flight(graph: BackwardGraph) -> InFlight:
-    """Return what is on its way at each node of a graph; tensors of unknown shape count as nothing."""
+def in_flight(
+    graph: BackwardGraph, channels_last: tuple[int, ...] = (), threads: int = 1
+) -> InFlight:
+    """Return what is on its way at each node of a graph; tensors of unknown shape count as nothing.
+
+    Parameters
+    ----------
+    graph : BackwardGraph
+        Of the model.
+    channels_last : tuple of int
+        As `SavedTensors.channels_last` says of each node; none of them if left out.
+    threads : int
+        Of torch.
+    """
     count = len(graph.nodes)
     sizes = [_FLOAT * float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes]
     first, storage, end = list(range(count)), list(range(count)), list(range(count))
-    inference = 0.0
+    inference, last = 0.0, channels_last or (0,) * count
+    orders = [Ordered()] * count
     for index, node in enumerate(graph.nodes):
         hands_on = node.name.startswith(_SAME_STORAGE)
         for below in node.inputs:
@@ -74,12 +90,16 @@ def in_flight(graph: BackwardGraph) -> InFlight:
                 storage[below] = storage[index]
                 end[storage[index]] = max(end[storage[index]], below)
         if node.name.startswith(_WHOLE_STEPS):
-            at_once = sizes[index] + sum(sizes[i] for i in node.inputs)
+            # What the model is given was there before.
+            at_once = sizes[index] + sum(
+                sizes[i] for i in node.inputs if not _is_given(graph.nodes[i])
+            )
             if node.name.startswith("MaxPool"):
                 # Where each maximum was, as eight bytes, also where nobody asks for it.
                 at_once += 2 * sizes[index]
             if "Convolution" in node.name:
-                at_once += _ordered_in_inference(graph, node)
+                orders[index] = each = ordered(graph, node, last[index], threads)
+                at_once += each.inference
             inference = max(inference, at_once)
     started, ended, made = (np.zeros(count + 1) for _ in range(3))
     for index in range(count):
@@ -88,52 +108,25 @@ def in_flight(graph: BackwardGraph) -> InFlight:
             ended[end[index] + 1] += sizes[index]
             if first[index] != index:
                 made[first[index]] += sizes[index]
+        if graph.nodes[index].name.startswith(_LOSSES):
+            started[index] += max((sizes[i] for i in graph.nodes[index].inputs), default=0.0)
     passing = np.cumsum(started - ended)[:count]
-    ordered = np.zeros(count)
-    for index, node in enumerate(graph.nodes):
-        if "Convolution" in node.name:
-            ordered[index] = _ordered_in_backward(graph, node)
     dropping = np.where([_may_drop(node) for node in graph.nodes], passing, 0.0)
-    return InFlight(passing + ordered, passing - made[:count] + ordered, dropping, inference)
+    handed = np.array([each.passing for each in orders])
+    return InFlight(
+        passing + handed,
+        passing - made[:count] + handed,
+        dropping,
+        np.array([each.training for each in orders]) - handed,
+        inference,
+    )
+
+
+def _is_given(node: BackwardNode) -> bool:
+    """Whether it stands for what the model is given, which `loss_from_inputs` copies."""
+    return node.name.startswith("Clone") and node.group is None and not node.inputs
 
 
 def _may_drop(node: BackwardNode) -> bool:
     """Whether it multiplies what comes in with what no layer made, as a dropout's mask."""
     return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)
-
-
-def _ordered_in_backward(graph: BackwardGraph, node: BackwardNode) -> float:
-    """Return the bytes of what a library puts into an order of its own: weights, and maps of no whole blocks."""
-    weights = 0 if node.group is None else graph.groups[node.group].numel
-    numbers = weights + sum(_blocked(graph.nodes[below].shape) for below in node.inputs)
-    # A transposed layer's few channels are what goes into the convolution that it transposes, and stay as they are.
-    if not (_is_transposed(graph, node) and node.shape[1] <= _FIRST_CHANNELS):
-        numbers += _blocked(node.shape)
-    return float(_FLOAT * numbers)
-
-
-def _ordered_in_inference(graph: BackwardGraph, node: BackwardNode) -> float:
-    """Return the bytes that a convolution's maps take in blocks in any case, besides its input and output.
-
-    Its output is in blocks before it is put in order; its input is no more by then.
-    """
-    if _is_transposed(graph, node):
-        return 0.0
-    given = [graph.nodes[below].shape for below in node.inputs]
-    entering = sum(_blocked(shape) for shape in given if shape and shape[1] > _BLOCK)
-    leaving, plain = _blocked(node.shape), math.prod(node.shape)
-    return float(_FLOAT * max(leaving, entering + leaving - plain))
-
-
-def _is_transposed(graph: BackwardGraph, node: BackwardNode) -> bool:
-    """Whether the first axis of a convolution's weight is its input's channels, as far as shapes tell."""
-    if node.group is None or len(node.shape) < 2:
-        return False
-    return max(graph.groups[node.group].shapes, key=math.prod)[0] != node.shape[1]
-
-
-def _blocked(shape: tuple[int, ...]) -> int:
-    """Return the numbers of a map in whole blocks of channels; 0 where it is so already."""
-    if len(shape) < 3 or shape[1] % _BLOCK == 0:
-        return 0
-    return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)

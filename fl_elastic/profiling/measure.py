@@ -16,14 +16,15 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.from_inputs import loss_from_inputs
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.torch_private import uncompiled
-from fl_elastic.groups.trace import Trace, trace_step
+from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.node_timer import saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedWay, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.prefix import measure_prefix
@@ -70,26 +71,25 @@ def profile_model(
     timer = clock_for(model_device(model), clock)
     with untouched(model), same_start(model):
         _warm_up(model, loss_fn, batch)
-        trace = trace_step(model, loss_fn, batch)
-        full = _time_full(model, loss_fn, batch, trace, timer)
-        path = _time_path(model, loss_fn, batch, trace, timer)
-        update_seconds, path_seconds = _split(trace, full, path)
+        way = TracedWay.of(trace_step(model, loss_fn, batch))
+        full = _time_full(model, loss_fn, batch, way, timer)
+        path = _time_path(model, loss_fn, batch, way, timer)
+        update_seconds, path_seconds = _split(way.graph, full, path)
         saved = saved_by_step(lambda: trace_step(model, loss_fn, batch), model, loss_fn, batch)
         raw = CostProfile(
             key=profile_key(model, batch, optimizer_fn),
-            graph=trace.graph,
+            graph=way.graph,
             node_update_seconds=update_seconds,
             node_path_seconds=path_seconds,
-            optimizer_seconds=np.zeros(len(trace.graph.groups)),
-            forward_seconds=np.zeros(len(trace.graph.groups)),
+            optimizer_seconds=np.zeros(len(way.graph.groups)),
+            forward_seconds=np.zeros(len(way.graph.groups)),
             fixed_seconds=0.0,
-            node_saved_bytes=saved_bytes_by_node(trace.graph, saved),
+            node_saved_bytes=saved_bytes_by_node(way.graph, saved),
             optimizer_bytes_per_weight=0.0,
             saved=saved,
-            node_lean=lean_kinds(trace.graph, model),
+            node_lean=lean_kinds(way.graph, model),
         )
         # Its saved activations would take the memory that the passes below work in.
-        del trace
         profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
         return measure_prefix(profile, model, batch, timer)
 
@@ -107,18 +107,18 @@ def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 
 
 def _time_full(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
 ) -> Seconds:
     """Time each node with all parameters trainable and the input not, as in training."""
     repeats = []
     for _ in range(_NODE_REPEATS):
-        repeats.append(time_nodes(trace, compute_loss(model, loss_fn, batch), timer))
+        repeats.append(time_nodes(way, compute_loss(model, loss_fn, batch), timer))
         model.zero_grad(set_to_none=True)
     return _lowest(repeats)
 
 
 def _time_path(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, trace: Trace, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
 ) -> Seconds:
     """Time each node with nothing trainable but the input (or the deepest group, if it has no gradient)."""
     repeats = []
@@ -126,12 +126,12 @@ def _time_path(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
-            deepest = max(set(range(len(trace.graph.groups))) - set(trace.graph.unused))
-            for name in trace.graph.groups[deepest].parameters:
+            deepest = max(set(range(len(way.graph.groups))) - set(way.graph.unused))
+            for name in way.graph.groups[deepest].parameters:
                 model.get_parameter(name).requires_grad_(True)
         for _ in range(_NODE_REPEATS):
             loss, _ = loss_from_inputs(model, loss_fn, batch)
-            repeats.append(time_nodes(trace, loss, timer))
+            repeats.append(time_nodes(way, loss, timer))
             model.zero_grad(set_to_none=True)
     return _lowest(repeats)
 
@@ -143,11 +143,11 @@ def _lowest(repeats: list[Seconds]) -> Seconds:
     return np.where(np.isinf(lowest), np.nan, lowest)
 
 
-def _split(trace: Trace, full: Seconds, path: Seconds) -> tuple[Seconds, Seconds]:
+def _split(graph: BackwardGraph, full: Seconds, path: Seconds) -> tuple[Seconds, Seconds]:
     """Split each node's time into its own gradient and the way of the error gradient."""
     full = np.nan_to_num(full)
-    owner = np.array([node.group is not None for node in trace.graph.nodes])
-    ends = np.array([not node.inputs for node in trace.graph.nodes])
+    owner = np.array([node.group is not None for node in graph.nodes])
+    ends = np.array([not node.inputs for node in graph.nodes])
     # A node met by only one of the passes is rare; half is the share of either gradient in a layer.
     path = np.where(np.isnan(path), full / 2, np.minimum(path, full))
     path = np.where(owner, path, full)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardNode, Block
 from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.profiling.code_bytes import with_code
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 __all__ = [
     "StepMemory",
     "group_activation_bytes",
+    "inference_bytes",
     "mask_bytes",
     "path_activation_bytes",
     "recompute_seconds",
@@ -27,8 +29,7 @@ __all__ = [
 ]
 
 _FLOAT = 4
-# Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB.
-_CODE, _SMALL, _SLOPE = 24e6, 2e6, 6.0
+_PROFILES = 8
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class StepMemory:
     moment : float
         The most at any one moment of what comes and goes: activations, which the backward pass gives up as it goes,
         gradients, which it makes, and what is on its way between operations, beyond what inference takes.
+    code : float
+        What the process has yet to load to train, as `CostProfile.code_bytes` says.
     """
 
     activations: float
@@ -57,6 +60,7 @@ class StepMemory:
     largest_block: float = 0.0
     copies: float = 0.0
     moment: float = 0.0
+    code: float = 0.0
 
     @property
     def kept(self) -> float:
@@ -66,7 +70,7 @@ class StepMemory:
     @property
     def total(self) -> float:
         """The most that the step takes beyond the weights and inference: what a memory budget limits."""
-        return _with_code(self.copies + self.optimizer + self.moment)
+        return with_code(self.copies + self.optimizer + self.moment, self.code)
 
 
 def step_memory(
@@ -115,18 +119,20 @@ def step_memory(
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
+        code=profile.code_bytes,
     )
 
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
     """Return the total of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
-    return _bytes_of(profile, mask.astype(bool).tobytes(), lean)
+    # A plan asks of most masks more than once.
+    known, asked = _table(profile).totals, (mask.astype(bool).tobytes(), lean)
+    if asked not in known:
+        known[asked] = _bytes_of(profile, mask.astype(bool), lean)
+    return known[asked]
 
 
-# A plan asks of most masks more than once.
-@lru_cache(maxsize=1024)
-def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
-    mask = np.frombuffer(groups, dtype=bool)
+def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
     table, (running, passing) = _table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
@@ -136,7 +142,13 @@ def _bytes_of(profile: CostProfile, groups: bytes, lean: bool) -> float:
     numbers = np.where(mask, profile.parameter_bytes, 0.0) / _FLOAT
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
-    return _with_code((_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum()) + moment)
+    kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
+    return with_code(kept_on + moment, profile.code_bytes)
+
+
+def inference_bytes(profile: CostProfile) -> float:
+    """Return the least that one inference holds at its peak besides the weights."""
+    return _table(profile).flight.inference
 
 
 def trial_bytes(profile: CostProfile) -> float:
@@ -146,15 +158,8 @@ def trial_bytes(profile: CostProfile) -> float:
     held = _kept(profile, everything, running, lean=False).held_at_nodes()
     numbers = np.zeros(len(profile))
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=False)
-    return _with_code(moment + float(profile.parameter_bytes.max(initial=0.0)))
-
-
-def _with_code(bytes_: float) -> float:
-    """Add the code that a process loads when it first trains: nothing up to 2 MB, all of it from 6 MB on.
-
-    It would outweigh all else in the steps of small models, whose budgets would say nothing about them.
-    """
-    return bytes_ + min(max(_SLOPE * (bytes_ - _SMALL), 0.0), _CODE)
+    largest = float(profile.parameter_bytes.max(initial=0.0))
+    return with_code(moment + largest, profile.code_bytes)
 
 
 def _most_at_once(
@@ -190,6 +195,9 @@ def _most_at_once(
     gradients = np.zeros(len(held))
     gradients[table.first] = _FLOAT * numbers
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
+    # Not of a bias alone.
+    of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
+    backward += np.where(of_weights, flight.training, 0.0)
     # What is on its way in the forward pass is so in inference too.
     forward = below - held + np.minimum(flight.passing, flight.inference)
     # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
@@ -313,6 +321,7 @@ class _Table:
     extra: Seconds
     work: Seconds
     flight: InFlight
+    totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,7 +353,8 @@ class _Kept:
         )
 
 
-@lru_cache(maxsize=64)
+# Of the plans of one fit: costs of earlier ones are of no more use.
+@lru_cache(maxsize=_PROFILES)
 def _table(profile: CostProfile) -> _Table:
     nodes = profile.graph.nodes
     kinds = profile.node_lean if len(profile.node_lean) else np.zeros(len(nodes))
@@ -368,7 +378,7 @@ def _table(profile: CostProfile) -> _Table:
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
         # Kept here, as a profile is looked up by what it is, a graph by all of its nodes.
-        in_flight(profile.graph),
+        in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
     )
 
 

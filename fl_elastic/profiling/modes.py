@@ -1,4 +1,4 @@
-"""What a group costs when it is trained in another way than whole, measured layer by layer."""
+"""Costs of groups in modes other than full, measured layer by layer."""
 
 from __future__ import annotations
 

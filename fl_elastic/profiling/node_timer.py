@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,72 @@ from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 
-__all__ = ["saved_bytes_by_node", "saved_tensors", "time_nodes"]
+__all__ = ["TracedWay", "saved_bytes_by_node", "saved_tensors", "time_nodes"]
+
+_FEW = 64
 
 
-def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
-    """Run ``loss.backward()`` and return the seconds spent in each node of ``trace``, shape (M,).
+@dataclass(frozen=True)
+class TracedWay:
+    """What hangs on what in a traced step, from the loss on, without autograd's nodes: those take a kilobyte each.
+
+    Attributes
+    ----------
+    graph : BackwardGraph
+        Of the step.
+    names : list of str
+        Of each node of torch's graph, first that of the loss.
+    places : list of int
+        Of each of them in ``graph``, -1 where it is in none; those between a group's parameters and its owner have
+        the owner's.
+    edges : list of tuple of int
+        The nodes below each, -1 for none.
+    """
+
+    graph: BackwardGraph
+    names: list[str]
+    places: list[int]
+    edges: list[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, trace: Trace) -> TracedWay:
+        """Return the way through a traced step."""
+        place_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
+        owners = trace.graph.group_nodes()
+        place_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
+        number_in = {trace.loss.grad_fn: 0}
+        names, places, edges = list[str](), list[int](), list[tuple[int, ...]]()
+        # It grows while it is gone through.
+        found = [trace.loss.grad_fn]
+        for node in found:
+            assert node is not None
+            names.append(sys.intern(node.name()))
+            places.append(place_of.get(node, -1))
+            below = [each for each, _ in node.next_functions]
+            for each in below:
+                if each is not None and each not in number_in:
+                    number_in[each] = len(found)
+                    found.append(each)
+            edges.append(tuple(-1 if each is None else number_in[each] for each in below))
+        return cls(trace.graph, names, places, edges)
+
+    def along(self, root: Any) -> Iterator[tuple[int, str, Any]]:
+        """Yield the place and name of each node in a graph, and its counterpart in that below ``root``."""
+        seen, stack = {-1}, [(0, root)]
+        while stack:
+            number, node = stack.pop()
+            if node is None or number in seen or node.name() != self.names[number]:
+                continue
+            seen.add(number)
+            stack += zip(
+                self.edges[number], (each for each, _ in node.next_functions), strict=False
+            )
+            if self.places[number] >= 0:
+                yield self.places[number], self.names[number], node
+
+
+def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
+    """Run ``loss.backward()`` and return the seconds spent in each node of a traced graph, shape (M,).
 
     ``loss`` may hang on another graph of the same step, with other ``requires_grad`` flags: both graphs are
     walked together from the loss, so nodes that do not exist in it get NaN. Time of the nodes between a
@@ -28,20 +91,38 @@ def time_nodes(trace: Trace, loss: Tensor, clock: Clock) -> Seconds:
 
     On an accelerator each reading waits for the device, which a step does not: what the least node took is taken
     for this wait, and counts for none.
+
+    Of nodes alike, as the same operation at each time of a long sequence, a few are timed, evenly among them, and
+    their mean is taken for all: hooks on each of them would take more memory and time than the step.
     """
-    index_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
-    owners = trace.graph.group_nodes()
-    index_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
-    spent: list[tuple[int, float]] = []
-    handles = []
-    for node, counterpart in _matching_nodes(trace.loss.grad_fn, loss.grad_fn):
-        index = index_of.get(node)
-        if index is not None:
-            handles += _attach(counterpart, index, spent, clock)
+    kinds: dict[object, list[tuple[int, Any]]] = {}
+    for place, name, node in way.along(loss.grad_fn):
+        known = way.graph.nodes[place]
+        kind = name, known.group, known.shape, known.module
+        kinds.setdefault(kind, []).append((place, node))
+    timed = []
+    for members in kinds.values():
+        seconds: list[tuple[int, float]] = []
+        handles = [_attach(node, index, seconds, clock) for index, node in _few_of(members)]
+        timed.append((seconds, [index for index, _ in members], handles))
+    kinds.clear()
     loss.backward()  # type: ignore[no-untyped-call]
-    for handle in handles:
-        handle.remove()
-    return sums_by_node(spent, len(trace.nodes), less_least=loss.device.type != "cpu")
+    spent: list[tuple[int, float]] = []
+    for seconds, indices, handles in timed:
+        for handle in (each for pair in handles for each in pair):
+            handle.remove()
+        if len(indices) > _FEW and seconds:
+            mean = sum(each for _, each in seconds) / len(seconds)
+            spent += [(index, mean) for index in indices]
+        else:
+            spent += seconds
+    return sums_by_node(spent, len(way.graph.nodes), less_least=loss.device.type != "cpu")
+
+
+def _few_of(members: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """Return some of the nodes alike, evenly among them."""
+    count = min(len(members), _FEW)
+    return [members[place * len(members) // count] for place in range(count)]
 
 
 def sums_by_node(spent: list[tuple[int, float]], count: int, *, less_least: bool) -> Seconds:
@@ -63,20 +144,6 @@ def _attach(node: Any, index: int, spent: list[tuple[int, float]], clock: Clock)
         spent.append((index, clock() - started[0]))
 
     return [node.register_prehook(before), node.register_hook(after)]
-
-
-def _matching_nodes(root: Any, other_root: Any) -> list[tuple[Any, Any]]:
-    """Pair the nodes of two graphs of the same computation, walking both from the loss."""
-    pairs = {}
-    stack = [(root, other_root)]
-    while stack:
-        node, other = stack.pop()
-        if node is None or other is None or node in pairs or node.name() != other.name():
-            continue
-        pairs[node] = other
-        edges = zip(node.next_functions, other.next_functions, strict=False)
-        stack += [(below, other_below) for (below, _), (other_below, _) in edges]
-    return list(pairs.items())
 
 
 class _Gone(Exception):
@@ -111,6 +178,7 @@ def _noted(
     # A storage's mark must live on, or another would get it.
     marks: dict[int, Any] = {}
     outputs: dict[Any, tuple[int, int]] = {}
+    laid: dict[int, list[tuple[int, int]]] = {}
 
     def marked(storage: torch.UntypedStorage) -> tuple[int, int]:
         mark = mark_of(storage)
@@ -122,6 +190,8 @@ def _noted(
         if storage.data_ptr() not in own:
             # The node that saves this tensor was numbered just before.
             kept.setdefault(next_number() - 1, []).append(marked(storage))
+        if _is_channels_last(tensor):
+            laid[next_number() - 1] = []
         # A hook that hands an operation its own output makes a cycle that is never freed.
         return tensor.detach() if keeping else None
 
@@ -167,9 +237,20 @@ def _noted(
     )
     made = [id_of(*outputs[node]) if node in outputs else -1 for node in trace.nodes]
     table = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+    last = np.zeros(len(made), dtype=np.int64)
+    last[[places[number] for number in _by_known_number(laid, list(places))]] = 1
     return SavedTensors(
-        table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64), np.array(made, dtype=np.int64)
-    )
+        table[:, 0], table[:, 1], np.array(sizes, dtype=np.float64),
+        np.array(made, dtype=np.int64), last,
+    )  # fmt: skip
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether the channels of a map or a filter lie next to each other; also of one position, by its strides."""
+    if tensor.dim() != 4 or tensor.shape[1] == 1:
+        return False
+    channels, height, width = tensor.stride()[1:]
+    return channels == 1 and min(height, width) >= tensor.shape[1]
 
 
 def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:

@@ -1,4 +1,4 @@
-"""A part of a batch whose full step is small."""
+"""A part of a batch, small enough for a full step."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def elastic_forward(
 
     The forward pass at each depth loses what the prefix below the nearest cut costs, and gains what it costs as
     inference for the examples that must be computed, plus the look-up. Averaged over the epochs: the
-    first one, which fills the store, is dearer than the others. The cut lies below ``at_least`` groups, also
+    first one, which fills the store, costs more than the others. The cut lies below ``at_least`` groups, also
     under a shallower depth.
     """
     forward = profile.forward_seconds.copy()
@@ -110,7 +110,7 @@ def _prefix_seconds(profile: CostProfile, index: int, store: StoreTerms | None) 
     batch = profile.graph.nodes[profile.graph.cuts[index].node].shape[0]
     share = store.computed_share(values)
     reading = profile.lookup_seconds + profile.lookup_seconds_per_value * values * batch
-    # Computing what is missing is also the price if looking it up would be dearer: the store is then left out.
+    # Computing what is missing is also the price if looking it up would cost more: the store is then left out.
     return min(share * inference + reading, inference)
 
 

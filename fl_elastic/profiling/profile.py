@@ -117,12 +117,15 @@ class SavedTensors:
         Size of each tensor's storage.
     outputs : array of int, shape (M,)
         The tensor that a node puts out, -1 where that is not known.
+    channels_last : array of int, shape (M,)
+        1 where a node keeps a map or a weight whose channels lie next to each other, else 0; zeros if left out.
     """
 
     nodes: NDArray[np.int64]
     tensors: NDArray[np.int64]
     tensor_bytes: Seconds
     outputs: NDArray[np.int64]
+    channels_last: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
@@ -136,6 +139,8 @@ class SavedTensors:
         inside &= max(self.tensors.max(initial=-1), self.outputs.max(initial=-1)) < len(
             self.tensor_bytes
         )
+        inside &= len(self.channels_last) in (0, len(self.outputs))
+        inside &= bool(np.isin(self.channels_last, (0, 1)).all())
         if self.nodes.shape != self.tensors.shape or not inside:
             raise ProfileError("what nodes keep points outside of the graph or its tensors")
         if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
@@ -194,6 +199,8 @@ class CostProfile:
         By which operation of `fl_elastic.ops` a node may keep less, see `LeanKind`; zeros if left out.
     estimated : bool
         Whether the seconds come from `estimate_profile`, to be refined by training.
+    code_bytes : float
+        Code that a process has yet to load for its first steps, which is not the model's: not stored with it.
     """
 
     key: ProfileKey
@@ -213,6 +220,7 @@ class CostProfile:
     saved: SavedTensors | None = None
     node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
     estimated: bool = False
+    code_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}
@@ -300,7 +308,7 @@ class CostProfile:
 
     def seconds_of(self, masks: Mask) -> Seconds:
         """Return `step_seconds` of many masks at once, none of them empty; (K, N) to (K,)."""
-        passing = self._groups_below[1] @ masks.T.astype(np.float32) > 0
+        passing = self.graph.groups_below[1] @ masks.T.astype(np.float32) > 0
         depth = masks.shape[1] - 1 - np.argmax(masks[:, ::-1], axis=1)
         backward: Seconds = self.node_path_seconds @ passing + masks @ self.update_seconds
         backward += self.forward_seconds[depth] + self.fixed_seconds
@@ -330,23 +338,5 @@ class CostProfile:
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
         """Return which nodes run backward at all, and which pass the error gradient on."""
-        trained_below = self._groups_below @ mask > 0
+        trained_below = self.graph.groups_below @ mask > 0
         return trained_below[0], trained_below[1]
-
-    @cached_property
-    def _groups_below(self) -> NDArray[np.float32]:
-        """Ones for the groups at or below each node, and for those below it alone; shape (2, M, N).
-
-        As numbers, because their product with a mask is several times faster than to look its columns up.
-        """
-        nodes = self.graph.nodes
-        at_or_below = np.zeros((len(nodes), len(self)), dtype=bool)
-        below = np.zeros_like(at_or_below)
-        for index in range(len(nodes) - 1, -1, -1):
-            node = nodes[index]
-            if node.inputs:
-                below[index] = at_or_below[list(node.inputs)].any(axis=0)
-            at_or_below[index] = below[index]
-            if node.group is not None:
-                at_or_below[index, node.group] = True
-        return np.stack([at_or_below, below]).astype(np.float32)

@@ -14,7 +14,7 @@ from fl_elastic.state.codec import read_state, write_state
 
 __all__ = ["load_or_measure", "load_profile", "save_profile"]
 
-KIND = Kind("fl_elastic.cost_profile", 5)
+KIND = Kind("fl_elastic.cost_profile", 6)
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:

@@ -1,4 +1,4 @@
-"""The costs of steps that leave a part of the model alone: what lies below the fleet's cut, a head solved for."""
+"""Costs of steps that never train a part of the model: what lies below the fleet's cut, or a solved head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module that a state belongs to: a model, or what of it ends where a head reads."""
+"""Rebuild the module that a state belongs to: a model, or its part up to where a head reads."""
 
 from __future__ import annotations
 

@@ -99,6 +99,11 @@ class Projection(nn.Module):
         self.register_buffer("exponents", whole[0].clone())
         self.register_buffer("matrix", whole)
 
+    def load(self, directions: Directions) -> None:
+        """Project onto these directions from now on, as many as it has."""
+        self.exponents.copy_(torch.from_numpy(directions.exponents))
+        self.matrix.copy_(torch.from_numpy(directions.matrix))
+
     def forward(self, features: Tensor) -> Tensor:
         """Return the projected features, shape (N, K), for features of shape (N, D)."""
         scaled = features * 2.0 ** self.exponents.to(features.dtype)

@@ -1,4 +1,4 @@
-"""How much each client's sample counts where places are ranked: nobody's weighs as much as many others."""
+"""Weights of clients' samples when places are ranked: none counts as much as many others together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One codec between dataclasses and archives: a class writes down its fields, and nobody a conversion.
+"""One codec between dataclasses and archives: a class declares its fields, and nobody writes a conversion.
 
 Why not pydantic: it knows no arrays, and builds a schema of each class in every process that lives for one message.
 """

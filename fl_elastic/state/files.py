@@ -1,4 +1,4 @@
-"""Files that a reader sees as they were or as they are, that only their owner can read, and a lock."""
+"""Files written atomically that only their owner can read, and file locks."""
 
 from __future__ import annotations
 

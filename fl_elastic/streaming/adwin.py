@@ -1,4 +1,4 @@
-"""The window of ADWIN: as long as nothing in it has changed."""
+"""The adaptive window of the ADWIN drift detector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that arrive together: under which names, what a model says of them in one go, and what came of each."""
+"""A batch of samples that arrive together: their names, the model's predictions, and what came of each."""
 
 from __future__ import annotations
 

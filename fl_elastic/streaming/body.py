@@ -1,4 +1,4 @@
-"""What is trained and what is kept of a sample: the whole model on inputs, or its upper part on features."""
+"""What is trained on and kept of a sample: the inputs of the whole model, or features for its upper part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notice that the world has changed: from the errors that the model makes, one sample after the other."""
+"""Drift detectors: they watch the model's errors, one sample after the other."""
 
 from __future__ import annotations
 

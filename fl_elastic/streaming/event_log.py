@@ -1,4 +1,4 @@
-"""What has come since a learner's state was saved, line by line: a process that is killed loses none of it."""
+"""Append-only log of what came after the learner's state was saved; a killed process loses none of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder as a source: arrays of samples in files, each put away once it was read."""
+"""A folder as a source: files of samples, each moved away once it was read."""
 
 from __future__ import annotations
 

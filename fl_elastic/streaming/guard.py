@@ -1,4 +1,4 @@
-"""Check that an adaptation has made the model better: on samples that it was not trained on."""
+"""Guard: compare the model before and after an adaptation on samples that it was not trained on."""
 
 from __future__ import annotations
 

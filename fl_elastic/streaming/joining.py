@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from fl_elastic.errors import StreamError
 from fl_elastic.registry import Factories
-from fl_elastic.streaming.labelled import Shares
+from fl_elastic.streaming.labelled_weights import Shares
 
 __all__ = [
     "JOINING_RULES",

@@ -22,6 +22,7 @@ from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
+from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
@@ -52,7 +53,6 @@ from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.taking_up import take_up
 from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
@@ -300,7 +300,7 @@ class StreamLearner:
         StreamError
             If there are not as many labels, times or names as samples.
         """
-        self.take_up()
+        self.apply_round_result()
         batch = Arrivals.checked(xs, ys, ts, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
         with self._memory.unsettled():
@@ -435,7 +435,7 @@ class StreamLearner:
 
     def tick(self, t: float | None = None) -> Observation:
         """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
-        self.take_up()
+        self.apply_round_result()
         clock = self.progress.clock
         now = clock.at(time.time() if t is None else t)
         return self._then(Observation(), idle=now.passed - clock.passed)
@@ -604,7 +604,7 @@ class StreamLearner:
         except Refused:
             return None
 
-    def take_up(self) -> bool:
+    def apply_round_result(self) -> bool:
         """Take up what a round of the federation has left, if that is no worse; return whether there was something.
 
         Done at each sample and each `tick`.
@@ -618,7 +618,9 @@ class StreamLearner:
             undone = (
                 "the head is in closed form, from this stream's own sums"
                 if self._head is not None
-                else take_up(change, self._classifier, self._engine, self._memory.held_out)
+                else apply_round_result(
+                    change, self._classifier, self._engine, self._memory.held_out
+                )
             )
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)

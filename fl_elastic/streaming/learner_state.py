@@ -1,4 +1,4 @@
-"""What a learner must know to go on after a restart, in one file that is old or new and never half."""
+"""State of a learner that survives a restart, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fl_elastic.state.archive import Kind, read_archive
 from fl_elastic.state.codec import from_archive, write_state
 from fl_elastic.state.files import remove_leftovers
 from fl_elastic.streaming.adapting import Adaptation
-from fl_elastic.streaming.aside import put_aside
 from fl_elastic.streaming.classifier import ClassifierState
 from fl_elastic.streaming.closed_form import SolvedHeadState
 from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.quarantine import quarantine
 from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundsTaken
@@ -113,7 +113,7 @@ def load_state(path: Path) -> LearnerState | None:
 
 def _start_afresh(path: Path, why: str) -> None:
     try:
-        aside = put_aside(path)
+        aside = quarantine(path)
     except OSError as error:
         raise StreamError(
             f"the state {path} is damaged ({why}) and cannot be put aside: {error.strerror or error}"

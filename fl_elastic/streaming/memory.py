@@ -1,4 +1,4 @@
-"""Where a sample goes: to the store, to the next batches, or out of training's sight."""
+"""Where a sample goes: to the store, to the next training batches, or to the held-out window."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.streaming.account import Account
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
+from fl_elastic.streaming.ingested import IngestedSamples
 from fl_elastic.streaming.recent import Recent, RecentSamples
 from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
@@ -25,7 +25,7 @@ from fl_elastic.streaming.store.sample_store import SampleStore
 __all__ = ["LateLabel", "StreamMemory"]
 
 _LOG = logging.getLogger("fl_elastic")
-_ACCOUNT, _PLACES = "account", "places"
+_INGESTED, _PLACES = "ingested", "places"
 # Changes that wait until they are written together, and the bytes of their samples: to write each by itself would
 # write a page of every index for it.
 _MOST_CHANGES, _MOST_BYTES = 256, 2**20
@@ -92,7 +92,7 @@ class StreamMemory:
         self._keeps_scores = keeps_scores
         self._pending: list[tuple[str, Change]] = []
         self._bytes = 0
-        self._given, self._waits = Account(), False
+        self._given, self._waits = IngestedSamples(), False
         self.version: str | None = None
         self.events = 0
         # Also samples that somebody else has added.
@@ -261,7 +261,7 @@ class StreamMemory:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Take up once more what came after the restored state: what the store has, it is not given again."""
-        self._given = given = Account.from_text(self.store.noted(_ACCOUNT))
+        self._given = given = IngestedSamples.from_text(self.store.noted(_INGESTED))
         window = self._recent.held_out
         ahead = _places(self.store.noted(_PLACES))
         with self.unsettled():
@@ -270,7 +270,7 @@ class StreamMemory:
         for row in [row for row in window.rows if self._given.has(row.number)]:
             window.rows.remove(row)
             self._learned(row)
-        self._given = Account()
+        self._given = IngestedSamples()
         if given.number > self.number:
             # What has come between is nowhere but in the store, such as after a power cut or without a state.
             _LOG.warning(
@@ -303,7 +303,7 @@ class StreamMemory:
         beside = [row.number for row in self._recent.held_out.rows]
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
-            _ACCOUNT: Account.of(self.number, beside, self.events).to_text(),
+            _INGESTED: IngestedSamples.of(self.number, beside, self.events).to_text(),
             _PLACES: json.dumps(self.places, separators=(",", ":")),
         }
 

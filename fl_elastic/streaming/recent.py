@@ -1,4 +1,4 @@
-"""What a learner holds in memory of the newest samples; all of it survives a restart."""
+"""The newest samples that a learner holds in memory; they are part of its saved state."""
 
 from __future__ import annotations
 

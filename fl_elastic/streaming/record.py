@@ -1,4 +1,4 @@
-"""How a stream went: accuracy and memory along it, and where the drifts were."""
+"""History of a stream: accuracy and memory along it, and where drifts were detected."""
 
 from __future__ import annotations
 

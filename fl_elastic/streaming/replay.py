@@ -1,4 +1,4 @@
-"""What a training batch is made of: new samples of the stream, and stored ones."""
+"""Recipes for training batches from new and stored samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a round's result reaches the learner, perhaps in another process: a file that is there or not, never half."""
+"""Inbox for a round's result, which may come from another process: a file that is written atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ArchiveError, StreamDataError
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 
 __all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
 

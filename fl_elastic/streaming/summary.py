@@ -1,4 +1,4 @@
-"""What a learner's stream came to, as JSON can hold it."""
+"""Summary of a learner's stream as JSON."""
 
 from __future__ import annotations
 

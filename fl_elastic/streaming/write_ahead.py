@@ -1,4 +1,4 @@
-"""Every event of a learner is on the disk before anybody is told of it: in the log, or in the saved state."""
+"""Write-ahead: every event is on disk, in the log or in the saved state, before anybody is told of it."""
 
 from __future__ import annotations
 

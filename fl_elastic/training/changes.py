@@ -1,4 +1,4 @@
-"""What a fit changed, tensor by tensor, and which part of each tensor it trained."""
+"""What a fit changed, tensor by tensor, and which part of each tensor was trained."""
 
 from __future__ import annotations
 

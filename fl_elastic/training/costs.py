@@ -60,6 +60,8 @@ def costs_for(
         profile = estimate_profile(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.timing.clock,
             memory=budget.memory, prefix=options.forward is not None,
+            # Another device's seconds are not of this clock.
+            deadline=budget.deadline if options.timing.closed_loop else None,
         )  # fmt: skip
     profile = with_prefix(profile, model, batch, options)
     if not policy.needs.modes:

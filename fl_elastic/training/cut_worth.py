@@ -14,6 +14,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.training.costs import lasting_costs
@@ -77,7 +78,8 @@ def cut_worth(
     TrainingError
         If a loss or a gradient is not finite.
     """
-    needed = mask_bytes(profile, np.ones(len(profile), bool))
+    taken = replace(profile, code_bytes=code_to_load())
+    needed = mask_bytes(taken, np.ones(len(profile), bool))
     if memory is not None and needed > memory:
         raise BudgetError(
             f"a step of everything takes {needed:.0f} bytes, the memory budget is {memory:.0f}"

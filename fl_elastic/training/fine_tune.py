@@ -159,7 +159,7 @@ def fine_tune(
         with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
             options = replace(
                 options or TrainerOptions(), part=TrainablePart(keep_statistics=True),
-                forward=ForwardOptions(feature_bytes, path=Path(folder) / "features.bin"),
+                forward=ForwardOptions(feature_bytes, path=Path(folder) / "features.db"),
             )  # fmt: skip
             profile = costs_for(
                 policy, None, model, loss_fn, first[0],

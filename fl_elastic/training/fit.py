@@ -19,7 +19,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.memory import inference_bytes
 from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.batches import READ_ONCE, Epochs
@@ -251,7 +251,8 @@ class Fit:
             stack.enter_context(plan_applied(plan, model))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
-            stack.enter_context(self.free.watching(model, in_flight(graph).inference))
+            if self.budget.memory is not None:
+                stack.enter_context(self.free.watching(model, inference_bytes(self.profile)))
             # Looked up one by one they take longer than a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}

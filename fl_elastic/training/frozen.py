@@ -1,4 +1,4 @@
-"""Parameters that a plan does not train stay as they are."""
+"""Keep parameters that a plan does not train at their values, whatever the optimiser does to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train without loading torch's compiler: a process that lives for one message has no use for it."""
+"""Train without loading torch's compiler, which a process that lives for one message does not need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client answers when it is asked where its model may be read from."""
+"""A client's answer when the server asks where the model may be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_layer
-from fl_elastic.readout.choice import EXAMPLES
+from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.place import Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
@@ -84,8 +84,7 @@ def places_reply(
     deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
         model, loader, examples=examples, clock=clock,
-        # Where no more than what examples span is affordable, more features are projected onto it.
-        most_features=MOST_FEATURES if most < EXAMPLES else most,
+        most_features=candidate_features(most),
         places=None if read == _AUTO else Reading.parse(read).places, seconds=deadline,
     )  # fmt: skip
     rows = dict(found.sample.rows)

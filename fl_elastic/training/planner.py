@@ -23,6 +23,7 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.optimizers import shadow_of
 from fl_elastic.profiling.profile import Mask
@@ -106,6 +107,7 @@ class Planner:
         self._first: Plan | None = None
         self._measured = False
         self._fitting: tuple[float, bool] | None = None
+        self._code = CODE_BYTES
         self.based_on = ""
         self.memory = state.memory
 
@@ -163,6 +165,15 @@ class Planner:
         self.policy.refuse_misfit(costs)
         self.requested_steps = requested_steps
         self.budget = budget
+        # A simulated device's process is one of its own, whatever this one has loaded.
+        self._code = code_to_load() if self.options.timing.closed_loop else CODE_BYTES
+        memory = self.budget.memory
+        if memory is not None and memory < code_to_load() == self._code == CODE_BYTES:
+            _LOG.warning(
+                "a memory budget of %.3g MB is less than the %.0f MB of code that a process loads for its first "
+                "steps: this fit may take so much, later ones of this process hold it",
+                memory / 1e6, CODE_BYTES / 1e6,
+            )  # fmt: skip
         self.go_on(costs, None)
         self._batches = batches
         self._first = None
@@ -185,7 +196,8 @@ class Planner:
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with other costs from now on, and only the groups within reach."""
         rate = sending_seconds_per_byte(self.budget, self.requested_steps)
-        self._costs, self._reachable = with_sending(costs, rate), reachable
+        costs = replace(with_sending(costs, rate), code_bytes=self._code)
+        self._costs, self._reachable = costs, reachable
         self._fitting = self._last_probe = None
 
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:

@@ -12,8 +12,9 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import split_batch
 from fl_elastic.profiling.profile_key import model_device
 from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
-from fl_elastic.readout.choice import EXAMPLES, Choice, choose_places
-from fl_elastic.readout.place import parse_places
+from fl_elastic.readout.choice import EXAMPLES, Choice
+from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.place import Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.head_sums import solve_head
@@ -66,7 +67,8 @@ def read_out(
         ``auto``, ``last`` for the last linear layer, or names of places such as
         ``features.3@grid8+features.6@grid4``.
     most_features : int
-        Bound of the features of an example: the time of the sums grows with their square.
+        Bound of the numbers that are read of an example: the time of the sums grows with their square. Below 640
+        the features of the places are projected onto so many directions.
 
     Raises
     ------
@@ -105,18 +107,28 @@ def readout_of(
     """
     if read == "last":
         return model, None
-    choice = None
     inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
-    if read == "auto":
-        found = place_sample(model, loader, examples=EXAMPLES, most_features=most_features)
-        choice = choose_places(found.sample, most_features=most_features)
-        best = choice.best
+    outputs = outputs_of(model, inputs)
+    asked = None if read == "auto" else Reading.parse(read)
+    if asked is not None and not asked.width:
+        return Readout(model, asked, inputs, outputs), None
+    found = place_sample(
+        model, loader, examples=EXAMPLES, most_features=candidate_features(most_features),
+        places=None if asked is None else asked.places,
+    )  # fmt: skip
+    chosen = choose_reading(found.sample, most_features=most_features, read=read)
+    if chosen.choice is not None:
+        best = chosen.choice.best
         _LOG.info(
             "the head reads %s: squared error %.2f of the mean's on held-out ones of %d examples, %d features",
-            best.name, best.error, round(found.sample.num_examples), best.features,
+            chosen.reading, best.error, round(found.sample.num_examples),
+            chosen.reading.width or best.features,
         )  # fmt: skip
-        only = best.places[0]
-        if len(best.places) == 1 and only.at_input and only.module == last_layer(model, inputs):
-            return model, choice
-        read = best.name
-    return Readout(model, parse_places(read), inputs, outputs_of(model, inputs)), choice
+    only = chosen.reading.places[0]
+    at_the_end = only.at_input and only.module == last_layer(model, inputs)
+    if chosen.directions is None and len(chosen.reading.places) == 1 and at_the_end:
+        return model, chosen.choice
+    readout = Readout(model, chosen.reading, inputs, outputs)
+    if readout.projection is not None and chosen.directions is not None:
+        readout.projection.load(chosen.directions)
+    return readout, chosen.choice

@@ -1,4 +1,4 @@
-"""What one fit did: the log of its steps, and what it reports."""
+"""Report of one fit: the log of its steps, and what came of them."""
 
 from __future__ import annotations
 

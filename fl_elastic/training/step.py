@@ -17,6 +17,7 @@ from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.code_bytes import code_is_loaded
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by, refusing_closures, undriven
 from fl_elastic.training.apply_plan import plan_guards
 from fl_elastic.training.evaluate import right_examples
@@ -208,6 +209,7 @@ class TrainingStep:
             self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
+        code_is_loaded()
         for guard in self._guards:
             guard.put_back()
         return True

@@ -1,4 +1,4 @@
-"""A client's data in two parts: what it goes on with, and examples that it gives up, named by their numbers."""
+"""Split a client's data in two: what it keeps, and the examples that it gives up, by their numbers."""
 
 from __future__ import annotations
 

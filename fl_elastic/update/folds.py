@@ -1,4 +1,4 @@
-"""Sums over a few of the examples of a client, which can be left out of all sums to see how a head does on them.
+"""Sums over folds of a client's examples: left out of the total, they measure a head on held-out examples.
 
 No example is in it: the rows are a factor of the sums, as any examples with the same sums would give.
 """

@@ -1,4 +1,4 @@
-"""Sums of a head in closed form that examples enter and leave one by one, as a stream brings and forgets them."""
+"""Head sums that examples enter and leave one by one, as a stream brings and forgets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums for a head that nobody but their total may see: as whole numbers that secure aggregation adds up exactly.
+"""Head sums as integers, so that secure aggregation gives their exact total and nothing else.
 
 Flower's SecAgg+ adds numbers of `range` steps modulo a power of two. A number is cut into digits of that size, each
 sent for itself, so that nothing but its rounding to `_STEP` is lost.

@@ -1,4 +1,4 @@
-"""Squared gradients of single examples: how far each weight matters to them, and how a model forgets some of them.
+"""Squared gradients per example: how much each weight matters to them, for forgetting by dampening.
 
 Foster, Schoepf and Brintrup, "Fast machine unlearning without retraining through selective synaptic dampening",
 AAAI 2024: weights that matter far more to what is to be forgotten than to everything are made smaller, and nothing

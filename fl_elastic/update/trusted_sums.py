@@ -1,4 +1,4 @@
-"""Whose sums a head is made from: how large each client's features are, and whom its sums harm.
+"""How far each client's sums are trusted: bounds on its features' sizes, and whether the head is worse with it.
 
 A client may say of its examples what it likes, as long as examples could have such sums. What it says is judged by
 what the head of all, with its sums and without them, does on the examples that others hold out.

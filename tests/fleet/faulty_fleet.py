@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fl_elastic.fleet.local import LocalFleet
+from fl_elastic.fleet.member import descendants
 from fl_elastic.fleet.serve import node_launch
-from fl_elastic.fleet.supervisor import children_of
 from fl_elastic.operations.journal import read_journal
 from fl_elastic_simulations.scenario import Scenario
 
@@ -72,17 +71,15 @@ def improved(fleet: LocalFleet) -> bool:
 
 def training(pid: int) -> bool:
     """Whether a SuperNode has a client at work: torch is loaded and it computes."""
-    waiting, found = [pid], False
-    while waiting:
-        current = waiting.pop()
-        waiting += children_of(current)
+    for each in [pid, *(below for below, _ in descendants(pid))]:
         try:
-            line = Path(f"/proc/{current}/cmdline").read_bytes().replace(b"\0", b" ")
-            loaded = b"libtorch_cpu" in Path(f"/proc/{current}/maps").read_bytes()
+            line = Path(f"/proc/{each}/cmdline").read_bytes().replace(b"\0", b" ")
+            loaded = b"libtorch_cpu" in Path(f"/proc/{each}/maps").read_bytes()
         except OSError:
             continue
-        found = found or (b"flwr-clientapp" in line and loaded)
-    return found
+        if b"flwr-clientapp" in line and loaded:
+            return True
+    return False
 
 
 def note(fault: str, **found: object) -> None:
@@ -104,27 +101,25 @@ class Outsider:
         self.log = fleet.folder.root / "logs" / f"{name}.outside.log"
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("wb") as log:
-            # The keeper ends it with this process.
-            self.keeper = subprocess.Popen(
-                [
-                    sys.executable, "-m", "fl_elastic.fleet.supervisor", str(self.log.with_suffix(".pid")),
-                    *before, *launch.command,
-                ],
-                env={**launch.environment, **environment}, cwd=launch.folder,
-                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+            self.process = subprocess.Popen(
+                [*before, *launch.command], env={**launch.environment, **environment}, cwd=launch.folder,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     def __enter__(self) -> Outsider:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.keeper.stdin is not None:
-            self.keeper.stdin.close()
-        self.keeper.wait(30)
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     @property
     def ended(self) -> bool:
-        return self.keeper.poll() is not None
+        return self.process.poll() is not None
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")

@@ -17,7 +17,7 @@ def test_a_node_that_is_killed_while_it_trains_costs_its_own_update_alone() -> N
         run = fleet.submit(scenario=scenario_text(3, rounds=4), results=str(fleet.folder.results))
         wait_until(lambda: len(rounds_of(fleet)) >= 1, 120, "the first round")
         victim = fleet.names[1]
-        wait_until(lambda: training(fleet.members[victim].pid), 60, "the victim to train")
+        wait_until(lambda: training(fleet.members[victim].process.pid), 60, "the victim to train")
         fleet.kill(victim)
         killed, before = time.monotonic(), len(rounds_of(fleet))
         wait_until(lambda: len(rounds_of(fleet)) > before, 150, "the round to end without it")
@@ -68,7 +68,9 @@ def test_a_server_that_is_killed_in_a_round_goes_on_from_its_checkpoint() -> Non
     with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
         run = fleet.submit(scenario=scenario_text(2, rounds=5), results=str(fleet.folder.results))
         wait_until(lambda: len(rounds_of(fleet)) >= 2, 180, "two rounds")
-        wait_until(lambda: training(fleet.members[fleet.names[0]].pid), 60, "a node to train")
+        wait_until(
+            lambda: training(fleet.members[fleet.names[0]].process.pid), 60, "a node to train"
+        )
         fleet.kill(SERVER)
         killed, done = time.monotonic(), rounds_of(fleet)[-1]["round"]
         fleet.start(SERVER)

@@ -15,7 +15,6 @@ import pytest
 
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.fleet.flower_cli import RunState
-from fl_elastic.fleet.supervisor import is_alive
 from fl_elastic.fleet.up import result_of, run_local
 from fl_elastic_simulations.fleet.scenario_text import scenario_text
 from fl_elastic_simulations.scenario import Scenario
@@ -73,7 +72,7 @@ def left(word: str) -> list[str]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if word.encode() in (folder / "environ").read_bytes() and is_alive(int(folder.name)):
+            if word.encode() in (folder / "environ").read_bytes():
                 found.append((folder / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue
@@ -145,7 +144,7 @@ def test_nothing_stays_after_an_interruption(
     while "round 0" not in lines[-1]:
         lines.append(running.stderr.readline())
         assert lines[-1], lines
-    assert len(left(mark)) >= 6
+    assert len(left(mark)) >= 4
     for number in numbers:
         os.kill(running.pid, number)
         time.sleep(1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import random
+import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.state.files import only_one
+from fl_elastic.state.rows import Rows, page_for, room_of
 from fl_elastic.training import ForwardOptions, Timing, TrainerOptions
 from fl_elastic.training.report import ForwardReport
 
@@ -204,18 +206,17 @@ def test_data_that_grow_and_shrink_and_labels_that_change(tmp_path: Path) -> Non
 
 
 def _stored(folder: Path) -> int:
-    """Return how many rows of the file of features hold anything."""
-    data = (folder / "features.bin").read_bytes()[4096:]
-    row = 8 * 64 * 4 + 24
-    return sum(any(data[start : start + row]) for start in range(0, len(data), row))
+    """Return how many examples' features are in the file."""
+    with closing(sqlite3.connect(folder / "features.db")) as file:
+        return int(file.execute("SELECT count(*) FROM rows").fetchone()[0])
 
 
 def test_a_bound_below_an_epoch(tmp_path: Path) -> None:
-    keeps = 5 * (8 * 64 * 4 + 24)
+    keeps = 5 * room_of(1 + 8 * 64 * 4, page_for(1 + 8 * 64 * 4))
     few = [(x[i : i + 1], y[i : i + 1]) for x, y in images(2) for i in range(6)]
     reports = check_rounds(tmp_path, [(net, few)] * 3, keeps=keeps)
     assert [each.found for each in reports][1:] == [5, 5]
-    assert (tmp_path / "kept" / "features.bin").stat().st_size <= 4096 + keeps
+    assert (tmp_path / "kept" / "features.db").stat().st_size <= keeps + 8 * 2**14
 
 
 def test_a_model_in_half_precision(tmp_path: Path) -> None:
@@ -256,10 +257,13 @@ def test_a_loader_that_augments_at_random(tmp_path: Path) -> None:
 
 def test_damage_anywhere_in_the_file(tmp_path: Path) -> None:
     draw = random.Random(0)
-    path = tmp_path / "kept" / "features.bin"
+    path = tmp_path / "kept" / "features.db"
     found = []
     for _ in range(15):
         found += [each.found for each in check_rounds(tmp_path, [(net, images(2))], rounding=1e-5)]
+        if not path.exists():
+            # A damaged one, of which nothing could be wiped.
+            continue
         data = bytearray(path.read_bytes())
         for _ in range(draw.choice([1, 5, 500])):
             data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
@@ -274,7 +278,7 @@ def test_two_clients_that_share_a_folder_by_mistake(
     mine, others = images(2), images(2, seed=5)
     check_rounds(tmp_path, [(net, mine), (net, others), (net, mine)])
     # At the same time.
-    with only_one(tmp_path / "kept" / "features.bin"):
+    with closing(Rows(tmp_path / "kept" / "features.db", b"", most=2**20)):
         (report,) = check_rounds(tmp_path, [(net, mine)])
     assert "in use by another process" in report.refused
     assert "features are not kept" in caplog.text and "a folder of its own" in caplog.text
@@ -285,7 +289,7 @@ def test_a_place_where_nothing_can_be_kept(tmp_path: Path, blocked: str) -> None
     if blocked == "file":
         (tmp_path / "kept").write_text("in the way")
     else:
-        (tmp_path / "kept" / "features.bin").mkdir(parents=True)
+        (tmp_path / "kept" / "features.db").mkdir(parents=True)
     (report,) = check_rounds(tmp_path, [(net, images(2))])
     assert "cannot be made at" in report.refused
 
@@ -295,10 +299,8 @@ def test_a_full_disk_costs_the_features_and_not_the_round(
 ) -> None:
     check_rounds(tmp_path, [(net, images(1))])
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    usage = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     # What is there needs no more room, and stays of use where there are more data.
     same, more = check_rounds(tmp_path, [(net, images(1)), (net, images(1) + images(2, seed=5))])
     assert [each.found for each in (same, more)] == [6, 6] and not more.refused

@@ -25,7 +25,7 @@ from fl_elastic.methods.dampening.forget import squared_gradients
 from fl_elastic.streaming import Guard, Latent, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.streaming.round_inbox import RoundInbox
-from fl_elastic.streaming.visit import Mark
+from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -88,12 +88,12 @@ def test_what_is_sent_is_the_joined_and_trained_model_and_the_learner_goes_on_wi
     client = client_of(tmp_path, joining=Interpolate(0.25), left="trained")
     update, _ = round_of(client, server)
     assert update.base_version == 3 and set(update.deltas) == set(before)
-    assert learner.take_up() and learner.rounds.taken == 1 and not learner.rounds.undone
+    assert learner.apply_round_result() and learner.rounds.taken == 1 and not learner.rounds.undone
     now, places = weights(learner), [learner.classes.index(label) for label in (0, 1, 2)]
     for name, base in weights_of(server, Manifest.of(server)).items():
         mine = now[name][places] if name.startswith("5.") else now[name]
         np.testing.assert_allclose(mine, base + update.deltas[name], rtol=1e-5, atol=1e-6)
-    assert not learner.take_up(), "once is enough"
+    assert not learner.apply_round_result(), "once is enough"
     closed(learner)
 
 
@@ -103,7 +103,7 @@ def test_the_joined_model_is_left_and_the_trained_one_is_sent(tmp_path: Path) ->
     client = client_of(tmp_path, joining=Interpolate(0.25), left="joined")
     update, _ = round_of(client, server)
     assert update.deltas["0.weight"].any()
-    learner.take_up()
+    learner.apply_round_result()
     for name, there in weights_of(server, Manifest.of(server)).items():
         places = list(learner.classes)
         aim = there[places] if name.startswith("5.") else there
@@ -118,7 +118,7 @@ def test_of_the_training_the_learner_gets_what_its_own_share_was(tmp_path: Path)
     before = weights(learner)
     rule = Interpolate(0.25, groups={"0.": 1.0, "3.": 0.0})
     update, _ = round_of(client_of(tmp_path, joining=rule), server)
-    learner.take_up()
+    learner.apply_round_result()
     now, base = weights(learner), weights_of(server, Manifest.of(server))
     np.testing.assert_allclose(now["0.weight"], base["0.weight"], atol=1e-6)
     trained = base["3.weight"] + update.deltas["3.weight"]
@@ -136,7 +136,7 @@ def test_what_is_personal_is_neither_taken_nor_sent_but_trained(tmp_path: Path) 
     client = client_of(tmp_path, Normed(), joining=Personal(), left="trained")
     update, metrics = round_of(client, server)
     assert set(update.deltas) == {"body.weight", "body.bias"} and metrics["plan-share"] == 1.0
-    learner.take_up()
+    learner.apply_round_result()
     now = weights(learner)
     assert not np.array_equal(now["head.weight"], own["head.weight"])
     assert np.abs(now["head.weight"] - own["head.weight"]).max() < 0.5
@@ -160,7 +160,7 @@ def test_classes_that_only_one_side_knows_are_kept_on_both(tmp_path: Path) -> No
     update, _ = round_of(client_of(tmp_path, net(3), joining=Replace(), **still), server)
     assert update.deltas["5.weight"].shape == (3, 16)
     assert all(not delta.any() for delta in update.deltas.values())
-    learner.take_up()
+    learner.apply_round_result()
     assert set(learner.classes) == {0, 1, 2, 6} and not learner.rounds.undone
     rows = weights(learner)["5.weight"]
     assert np.array_equal(rows[learner.classes.index(6)], own)
@@ -178,7 +178,7 @@ def test_samples_of_a_class_that_the_server_does_not_know_are_learned_all_the_sa
     before = weights(learner)["5.weight"][learner.classes.index(6)].copy()
     update, _ = round_of(client_of(tmp_path, net(3), left="trained"), net(3, seed=5))
     assert update.deltas["5.bias"].shape == (3,)
-    learner.take_up()
+    learner.apply_round_result()
     assert not np.array_equal(weights(learner)["5.weight"][learner.classes.index(6)], before)
     closed(learner)
 
@@ -245,17 +245,17 @@ def test_evaluation_is_of_the_joined_model_on_the_held_out_window(tmp_path: Path
 def asked(
     folder: Path, model: nn.Module, task: RoundTask
 ) -> tuple[bytes, dict[str, Any], list[Any]]:
-    """What a client answers to a question, and its samples; the learner's inbox and mark are as they were."""
+    """What a client answers to a question, and its samples; the learner's inbox and position are as they were."""
     learner = streamed(folder, labels=(2, 0, 1))
     stored = learner.store.sample(10**6)
     rows = [
         (torch.tensor(x)[None], torch.tensor([y])) for x, y in zip(stored.x, stored.y, strict=True)
     ]
-    mark = Mark.load(folder)
+    position = StreamPosition.load(folder)
     arrays, _, metrics = client_of(folder).fit(packed(model), {PACKED: True, **task.to_config()})
     assert ERROR not in metrics, metrics
-    assert not learner.take_up() and learner.rounds.taken == 0
-    assert RoundInbox(folder).claim() is None and Mark.load(folder) == mark
+    assert not learner.apply_round_result() and learner.rounds.taken == 0
+    assert RoundInbox(folder).claim() is None and StreamPosition.load(folder) == position
     closed(learner)
     return arrays[0].tobytes(), metrics, rows
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,7 @@ def test_below_the_cut_the_model_is_the_federations(tmp_path: Path) -> None:
     assert not np.array_equal(weights(learner)["0.weight"], server[0].weight.detach().numpy())
     update = round_above(client_of(tmp_path, joining="measured", left="trained"), server)
     assert set(update.deltas) == TRAINED and update.deltas["3.weight"].any()
-    learner.take_up()
+    learner.apply_round_result()
     np.testing.assert_allclose(
         weights(learner)["0.weight"], server[0].weight.detach().numpy(), atol=1e-6
     )
@@ -96,7 +98,7 @@ def test_a_head_that_is_solved_for_is_the_federations(tmp_path: Path) -> None:
     learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
     update = round_above(client_of(tmp_path, left="trained"), server, kept_head="5")
     assert set(update.deltas) == {"3.weight", "3.bias"}
-    learner.take_up()
+    learner.apply_round_result()
     places = list(learner.classes)
     head = server[5].weight.detach().numpy()[places]
     np.testing.assert_allclose(weights(learner)["5.weight"], head, atol=1e-6)
@@ -110,7 +112,7 @@ def test_each_sample_passes_below_the_cut_once_and_deleted_ones_go(
     client = client_of(tmp_path)
     data, _ = asked(client, server, SolveHead, cut=CUT)
     assert decode_head_sums(data, Manifest.of(server)).num_examples == len(learner.store)
-    file = tmp_path / "rounds" / "features.bin"
+    file = tmp_path / "rounds" / "features.db"
     for _ in range(3):
         run_below.clear()
         round_above(client_of(tmp_path), server)
@@ -126,9 +128,9 @@ def test_each_sample_passes_below_the_cut_once_and_deleted_ones_go(
 
 
 def rows_in(file: Path) -> int:
-    """Return how many rows hold the features of a sample; 16 numbers of fp16 each."""
-    data, row = file.read_bytes()[4096:], 16 * 2 + 24
-    return sum(any(data[start : start + 16]) for start in range(0, len(data), row))
+    """Return how many samples' features are in the file."""
+    with closing(sqlite3.connect(file)) as opened:
+        return int(opened.execute("SELECT count(*) FROM rows").fetchone()[0])
 
 
 @pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
@@ -154,7 +156,7 @@ def test_sums_are_over_every_sample_once_in_the_servers_order(
         np.testing.assert_allclose(found.products, expected.products, rtol=2e-3, atol=0.5)
         np.testing.assert_allclose(found.targets, expected.targets, rtol=2e-3, atol=0.2)
     # It was asked, and has trained nothing: the learner goes on as it was.
-    assert not learner.take_up() and learner.store.used_bytes == before
+    assert not learner.apply_round_result() and learner.store.used_bytes == before
     closed(learner)
 
 
@@ -170,8 +172,8 @@ def test_features_of_the_store_are_what_rounds_train_on(
     # The place is tried when the learner is looked at; no sample passes below it.
     assert sum(run_below) <= 4
     assert set(update.deltas) == TRAINED and update.deltas["3.weight"].any()
-    assert not (tmp_path / "rounds" / "features.bin").exists()
-    assert learner.take_up() and not learner.rounds.undone
+    assert not (tmp_path / "rounds" / "features.db").exists()
+    assert learner.apply_round_result() and not learner.rounds.undone
     now = weights(learner)
     np.testing.assert_array_equal(now["0.weight"], own["0.weight"])
     assert not np.array_equal(now["3.weight"], own["3.weight"])
@@ -219,7 +221,7 @@ def test_a_round_that_changed_what_is_below_is_not_taken_up(tmp_path: Path) -> N
     place = tmp_path / left.relative_to(inputs)
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(left.read_bytes())
-    assert learner.take_up() and learner.rounds.undone
+    assert learner.apply_round_result() and learner.rounds.undone
     assert all(np.array_equal(value, before[name]) for name, value in weights(learner).items())
     closed(learner)
 
@@ -281,7 +283,7 @@ def test_a_federation_of_streams_and_loaders_from_round_zero_on(tmp_path: Path) 
     accuracy = evaluate(server, torch.nn.functional.cross_entropy, data).accuracy
     assert accuracy is not None and accuracy > 0.95
     for learner in learners:
-        assert learner.take_up()
+        assert learner.apply_round_result()
         closed(learner)
 
 
@@ -297,5 +299,5 @@ def test_what_cuts_are_worth_and_what_the_device_can_do(
     # Below the place of its features it has nothing to train.
     assert "3" in places and ("0" in places) == (latent is None)
     assert client.capabilities(Train(cut=CUT)).num_examples > 0
-    assert not learner.take_up()
+    assert not learner.apply_round_result()
     closed(learner)

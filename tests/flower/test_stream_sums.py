@@ -22,7 +22,7 @@ from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
-from fl_elastic.streaming.visit import Visit
+from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights
@@ -57,7 +57,7 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise AssertionError("a pass over all samples")
 
-    monkeypatch.setattr(Visit, "every_sample", refused)
+    monkeypatch.setattr(LearnerSnapshot, "every_sample", refused)
 
 
 @pytest.mark.usefixtures("no_pass")
@@ -160,7 +160,7 @@ def test_a_federation_is_solved_from_its_sums_and_goes_on_above_its_features(
     accuracy = evaluate(server, torch.nn.functional.cross_entropy, data).accuracy
     assert accuracy is not None and accuracy > 0.9
     for learner, own in zip(learners, before, strict=True):
-        assert learner.take_up() and same(weights(learner), own)
+        assert learner.apply_round_result() and same(weights(learner), own)
         closed(learner)
 
 

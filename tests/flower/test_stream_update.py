@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fl_elastic.flower.stream_update import seen_from
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
 
 HEAD = ("head",)

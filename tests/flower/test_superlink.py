@@ -272,7 +272,7 @@ def test_heads_and_features_last_from_process_to_process(tmp_path: Path) -> None
         assert trained == ({"2.weight", "2.bias"} if record["trains"] else set())
         sent = {reply["downlink_bytes"] for reply in record["accepted"]}
         assert (sent == {record["downlink_bytes"]}) == (record["server_round"] == 0)
-    assert all((fleet.place / f"state{node}" / "features.bin").exists() for node in range(3))
+    assert all((fleet.place / f"state{node}" / "features.db").exists() for node in range(3))
 
 
 def test_the_cut_moves_to_where_real_devices_say(tmp_path: Path) -> None:

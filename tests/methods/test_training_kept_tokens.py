@@ -33,6 +33,7 @@ from fl_elastic.methods.tokens.e_vit import EVitPolicy
 from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, on_kept_tokens
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import profile_model
+from fl_elastic.state.rows import room_of
 from fl_elastic.training import (
     ElasticTrainer,
     ForwardOptions,
@@ -101,7 +102,8 @@ def test_training_is_that_of_the_suffix_on_the_kept_tokens(name: str, kept: int)
     assert report.forward is not None and not report.forward.refused
     assert report.forward.found == (12 if kept else 0)
     # Of each example the kept tokens alone are stored.
-    assert report.forward.feature_bytes == (12 * (classes + 8) * 16 * 4 if kept else 0)
+    row = room_of(1 + (classes + 8) * 16 * 4, 2**14)
+    assert report.forward.feature_bytes == (12 * row if kept else 0)
     slow = slow_training(vision_transformer(name), block, classes, names, epochs=2)
     assert 0 < len(names) < len(before)
     for parameter, now in model.named_parameters():

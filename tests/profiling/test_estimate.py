@@ -17,10 +17,12 @@ from peak_bytes import peak_bytes
 from small_models import chain, loss_fn, sgd, vectors
 from torch import nn
 
+from fl_elastic.groups.forward import compute_loss
+from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.profiling import CostProfile, estimate
+from fl_elastic.profiling import CostProfile, estimate, node_timer
 from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.node_timer import sums_by_node
+from fl_elastic.profiling.node_timer import TracedWay, sums_by_node, time_nodes
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training.costs import refined
 
@@ -291,3 +293,48 @@ def test_a_model_that_takes_gradients_in_its_forward_pass_is_looked_at_again() -
     assert 0.7 * kept <= counted <= 1.3 * kept
     small = estimate_profile(model, nn.functional.mse_loss, batch, optimizer_fn=sgd, memory=1.0)
     assert (small.update_seconds > 0).all()
+
+
+def test_of_nodes_alike_a_few_are_timed_and_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells, self.head = nn.GRU(4, 6, 2, bidirectional=True), nn.Linear(12, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.head(self.cells(x)[0][-1])
+            return out
+
+    model, batch = Recurrent(), (torch.randn(150, 2, 4), torch.tensor([0, 2]))
+    way = TracedWay.of(trace_step(model, loss_fn, batch))
+
+    def timed() -> tuple[list[float], int]:
+        looks = 0
+
+        def clock() -> float:
+            nonlocal looks
+            looks += 1
+            return float(looks)
+
+        seconds = time_nodes(way, compute_loss(model, loss_fn, batch), clock)
+        return np.nan_to_num(seconds, nan=-1).tolist(), looks
+
+    few, looks_at_few = timed()
+    monkeypatch.setattr(node_timer, "_FEW", 10**9)
+    every, looks_at_every = timed()
+    assert few == every
+    assert 4 * looks_at_few < looks_at_every
+
+
+@pytest.mark.parametrize(("deadline", "backward_passes"), [(None, 1), (1e6, 1), (1e-9, 0)])
+def test_no_step_is_timed_where_tracing_took_the_time(
+    deadline: float | None, backward_passes: int
+) -> None:
+    model, batch = chain(), vectors()[0]
+    passed: list[None] = []
+    next(model.parameters()).register_hook(lambda _: passed.append(None))
+    found = estimate_profile(model, loss_fn, batch, optimizer_fn=sgd, deadline=deadline)
+    assert len(passed) == backward_passes
+    assert found.full_step_seconds > found.floor_step_seconds > 0

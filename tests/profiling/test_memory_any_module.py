@@ -341,3 +341,59 @@ def test_dropping_out_takes_memory_also_below_what_is_trained(name: str, tmp_pat
         moment = step_memory(profile, plan.modes, lean=True).moment
         assert taken <= max(inference, 1.2 * (counted_on + moment)) + 20_000, (count, moment)
         assert moment <= 1.1 * taken, (count, taken)
+
+
+class LastChannels(nn.Module):
+    """Norms over the channels, as in ConvNeXt: every map lies with the channels last."""
+
+    def __init__(self, channels: int, kernel: int, groups: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 4, 4)
+        self.norm = nn.LayerNorm(channels)
+        self.mixing = nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=groups)
+        self.head = nn.Linear(channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        out: Tensor = self.head(self.mixing(y).mean((2, 3)))
+        return out
+
+
+def deployed() -> nn.Module:
+    model = Pooled(nn.Conv2d(3, 64, 4, 4), nn.Conv2d(64, 64, 5, padding=2, groups=64), features=64)
+    return model.to(memory_format=torch.channels_last)
+
+
+LAST: dict[str, Callable[[], nn.Module]] = {
+    "depthwise": lambda: LastChannels(128, 7, 128),
+    "depthwise, small kernel": lambda: LastChannels(128, 3, 128),
+    "full": lambda: LastChannels(128, 3, 1),
+    "grouped": lambda: LastChannels(128, 3, 4),
+    "weights too": deployed,
+}
+
+
+@pytest.mark.parametrize("side", [4, 32])
+@pytest.mark.parametrize("name", LAST)
+def test_maps_with_the_channels_last_take_filters_in_another_order(
+    name: str, side: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, batch = LAST[name](), (torch.randn(4, 3, side, side), torch.arange(4) % 3)
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    request = PlanRequest(profile, Budget(memory=1e12), np.ones(len(profile)))
+    with untouched(model), torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
+    counted_on = in_flight(profile.graph).inference
+    for count in (1, 2, len(profile)):
+        plan = request.plan_of_mask("test", np.arange(len(profile)) < count)
+        with untouched(model), plan_applied(plan, model):
+            taken = peak_bytes(
+                lambda: compute_loss(model, loss_fn, batch).backward(),
+                tmp_path,  # type: ignore[no-untyped-call]
+            )
+        moment = step_memory(profile, plan.modes, lean=True).moment
+        assert taken <= max(inference, 1.2 * (counted_on + moment)) + 50_000, (count, moment)
+        # A filter in another order is what inference may take as well.
+        filters = sum(each.nbytes for each in model.parameters())
+        assert moment <= 1.3 * taken + 2 * filters, (count, taken)

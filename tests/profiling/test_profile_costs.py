@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -253,3 +255,15 @@ def test_keys_tell_in_what_they_differ() -> None:
     other = replace(key, threads=4, batch_shape=(2,))
     assert key.differences(key) == []
     assert key.differences(other) == ["batch_shape (1,) against (2,)", "threads 1 against 4"]
+
+
+def test_costs_of_earlier_fits_are_let_go() -> None:
+    profile, mask = made_up_profile(), np.ones(8, dtype=bool)
+    known = []
+    for number in range(30):
+        later = replace(profile, fixed_seconds=float(number))
+        assert mask_bytes(later, mask) == mask_bytes(profile, mask)
+        known.append(weakref.ref(later))
+    del later
+    gc.collect()
+    assert sum(each() is not None for each in known) <= 8

@@ -228,12 +228,12 @@ def test_one_who_reads_for_ever_costs_samples_and_not_the_bound(
 def test_another_process_that_puts_it_aside_is_followed(tmp_path: Path) -> None:
     first, second = (SampleStore(tmp_path / "samples.db", 2**18) for _ in range(2))
     assert first.add(np.zeros(5, np.float32), 1) == 1
-    second._database.put_aside("it is tried out")
+    second._database.quarantine("it is tried out")
     assert second.add(np.ones(7, np.float32), 3) == 1
     # The first one neither writes into what was put aside, nor puts the fresh one aside.
     assert first.sample(5).x.tolist() == [[1.0] * 7]
     assert first.add(np.zeros(7, np.float32), 1) == 2 and len(second) == 2
-    first._database.put_aside("the same damage, seen late")
+    first._database.quarantine("the same damage, seen late")
     assert len(list(tmp_path.glob("*.damaged-?"))) == 2
     first.close()
     second.close()

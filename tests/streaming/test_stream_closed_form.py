@@ -18,10 +18,10 @@ from toy_streams import Sample, blobs, closed, net, run, same, weights
 
 from fl_elastic.errors import ModelError, StoreError, StreamError
 from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamLearner
+from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.taking_up import labelled_weights
 from fl_elastic.training.head_sums import head_sums
 
 LABELS = range(5)
@@ -379,7 +379,7 @@ def test_a_round_is_left_out_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixt
     here = labelled_weights(learner._classifier)
     change = RoundChange("one", "", change_between(here, here))
     RoundInbox(tmp_path).leave(change)
-    assert learner.take_up()
+    assert learner.apply_round_result()
     assert "from this stream's own sums" in caplog.text
     assert same(weights(learner), before) and learner.rounds.undone == 1
     closed(learner)

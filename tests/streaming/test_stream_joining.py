@@ -17,7 +17,13 @@ from fl_elastic.streaming.joining import (
     Personal,
     Replace,
 )
-from fl_elastic.streaming.labelled import LabelledWeights, Shares, extended, joined, overlaid
+from fl_elastic.streaming.labelled_weights import (
+    LabelledWeights,
+    Shares,
+    extended,
+    joined,
+    overlaid,
+)
 
 HEAD = ("head.weight", "head.bias")
 LAYOUT = Layout(HEAD, ("norm.running_mean", "norm.count"), ("norm.weight",))

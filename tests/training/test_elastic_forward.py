@@ -19,6 +19,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
+from fl_elastic.state.rows import room_of
 from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, Variants
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.selection import Reselection
@@ -44,7 +45,7 @@ def settled_net() -> nn.Module:
 OPTIONS = {
     "inference": ForwardOptions(),
     "memory": ForwardOptions(feature_bytes=1 << 20, precision="fp32"),
-    "small": ForwardOptions(feature_bytes=5 * 8 * 64 * 4, precision="fp32"),
+    "small": ForwardOptions(feature_bytes=5 * room_of(1 + 8 * 64 * 4, 2**14), precision="fp32"),
     "fp16": ForwardOptions(feature_bytes=1 << 20),
     "int8": ForwardOptions(feature_bytes=1 << 20, precision="int8"),
 }
@@ -77,7 +78,7 @@ def test_weights_end_where_plain_training_ends(kind: str) -> None:
 
 
 def test_features_in_a_file_are_found_by_the_next_fit(tmp_path: Path) -> None:
-    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.bin")
+    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.db")
     model, data = settled_net(), images(2)
     before = trainer_of(model, {"11"}, forward).fit(data, epochs=2).forward
     after = trainer_of(model, {"11"}, forward).fit(data).forward
@@ -311,7 +312,7 @@ class Partly:
 def test_features_go_with_their_examples_and_not_before(
     tmp_path: Path, loader: Any, epochs: int, left: int
 ) -> None:
-    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.bin")
+    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.db")
     start = settled_net()
     trainer_of(copy.deepcopy(start), {"11"}, forward).fit(images(3))
     trainer_of(copy.deepcopy(start), {"11"}, forward).fit(loader, epochs=epochs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fl_elastic.errors import BudgetError
+from fl_elastic.state.rows import Rows, page_for, room_of
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
 from fl_elastic.training.fingerprint import fingerprint
@@ -68,9 +70,9 @@ def test_an_unknown_precision_is_named() -> None:
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_what_is_stored_is_found_until_the_bound_is_reached(tmp_path: Path, on_disk: bool) -> None:
-    path = tmp_path / "deep" / "features.bin" if on_disk else None
-    # In a file each row says whose it is, and proves that it is whole.
-    stride = 4 * 4 + 24 * on_disk
+    path = tmp_path / "deep" / "features.db" if on_disk else None
+    # Each row says whose it is, and proves that it is whole.
+    stride = room_of(17, page_for(17))
     cache = FeatureStore(10 * stride, "fp32", path)
     assert cache.prepare(b"a", (4,), examples=100) == 10
     features = torch.randn(12, 4)
@@ -82,7 +84,7 @@ def test_what_is_stored_is_found_until_the_bound_is_reached(tmp_path: Path, on_d
     assert places == list(range(10)) and torch.equal(found, features[:10])
     assert cache.read(ids[10:])[0] == []
     if path is not None:
-        assert path.stat().st_size == 4096 + 10 * stride
+        assert path.stat().st_size <= 10 * stride + 5 * 2**14
     cache.close()
     assert path is None or path.exists()
 
@@ -102,7 +104,7 @@ def test_another_prefix_or_shape_starts_afresh() -> None:
 
 def test_a_bound_below_one_example_is_refused_with_what_would_do() -> None:
     with pytest.raises(
-        BudgetError, match="does not hold one example of 400 bytes: allow at least 4000"
+        BudgetError, match="does not hold one example of 456 bytes: allow at least 4560"
     ):
         FeatureStore(399, "fp32").prepare(b"a", (100,), examples=10)
     with pytest.raises(BudgetError, match="0 bytes holds nothing"):
@@ -112,19 +114,40 @@ def test_a_bound_below_one_example_is_refused_with_what_would_do() -> None:
 def test_a_full_disk_is_refused_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    cache = FeatureStore(1000, "fp32", tmp_path / "features.bin")
+    usage = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    cache = FeatureStore(1000, "fp32", tmp_path / "features.db")
     with pytest.raises(BudgetError, match="No space left on device; free some space"):
         cache.prepare(b"a", (4,), examples=5)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_fills_up_meanwhile_ends_the_taking_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "features.db"
+    store = filled(path, 20)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Rows, "add", full)
+        store.prepare(b"prefix", (64,), 40)
+        for one in range(15, 31):
+            store.store([(one, one)], features_of(one))
+    assert len(store) == 20 and caplog.text.count("stays at the features of 20") == 1
+    store.close()
+    assert check_all(path, 40) == 20
+    store = FeatureStore(1 << 20, "fp32", path)
+    store.prepare(b"prefix", (64,), 40)
+    monkeypatch.setattr(Rows, "remove", full)
+    assert store.keep_only([(1, 1)]) == 20 and not path.exists()
+
+
 def test_a_really_full_disk_is_refused(tmp_path: Path) -> None:
     # More than any disk has: the file system itself says no.
-    cache = FeatureStore(1 << 60, "fp32", tmp_path / "features.bin")
+    cache = FeatureStore(1 << 60, "fp32", tmp_path / "features.db")
     with pytest.raises(BudgetError, match="cannot be made at"):
         cache.prepare(b"a", (1 << 20,), examples=1 << 36)
     assert list(tmp_path.iterdir()) == []
@@ -166,7 +189,7 @@ def filled(path: Path, count: int) -> FeatureStore:
 
 
 def test_the_next_process_finds_what_this_one_stored(tmp_path: Path) -> None:
-    path = tmp_path / "features.bin"
+    path = tmp_path / "features.db"
     filled(path, 20).close()
     assert check_all(path, 20) == 20
     # More samples than before find room, and the old ones stay.
@@ -190,7 +213,7 @@ def test_what_was_stored_in_another_type_is_not_given_out_in_this_one(precision:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_features_come_back_in_their_type(tmp_path: Path, dtype: torch.dtype) -> None:
     for _ in range(2):
-        store = FeatureStore(1 << 20, "fp32", tmp_path / "features.bin")
+        store = FeatureStore(1 << 20, "fp32", tmp_path / "features.db")
         store.prepare(b"prefix", (4,), 2)
         store.store([(1, 1)], torch.ones(1, 4, dtype=dtype))
         assert store.read([(1, 1)])[1].dtype == dtype
@@ -198,7 +221,7 @@ def test_features_come_back_in_their_type(tmp_path: Path, dtype: torch.dtype) ->
 
 
 def test_another_prefix_finds_nothing_in_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "features.bin"
+    path = tmp_path / "features.db"
     filled(path, 5).close()
     other = FeatureStore(1 << 20, "fp32", path)
     other.prepare(b"other", (64,), 5)
@@ -208,7 +231,7 @@ def test_another_prefix_finds_nothing_in_the_file(tmp_path: Path) -> None:
 
 
 def test_changed_bytes_are_never_taken_for_features(tmp_path: Path) -> None:
-    path, draw = tmp_path / "features.bin", random.Random(0)
+    path, draw = tmp_path / "features.db", random.Random(0)
     for _ in range(60):
         filled(path, 8).close()
         data = bytearray(path.read_bytes())
@@ -230,7 +253,7 @@ def write_for_ever(path: Path, pipe: int) -> None:
 
 def test_a_killed_writer_leaves_whole_features_only(tmp_path: Path) -> None:
     """Fifty of them, as a stream's store and learner are killed."""
-    path, found, draw = tmp_path / "features.bin", 0, random.Random(1)
+    path, found, draw = tmp_path / "features.db", 0, random.Random(1)
     for _ in range(50):
         reading, writing = os.pipe()
         writer = os.fork()
@@ -252,7 +275,7 @@ def test_a_killed_writer_leaves_whole_features_only(tmp_path: Path) -> None:
 
 
 def test_a_file_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "features.bin"
+    path = tmp_path / "features.db"
     first = filled(path, 5)
     second = FeatureStore(1 << 20, "fp32", path)
     with pytest.raises(BudgetError, match="in use by another process"):
@@ -262,7 +285,7 @@ def test_a_file_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_wiped_is_gone_from_the_disk(tmp_path: Path) -> None:
-    path = tmp_path / "features.bin"
+    path = tmp_path / "features.db"
     store = filled(path, 6)
     assert store.keep_only([(one, one) for one in (2, 4)]) == 4
     store.close()
@@ -273,14 +296,14 @@ def test_what_is_wiped_is_gone_from_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_lower_bound_is_kept_to(tmp_path: Path) -> None:
-    path = tmp_path / "features.bin"
+    path = tmp_path / "features.db"
     filled(path, 100).close()
     small = FeatureStore(10_000, "fp32", path)
-    assert small.prepare(b"prefix", (64,), 100) == 10_000 // (256 + 24)
+    assert small.prepare(b"prefix", (64,), 100) == 10_000 // room_of(257, page_for(257))
     small.close()
-    assert path.stat().st_size <= 4096 + 10_000
+    assert path.stat().st_size <= 10_000 + 5 * 2**14
 
 
 def test_only_the_owner_may_read_features(tmp_path: Path) -> None:
-    filled(tmp_path / "features.bin", 1).close()
-    assert (tmp_path / "features.bin").stat().st_mode & 0o077 == 0
+    filled(tmp_path / "features.db", 1).close()
+    assert (tmp_path / "features.db").stat().st_mode & 0o077 == 0

@@ -42,6 +42,14 @@ try:
 except SystemExit as ended:
     assert not ended.code
 """
+NO_MASKED_ARRAYS = """
+deep = nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64) for _ in range(12)], nn.Linear(64, 3))
+trainer = ElasticTrainer(
+    deep, nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, lr=0.01), budget=Budget(memory=3e5))
+for _ in range(3):
+    assert 1 < trainer.fit(batches).plan.mask.sum() < 13
+assert "numpy.ma" not in sys.modules
+"""
 USUAL = "print(sum(float(p.double().sum()) for p in model.parameters()))"
 COMPILES = """
 double = torch.compile(lambda x: 2 * x, backend="eager")
@@ -78,6 +86,10 @@ def run(script: str) -> str:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def test_a_choice_by_memory_loads_no_masked_arrays() -> None:
+    run(TRAIN.format(optimizer="SGD", policy="elastic") + NO_MASKED_ARRAYS)
 
 
 def test_neither_planning_nor_training_loads_the_compiler() -> None:

@@ -19,8 +19,7 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.planning.request import PlanRequest
-from fl_elastic.profiling.in_flight import in_flight
-from fl_elastic.profiling.memory import recompute_seconds, step_memory
+from fl_elastic.profiling.memory import inference_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES
 
 __all__ = ["JointPolicy"]
@@ -109,7 +108,7 @@ def _solutions(
     room = np.inf if budget.memory is None else budget.memory
     uplink = np.inf if budget.uplink is None else budget.uplink
     # The solver adds up what a step never holds at one time, and does not know what inference takes in any case.
-    memory_spend = room + in_flight(profile.graph).inference
+    memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
         selection = joint_knapsack(options.choices, Limits(spend, memory_spend, uplink))
         modes = tuple(options.modes_of(selection.options))

@@ -1,4 +1,4 @@
-"""Layers of which some neurons train: the optimiser forgets the others as if their gradients were zero."""
+"""Layers that train some of their neurons: the optimiser sees zero gradients for the others."""
 
 from __future__ import annotations
 

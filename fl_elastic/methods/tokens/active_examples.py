@@ -1,4 +1,4 @@
-"""Train on the examples that a model still forgets: those that it never does make room for others."""
+"""Train on the examples that a model still forgets; those that it never forgets are left out."""
 
 from __future__ import annotations
 

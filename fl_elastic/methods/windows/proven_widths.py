@@ -1,4 +1,4 @@
-"""Whether a model works on windows of its inner widths: what the graph does not show is found out by running it."""
+"""Try whether a model works on windows of its inner widths, which the graph alone does not show."""
 
 from __future__ import annotations
 

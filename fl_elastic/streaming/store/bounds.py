@@ -1,4 +1,4 @@
-"""How a store's bytes are shared by its file, the log beside it, and the log's index."""
+"""How a store's capacity is divided among its file, the write-ahead log, and the log's index."""
 
 from __future__ import annotations
 

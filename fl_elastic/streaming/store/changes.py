@@ -1,4 +1,4 @@
-"""What is done to a store, in whole transactions."""
+"""Changes of a store: offers, labels and withdrawals, each written in a whole transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a sample lies in the store: as it is, or features in fewer bits."""
+"""How a sample is encoded in the store: as it is, or as features in fewer bits."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fl_elastic.errors import StoreError
 from fl_elastic.state.files import private_file
-from fl_elastic.streaming.aside import put_aside
+from fl_elastic.streaming.quarantine import quarantine
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
 from fl_elastic.streaming.store.encoding import Encoding
 
@@ -165,12 +165,12 @@ class Database:
         """Return what the file, its log and the log's index take on the disk."""
         return sum(map(_size, self._files))
 
-    def put_aside(self, damage: str) -> None:
+    def quarantine(self, damage: str) -> None:
         """Rename the file; a fresh one is made as soon as it is needed."""
         self.lost["file was damaged"] += 1
         self.connection.close()
         try:
-            aside = put_aside(self.path)
+            aside = quarantine(self.path)
         except OSError as error:
             raise StoreError(
                 f"the sample store {self.path} is damaged ({damage}) and cannot be put aside: {error}"
@@ -191,7 +191,7 @@ class Database:
                 raise
             # Another process may have put it aside by now.
             if _identity(self._files[0]) == here:
-                self.put_aside(str(error))
+                self.quarantine(str(error))
         return self._opened(action)
 
     def _opened(self, action: Callable[[], _Found]) -> _Found:

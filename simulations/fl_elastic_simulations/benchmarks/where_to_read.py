@@ -23,7 +23,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
 from fl_elastic.readout.candidates import MOST_FEATURES
-from fl_elastic.readout.place import INPUT, joined
+from fl_elastic.readout.place import INPUT
+from fl_elastic.readout.readout import Readout
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums, put_head
 from fl_elastic.training.read_out import readout_of
@@ -311,9 +312,8 @@ def read_cell(
     tested = np.random.default_rng(0).permutation(len(data.test_x))[: examples or task.tested]
     tests = _batches(data.test_x[tested], data.test_y[tested], colour=colour)
     accuracy = evaluate(model, classification_loss, tests).accuracy
-    places = "" if choice is None else joined(choice.best.places)
     return {
-        "places": places if read == "auto" else "" if read == "last" else read,
+        "places": str(model.reading) if isinstance(model, Readout) else "",
         "accuracy": accuracy,
         "error": head.error,
         "penalty": head.penalty,

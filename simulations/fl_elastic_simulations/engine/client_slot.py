@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fl_elastic.errors import ScenarioError, TrainingError
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.code_bytes import CODE_BYTES
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.training import ForwardOptions, Timing, TrainablePart, TrainerOptions
 from fl_elastic.update import CODECS
@@ -167,7 +168,8 @@ class ClientSlot:
         """Return what a plain step of these parameters takes, or of all; TrainingError if that does not fit."""
         groups, limit = profile.graph.groups, self.client.memory_bytes
         mask = [trained is None or any(name in trained for name in g.parameters) for g in groups]
-        needed = mask_bytes(profile, np.array(mask))
+        # The process of a real device has yet to load what training takes.
+        needed = mask_bytes(replace(profile, code_bytes=CODE_BYTES), np.array(mask))
         if limit is not None and not fits_memory(needed, limit):
             raise TrainingError(
                 f"a step takes {needed / 1e6:.0f} MB, the device has {limit / 1e6:.0f} MB"

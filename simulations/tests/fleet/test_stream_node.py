@@ -85,7 +85,7 @@ def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> Non
     assert all(line["store_bytes"] > 10_000 and line["joined_share"] == 1 for line in lines)
     assert "store_bytes" not in read_journal(tmp_path / "node2" / "metrics.jsonl")[0]
     for learner in learners:
-        assert learner.take_up() and learner.rounds.taken == 1
+        assert learner.apply_round_result() and learner.rounds.taken == 1
         learner.close()
         learner.store.close()
 

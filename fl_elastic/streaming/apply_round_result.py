@@ -1,4 +1,4 @@
-"""A learner takes up what a round of the federation has made of its model, if that is no worse."""
+"""Apply a federation round's result to the learner's model, unless the held-out window gets worse."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.intake import Refused
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, applied
 from fl_elastic.update import Manifest, load_weights
 
-__all__ = ["head_tensors", "labelled_weights", "take_up"]
+__all__ = ["apply_round_result", "head_tensors", "labelled_weights"]
 
 
 def head_tensors(classifier: Classifier) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def labelled_weights(classifier: Classifier) -> LabelledWeights:
     )
 
 
-def take_up(
+def apply_round_result(
     change: RoundChange, classifier: Classifier, engine: Engine, held_out: Sequence[Row]
 ) -> str:
     """Apply a round's change to the model; return why it was put back, empty if it was not.

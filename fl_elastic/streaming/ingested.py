@@ -1,4 +1,4 @@
-"""What a store has been given of a stream, as it says itself in the same transaction."""
+"""Which samples of a stream its store has been given, written in the store's own transactions."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["Account"]
+__all__ = ["IngestedSamples"]
 
 
 @dataclass(frozen=True)
-class Account:
-    """Which samples of a stream have gone to the store, kept there or not.
+class IngestedSamples:
+    """The samples that the store was given, whether it kept them or not.
 
     Parameters
     ----------
     number : int
-        All to this one have,
+        Every sample up to this one was given, except those in ``beside``.
     beside : frozenset of int
-        but for these.
+        Samples up to ``number`` that were not given.
     events : int
-        Events of the learner whose changes have been made.
+        Events of the learner whose changes have been written.
 
     Examples
     --------
-    >>> account = Account.from_text(Account.of(12, [3, 11, 10, 4, 15], 20).to_text())
-    >>> [number for number in range(1, 16) if not account.has(number)]
+    >>> given = IngestedSamples.of(12, [3, 11, 10, 4, 15], 20)
+    >>> IngestedSamples.from_text(given.to_text()) == given
+    True
+    >>> [number for number in range(1, 16) if not given.has(number)]
     [3, 4, 10, 11, 13, 14, 15]
-    >>> account.to_text()
+    >>> given.to_text()
     '[12,[[3,4],[10,11]],20]'
     """
 
@@ -36,20 +38,20 @@ class Account:
     events: int = 0
 
     @classmethod
-    def of(cls, number: int, beside: Iterable[int], events: int) -> Account:
-        """Return the account of all to ``number`` but those that are still beside."""
+    def of(cls, number: int, beside: Iterable[int], events: int) -> IngestedSamples:
+        """Return all samples up to ``number``, except those in ``beside``."""
         return cls(number, frozenset(each for each in beside if 0 < each <= number), events)
 
-    def without(self, number: int) -> Account:
-        """Return the account once a sample has left the store."""
+    def without(self, number: int) -> IngestedSamples:
+        """Return the same once a sample has left the store."""
         return replace(self, beside=self.beside | {number})
 
     def has(self, number: int) -> bool:
-        """Whether a sample has gone to the store; one without a number has not."""
+        """Whether the store was given a sample; one without a number was not."""
         return 0 < number <= self.number and number not in self.beside
 
     def to_text(self) -> str:
-        """Return it as short text: neighbours are told together."""
+        """Return it as short text, with runs of neighbours as pairs."""
         spans: list[list[int]] = []
         for each in sorted(self.beside):
             if spans and each == spans[-1][1] + 1:
@@ -59,8 +61,8 @@ class Account:
         return json.dumps([self.number, spans, self.events], separators=(",", ":"))
 
     @classmethod
-    def from_text(cls, text: str) -> Account:
-        """Read what `to_text` wrote; nothing has gone where it is something else."""
+    def from_text(cls, text: str) -> IngestedSamples:
+        """Read what `to_text` wrote; other text means that nothing was given."""
         try:
             number, spans, events = json.loads(text)
             beside = [each for first, last in spans for each in range(first, last + 1)]

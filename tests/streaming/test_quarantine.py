@@ -12,9 +12,9 @@ import pytest
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.aside import KEPT, forget_oldest, name_aside
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.one_learner import one_learner
+from fl_elastic.streaming.quarantine import KEPT, forget_oldest, quarantine_path
 
 
 def names(folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def test_the_newest_stay_under_numbers_that_only_grow(tmp_path: Path) -> None:
     (tmp_path / "learner.state.damaged-x").write_text("")
     for number in range(12):
         path.write_text(str(number))
-        path.rename(name_aside(path))
+        path.rename(quarantine_path(path))
         forget_oldest(path)
     assert names(tmp_path) == [
         "learner.state.damaged-10", "learner.state.damaged-11", "learner.state.damaged-12",

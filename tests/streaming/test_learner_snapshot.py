@@ -15,12 +15,17 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import EverySamples, Guard, SampleStore
 from fl_elastic.streaming.body import as_floats
+from fl_elastic.streaming.learner_snapshot import (
+    LearnerSnapshot,
+    load_snapshot,
+    open_store,
+)
 from fl_elastic.streaming.replay import ExperienceReplay
-from fl_elastic.streaming.visit import Mark, Visit, open_store, visit
+from fl_elastic.streaming.stream_position import StreamPosition
 
 
-def seen_of(folder: Path, outputs: int = 3) -> Visit:
-    return visit(folder, net(outputs), classification_loss, prepare=as_floats)
+def seen_of(folder: Path, outputs: int = 3) -> LearnerSnapshot:
+    return load_snapshot(folder, net(outputs), classification_loss, prepare=as_floats)
 
 
 def test_a_store_is_opened_with_what_it_was_made_with(tmp_path: Path) -> None:
@@ -46,7 +51,7 @@ def test_a_visit_changes_nothing_and_is_no_more_than_what_was_saved(tmp_path: Pa
     learner.save()
     before, blank = weights(learner), net()
     state = torch.random.get_rng_state()
-    seen = visit(tmp_path, blank, classification_loss, prepare=as_floats)
+    seen = load_snapshot(tmp_path, blank, classification_loss, prepare=as_floats)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert same(dict(seen.saved.weights), before) and seen.saved.labels == learner.classes
     assert len(seen.held_out) == 8 and 5 < len(seen.new) < 10
@@ -63,8 +68,12 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
     run(learner, blobs(100, seed=1))
     learner.save()
     first = seen_of(tmp_path)
-    mark = first.mark(Mark())
-    assert mark.observed == mark.labelled == 100 and mark.rounds == 1 and mark.newest > 80
+    position = first.position(StreamPosition())
+    assert (
+        position.observed == position.labelled == 100
+        and position.rounds == 1
+        and position.newest > 80
+    )
     first.store.close()
     late = blobs(10, seed=2)
     run(learner, late)
@@ -72,11 +81,11 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
     seen = seen_of(tmp_path)
     replay = ExperienceReplay(32, stored_share=0.0)
     known = {x.tobytes() for x, _ in late}
-    batches = list(seen.loader(replay, 3, (1, 2), mark))
+    batches = list(seen.loader(replay, 3, (1, 2), position))
     assert all(row.tobytes() in known for x, _ in batches for row in x.numpy())
-    again = list(seen.loader(replay, 3, (1, 2), mark))
+    again = list(seen.loader(replay, 3, (1, 2), position))
     assert all(torch.equal(a[0], b[0]) for a, b in zip(batches, again, strict=True))
-    everything = list(seen.loader(replay, 20, (1, 2), Mark()))
+    everything = list(seen.loader(replay, 20, (1, 2), StreamPosition()))
     assert not all(row.tobytes() in known for x, _ in everything for row in x.numpy())
     seen.store.close()
     closed(learner)
@@ -87,14 +96,14 @@ def test_what_came_since_the_last_round_is_all_of_it_and_each_once(tmp_path: Pat
     run(learner, blobs(300, seed=1))
     learner.save()
     with seen_of(tmp_path).store as store:
-        mark = Mark(newest=300)
+        position = StreamPosition(newest=300)
         assert len(store) > 200
     late = blobs(100, seed=2)
     run(learner, late)
     learner.save()
     seen = seen_of(tmp_path)
-    x, _ = seen._since(mark)
-    # Learned later than the mark, or not at all yet; the window alone is nobody's to train on.
+    x, _ = seen._since(position)
+    # Learned later than the position, or not at all yet; the window alone is nobody's to train on.
     window = {row.x.tobytes() for row in seen.held_out}
     rows = [each.tobytes() for each in x]
     assert len(rows) == len(set(rows))
@@ -156,11 +165,11 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     "content",
     [
         b"", b"{", b"[1]", b'{"observed": "x"}', b'{"other": 1}', b'{"observed": Infinity}', b"FLEA",
-        crafted("fl_elastic.mark", 1, b'{"observed": "x"}', {}), crafted("other", 1, b"{}", {}),
+        crafted("fl_elastic.stream_position", 1, b'{"observed": "x"}', {}), crafted("other", 1, b"{}", {}),
     ],
 )  # fmt: skip
 def test_a_damaged_mark_is_that_of_the_beginning(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "mark.state").write_bytes(content)
-    assert Mark.load(tmp_path) == Mark()
-    Mark(1, 2, 3, 4, 5).save(tmp_path)
-    assert Mark.load(tmp_path) == Mark(1, 2, 3, 4, 5)
+    (tmp_path / "position.state").write_bytes(content)
+    assert StreamPosition.load(tmp_path) == StreamPosition()
+    StreamPosition(1, 2, 3, 4, 5).save(tmp_path)
+    assert StreamPosition.load(tmp_path) == StreamPosition(1, 2, 3, 4, 5)

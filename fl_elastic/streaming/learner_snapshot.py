@@ -1,4 +1,4 @@
-"""What a round of the federation sees of a learner: its saved state and its store, and nothing of its process."""
+"""What a round of the federation sees of a learner: its saved state and its store."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.errors import ArchiveError, StoreError, StreamError
+from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
-from fl_elastic.state.archive import Kind
-from fl_elastic.state.codec import read_state, write_state
+from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form import saved_sums
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import head_name
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.progress import Progress
@@ -33,59 +32,25 @@ from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.taking_up import labelled_weights
+from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import PARTS
 from fl_elastic.update.running_sums import RunningSums
 
-__all__ = ["Mark", "Visit", "open_store", "visit"]
+__all__ = ["LearnerSnapshot", "load_snapshot", "open_store"]
 
-_STORE, _MARK = "samples.db", "mark.state"
-_KIND = Kind("fl_elastic.mark")
+_STORE = "samples.db"
 _NEWEST = 512
 _ROOM = 16 * 2**20
 # Of the examples such a share is none.
 _NOTHING = 1e-6
 
 
-@dataclass(frozen=True)
-class Mark:
-    """How far a stream was at the last round; what has come since is new to the federation.
-
-    Parameters
-    ----------
-    observed, labelled, drifts : int
-        As `Progress` counts them.
-    newest : int
-        Number of the newest sample; it is the sample's id in the store.
-    rounds : int
-        Rounds until then.
-    """
-
-    observed: int = 0
-    labelled: int = 0
-    drifts: int = 0
-    newest: int = 0
-    rounds: int = 0
-
-    @classmethod
-    def load(cls, folder: Path) -> Mark:
-        """Return the mark in a learner's folder; that of the beginning if there is none that can be read."""
-        try:
-            return read_state(cls, folder / _MARK, _KIND)
-        except (OSError, ArchiveError):
-            return cls()
-
-    def save(self, folder: Path) -> None:
-        """Write it; OSError if the disk does not take it."""
-        write_state(folder / _MARK, _KIND, self)
-
-
 @dataclass(frozen=True, eq=False)
-class Visit:
-    """A learner as it was saved last, in copies; only the store is shared.
+class LearnerSnapshot:
+    """A learner as it was last saved: copies of everything but the store, which is shared.
 
     Parameters
     ----------
@@ -139,8 +104,10 @@ class Visit:
         """What takes the body's inputs, with the model's tensors under their names."""
         return self.classifier.model if self.upper is None else self.upper.by_its_names()
 
-    def loader(self, replay: Replay, steps: int, seed: tuple[int, ...], mark: Mark) -> ReplayLoader:
-        """Return batches of samples that came after the mark, and of all stored ones.
+    def loader(
+        self, replay: Replay, steps: int, seed: tuple[int, ...], position: StreamPosition
+    ) -> ReplayLoader:
+        """Return batches of samples that came after the position, and of all stored ones.
 
         Raises
         ------
@@ -151,7 +118,7 @@ class Visit:
             raise StreamError(
                 "the stream has no labelled sample yet: take part once labels have come"
             )
-        x, y = self._since(mark)
+        x, y = self._since(position)
         pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
         return ReplayLoader(pool, replay, steps, seed, self.body.as_inputs)
 
@@ -221,10 +188,10 @@ class Visit:
         """Return the newest samples that the learner's model was not trained on, the window among them."""
         return [*self.held_out, *self.new][-_NEWEST:]
 
-    def mark(self, before: Mark) -> Mark:
-        """Return how far the stream is now."""
+    def position(self, before: StreamPosition) -> StreamPosition:
+        """Return the position of the stream now."""
         progress = self.progress
-        return Mark(
+        return StreamPosition(
             progress.observed,
             progress.labelled,
             progress.drifts,
@@ -232,10 +199,10 @@ class Visit:
             before.rounds + 1,
         )
 
-    def _since(self, mark: Mark) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return samples that came after the mark, each once: those of the store, and those in the saved state."""
+    def _since(self, position: StreamPosition) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the samples that came after a position, each once: of the store and of the saved state."""
         stored = self.store.sample(_NEWEST, how="newest")
-        late = np.flatnonzero(stored.ids > mark.newest)
+        late = np.flatnonzero(stored.ids > position.newest)
         there = set(stored.ids[late].tolist())
         rest = [row for row in self.new if row.number not in there]
         x = [*stored.x[late], *(row.x for row in rest)]
@@ -264,7 +231,7 @@ def open_store(path: Path) -> SampleStore:
     return SampleStore(path, capacity, policy=policy, encoding=encoding, seed=int(seed))
 
 
-def visit(
+def load_snapshot(
     folder: Path,
     model: nn.Module,
     loss_fn: LossFn,
@@ -272,8 +239,8 @@ def visit(
     prepare: Prepare,
     seed: int = 0,
     head: str = "",
-) -> Visit:
-    """Return a learner as it was saved last; close the visit's store afterwards.
+) -> LearnerSnapshot:
+    """Return a learner as it was last saved; close the snapshot's store afterwards.
 
     Parameters
     ----------
@@ -311,7 +278,7 @@ def visit(
     for label in store.classes:
         if label is not None:
             classifier.learn(label)
-    return Visit(
+    return LearnerSnapshot(
         classifier=classifier,
         saved=saved,
         progress=state.progress,

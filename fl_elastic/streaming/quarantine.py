@@ -1,11 +1,11 @@
-"""Damaged files are put aside, where somebody may look at them; only the newest, for nobody else deletes them."""
+"""Damaged files are renamed, so that somebody may look at them; only the newest few stay."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-__all__ = ["KEPT", "forget_oldest", "name_aside", "put_aside"]
+__all__ = ["KEPT", "forget_oldest", "quarantine", "quarantine_path"]
 
 KEPT = 3
 """Damaged files of one name that stay."""
@@ -13,15 +13,15 @@ KEPT = 3
 _BESIDE = ("", "-wal", "-shm")
 
 
-def put_aside(path: Path) -> Path:
-    """Rename a damaged file, and what a database has beside it; return where it is now.
+def quarantine(path: Path) -> Path:
+    """Rename a damaged file, with the log and index of a database; return its new path.
 
     Raises
     ------
     OSError
         If the folder does not let it be renamed.
     """
-    aside = name_aside(path)
+    aside = quarantine_path(path)
     for end in _BESIDE:
         file = path.with_name(path.name + end)
         if file.exists():
@@ -30,10 +30,10 @@ def put_aside(path: Path) -> Path:
     return aside
 
 
-def name_aside(path: Path) -> Path:
+def quarantine_path(path: Path) -> Path:
     """Return where a damaged file goes: beside it, under a number that is higher than all before.
 
-    >>> name_aside(Path("nowhere/samples.db")).as_posix()
+    >>> quarantine_path(Path("nowhere/samples.db")).as_posix()
     'nowhere/samples.db.damaged-1'
     """
     return path.with_name(f"{path.name}.damaged-{max(_aside(path), default=0) + 1}")

@@ -1,4 +1,4 @@
-"""Two models whose heads stand for other labels, seen in one order and mixed.
+"""Weights of models whose heads have different labels: align the rows of the heads, and mix the rest.
 
 A row that only one side has a label for is kept as it is.
 """

@@ -20,7 +20,7 @@ from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
-from fl_elastic.streaming.labelled import LabelledWeights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -92,7 +92,7 @@ def test_what_is_worse_is_put_back(
     before, classes = weights(learner), learner.classes
     with np.errstate(all="ignore"):
         RoundInbox(tmp_path).leave(change_of(learner, by))
-        assert learner.take_up()
+        assert learner.apply_round_result()
     assert same(weights(learner), before) and learner.classes == classes
     assert learner.rounds.undone == 1 and inbox_files(tmp_path) == []
     assert re.search(why, caplog.text)
@@ -107,7 +107,9 @@ def test_a_new_class_of_a_round_that_is_put_back_is_not_known(tmp_path: Path) ->
     bad |= {n: np.concatenate([bad[n], bad[n][:1]]) for n in HEAD}
     change = LabelledWeights(bad, (*classes, 8), HEAD)
     RoundInbox(tmp_path).leave(RoundChange("one", "", change, new=(8,)))
-    assert learner.take_up() and learner.classes == classes and learner.rounds.undone == 1
+    assert (
+        learner.apply_round_result() and learner.classes == classes and learner.rounds.undone == 1
+    )
     kept = weights(learner)
     assert all(np.array_equal(kept[n][: len(before[n])], before[n]) for n in before)
     seen = run(learner, [*blobs(40, seed=3), *blobs(40, [8], seed=3), *blobs(40, seed=4)])
@@ -121,7 +123,7 @@ def test_what_was_learned_meanwhile_stays(tmp_path: Path) -> None:
     run(learner, blobs(50, seed=3))
     adapted = weights(learner)
     RoundInbox(tmp_path).leave(left)
-    learner.take_up()
+    learner.apply_round_result()
     for name, value in weights(learner).items():
         np.testing.assert_allclose(value, adapted[name] + 1e-3, rtol=1e-5, atol=1e-6)
     closed(learner)
@@ -131,10 +133,12 @@ def test_a_result_from_before_another_one_was_taken_is_left_out(tmp_path: Path) 
     learner = learned(tmp_path)
     inbox = RoundInbox(tmp_path)
     inbox.leave(change_of(learner, slightly, "one"))
-    learner.take_up()
+    learner.apply_round_result()
     now = weights(learner)
     inbox.leave(change_of(learner, slightly, "two", after=""))
-    assert learner.take_up() and same(weights(learner), now) and inbox_files(tmp_path) == []
+    assert (
+        learner.apply_round_result() and same(weights(learner), now) and inbox_files(tmp_path) == []
+    )
     assert learner.rounds.last == "one" and learner.rounds.taken == 1
     closed(learner)
 
@@ -145,7 +149,7 @@ def test_of_two_that_nobody_has_taken_the_later_one_counts(tmp_path: Path) -> No
     inbox = RoundInbox(tmp_path)
     inbox.leave(change_of(learner, lambda value: np.full_like(value, 0.5)))
     inbox.leave(change_of(learner, slightly, "two"))
-    learner.take_up()
+    learner.apply_round_result()
     assert learner.rounds.last == "two" and learner.rounds.taken == 1
     np.testing.assert_allclose(weights(learner)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
     closed(learner)
@@ -159,15 +163,15 @@ def test_one_that_dies_after_saving_does_not_take_it_twice(
     inbox.leave(change_of(learner, slightly))
     with monkeypatch.context() as dying:
         dying.setattr(RoundInbox, "done", lambda self: None)
-        learner.take_up()
+        learner.apply_round_result()
     taken = weights(learner)
     learner.store.close()
     assert inbox_files(tmp_path) == ["claimed.state"]
     # Another result comes before it is back: it is not lost behind the claimed one.
     inbox.leave(change_of(learner, slightly, "two", after="one"))
     again = learner_in(tmp_path)
-    assert again.take_up() and same(weights(again), taken) and again.rounds.taken == 1
-    assert again.take_up() and again.rounds.taken == 2 and inbox_files(tmp_path) == []
+    assert again.apply_round_result() and same(weights(again), taken) and again.rounds.taken == 1
+    assert again.apply_round_result() and again.rounds.taken == 2 and inbox_files(tmp_path) == []
     closed(again)
 
 
@@ -179,12 +183,12 @@ def test_one_that_dies_before_saving_takes_it_again(
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
     with monkeypatch.context() as full_disk:
         full_disk.setattr("fl_elastic.state.archive.write_atomically", _no_space)
-        learner.take_up()
-        assert not learner.take_up(), "it has it already"
+        learner.apply_round_result()
+        assert not learner.apply_round_result(), "it has it already"
         assert learner.rounds.taken == 1
     learner.store.close()
     again = learner_in(tmp_path)
-    assert again.take_up() and again.rounds.taken == 1
+    assert again.apply_round_result() and again.rounds.taken == 1
     np.testing.assert_allclose(weights(again)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
     closed(again)
 
@@ -214,7 +218,7 @@ def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: A
         fresh = {**honest.facts, "name": f"the {number}th", "after": learner.rounds.last}
         facts = {**fresh, name: value}
         write_archive(path, Kind("fl_elastic.round", 2), facts, honest.arrays)
-        learner.take_up()
+        learner.apply_round_result()
         assert all(np.isfinite(each).all() for each in weights(learner).values())
     assert inbox_files(tmp_path) == []
     closed(learner)
@@ -225,7 +229,7 @@ def test_a_result_of_another_model_is_passed_over(tmp_path: Path) -> None:
     before = weights(learner)
     other = {"0.weight": before["0.weight"]}
     RoundInbox(tmp_path).leave(RoundChange("one", "", LabelledWeights(other, (0,), ())))
-    learner.take_up()
+    learner.apply_round_result()
     assert same(weights(learner), before) and learner.rounds.undone == 1
     closed(learner)
 
@@ -235,7 +239,7 @@ def test_a_learner_of_features_takes_nothing(tmp_path: Path) -> None:
     run(learner, blobs(60))
     before, stored = weights(learner), len(learner.store)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))
-    learner.take_up()
+    learner.apply_round_result()
     assert same(weights(learner), before) and len(learner.store) == stored
     closed(learner)
 

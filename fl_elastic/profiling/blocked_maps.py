@@ -1,0 +1,160 @@
+"""What convolutions take besides their maps: oneDNN puts maps and filters into blocks of sixteen channels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fl_elastic.groups.graph import BackwardGraph, BackwardNode
+
+__all__ = ["Ordered", "ordered"]
+
+_FLOAT = 4
+_BLOCK = 16
+# Sides of the kernels that depthwise layers are trained by in place, on maps of at least that size.
+_SMALL_KERNEL = 3
+# Channels of an input that is read as it is, as pictures have.
+_FIRST_CHANNELS = 3
+# Numbers of a single example that torch computes without the library.
+_BY_ITSELF = 20_480
+# Of places in a map over those in the other, from which on one was strided.
+_STRIDED = 1.5
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Bytes in another order at one convolution, as torch's allocations on an x86 processor show them.
+
+    Attributes
+    ----------
+    inference : float
+        At the peak of its forward pass, besides its input and output.
+    passing : float
+        While it passes the error gradient on, besides that of its output and of its input.
+    training : float
+        The same while its weights' gradient is made, besides that gradient.
+    """
+
+    inference: float = 0.0
+    passing: float = 0.0
+    training: float = 0.0
+
+
+def ordered(
+    graph: BackwardGraph, node: BackwardNode, channels_last: int = 0, threads: int = 1
+) -> Ordered:
+    """Return what a convolution puts in another order.
+
+    A transposed layer runs the way back of the layer that it transposes, whose input its output then is. What torch
+    computes by itself, by the rule in its own ``use_mkldnn``, is in no other order: products at each place, of few
+    examples in one thread, and a small single example.
+
+    Parameters
+    ----------
+    graph : BackwardGraph
+        Of the model.
+    node : BackwardNode
+        Of the convolution.
+    channels_last : int
+        As `SavedTensors.channels_last` says: such maps stay as they are.
+    threads : int
+        Of torch.
+    """
+    weight = _weight(graph, node)
+    given = [graph.nodes[below].shape for below in node.inputs]
+    entering, leaving = (given[0] if given else ()), node.shape
+    if len(leaving) < 3:
+        return Ordered()
+    turned = _is_transposed(weight, entering, leaving)
+    picture, features = (leaving, entering) if turned else (entering, leaving)
+    strided = _places(picture) > _STRIDED * _places(features) > 0
+    kernel, filters = max(weight[2:], default=2), float(_FLOAT * math.prod(weight))
+    if kernel == 1 and not strided and threads == 1 and leaving[0] < _BLOCK:
+        return Ordered()
+    if _is_small(entering, leaving) and kernel <= _SMALL_KERNEL and not _is_depthwise(weight):
+        columns = float(_FLOAT * math.prod(features[2:]) * math.prod(weight[1:]))
+        return Ordered(0.0, columns, columns)
+    if channels_last:
+        return Ordered(filters, filters, filters + _of_last(weight, entering))
+    there = float(_FLOAT * _there(picture, features, math.prod(weight)))
+    back = float(_FLOAT * _back(picture, features, math.prod(weight), strided=strided))
+    inference, passing = (back, there) if turned else (there, back)
+    both = _blocked(features) + _blocked(picture) * (_channels(picture) > _FIRST_CHANNELS)
+    if _is_depthwise(weight) and kernel > _SMALL_KERNEL:
+        both = 0
+    return Ordered(
+        inference,
+        passing,
+        max(filters + _FLOAT * both, passing),
+    )
+
+
+def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) -> int:
+    """Return the numbers of a convolution from a picture to features: all in blocks, then the features twice."""
+    read = _blocked(picture) if _channels(picture) >= _BLOCK else 0
+    return max(filters + read + _blocked(features) - math.prod(features), _blocked(features))
+
+
+def _back(
+    picture: tuple[int, ...], features: tuple[int, ...], filters: int, *, strided: bool
+) -> int:
+    """Return the numbers of the way back from features to the picture, which is there three times with a stride."""
+    made, read, plain = _blocked(picture), _blocked(features), math.prod(picture) if picture else 0
+    if not strided:
+        return max(filters + read + made - plain, made)
+    return max(filters + read, 2 * plain)
+
+
+def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
+    """Return the bytes that training the weights takes besides, where channels lie next to each other.
+
+    Their gradient before it is put in order, and the weights as they are read.
+    A depthwise layer's gradient, beyond small kernels, is padded to blocks of channels on both sides, of which it
+    fills one entry.
+    """
+    filters = float(_FLOAT * math.prod(weight))
+    if not _is_depthwise(weight):
+        return 2 * filters
+    least = min(entering[2:], default=0)
+    small = max(weight[2:]) <= min(_SMALL_KERNEL, least)
+    return 0.0 if small else _BLOCK**2 * filters
+
+
+def _weight(graph: BackwardGraph, node: BackwardNode) -> tuple[int, ...]:
+    """Return the shape of a convolution's weight; empty axes where nobody owns it, as below a cut."""
+    if node.group is None:
+        return (0,)
+    return max(graph.groups[node.group].shapes, key=math.prod)
+
+
+def _is_depthwise(weight: tuple[int, ...]) -> bool:
+    return len(weight) > 2 and weight[1] == 1 and weight[0] > 1
+
+
+def _is_transposed(
+    weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
+) -> bool:
+    """Whether the first axis of a convolution's weight is its input's channels, as far as shapes tell."""
+    if weight[0] and weight[0] != leaving[1]:
+        return True
+    return _places(leaving) > _STRIDED * _places(entering) > 0
+
+
+def _is_small(entering: tuple[int, ...], leaving: tuple[int, ...]) -> bool:
+    """Whether it is one example of so few numbers that torch does not ask the library."""
+    return leaving[0] == 1 and math.prod(entering) <= _BY_ITSELF
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    return shape[1] if len(shape) > 1 else 0
+
+
+def _places(shape: tuple[int, ...]) -> int:
+    return math.prod(shape[2:]) if len(shape) > 2 else 0
+
+
+def _blocked(shape: tuple[int, ...]) -> int:
+    """Return the numbers of a map in whole blocks of channels."""
+    if len(shape) < 3 or not shape[1]:
+        return 0
+    return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)
