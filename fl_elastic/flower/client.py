@@ -464,7 +464,7 @@ class ElasticClient(NumPyClient):
         data.model.train()
         self.report = trainer.fit(data.batches, epochs=epochs)
         update = data.update(trainer, version)
-        self._state.keep_selection()
+        self._state.keep_selection(wanted=trainer.planner.policy.needs_coverage)
         if trainer.profile is not None and trainer.profile is not self._profile:
             # The policy's modes were measured on top of what was known.
             self._profile = trainer.profile

@@ -135,11 +135,14 @@ class ClientState:
         except (OSError, ArchiveError):
             return SelectionState(known=False)
 
-    def keep_selection(self) -> None:
-        """Keep the importance of groups, and how long each was left out."""
+    def keep_selection(self, *, wanted: bool = True) -> None:
+        """Keep the importance of groups, and how long each was left out.
+
+        Where it is not ``wanted`` by the policy, and nothing is in it, no file is made for it.
+        """
         path = self._path("selection", "state")
         try:
-            if path is not None:
+            if path is not None and (wanted or self.selection.remembers or path.exists()):
                 write_state(path, SELECTION, self.selection)
         except OSError as error:
             _LOG.warning("cannot keep importance in %s: %s", path, error.strerror)

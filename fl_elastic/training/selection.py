@@ -133,6 +133,12 @@ class SelectionState:
         return np.array(self.scores or [None] * len(self.names), dtype=float)
 
     @property
+    def remembers(self) -> bool:
+        """Whether there is anything in it that a policy could go by."""
+        looked_at = self.scores or self.memory.owner or self.planning_seconds
+        return bool(looked_at or any(self.left_out))
+
+    @property
     def complete(self) -> bool:
         """Whether every group was measured at some time."""
         return bool(self.scores) and None not in self.scores

@@ -79,6 +79,17 @@ def test_profile_and_selection_appear(tmp_path: Path) -> None:
     assert selection(selection_path).names == profile.group_names
 
 
+def test_a_policy_that_trains_everything_keeps_no_selection_of_its_own(tmp_path: Path) -> None:
+    full: dict[str, Any] = {"budget": Budget(), "policy": "full"}
+    fit(elastic(tmp_path, **full))
+    _, path = paths(tmp_path)
+    assert not path.exists()
+    fit(elastic(tmp_path, policy="head"))
+    assert any(selection(path).left_out)
+    fit(elastic(tmp_path, **full))
+    assert not any(selection(path).left_out)
+
+
 def test_nothing_is_written_without_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,25 +11,20 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.named_models import build_model
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset
+from fl_elastic_simulations.engine.plain_rounds import plain_rounds
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation
@@ -214,7 +209,7 @@ def _of_task(name: str) -> _Shared:
 
 def _bare(name: str) -> Row:
     """Train clients one after the other, add up what they learned, and nothing else."""
-    shared, random, watch = _of_task(name), np.random.default_rng(0), _Watch()
+    watch, shared, random = _Watch(), _of_task(name), np.random.default_rng(0)
     task, weights = shared.task, {k: v.clone() for k, v in shared.model.state_dict().items()}
     for number in range(task.rounds):
         total = {key: torch.zeros_like(value) for key, value in weights.items()}
@@ -227,46 +222,19 @@ def _bare(name: str) -> Row:
     return watch.row()
 
 
-def plain_app(name: str) -> ClientApp:
-    """Return an app that trains as the bare loop does."""
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)
-        arrays = message.content["arrays"]
-        assert isinstance(arrays, ArrayRecord)
-        client = int(context.node_config["partition-id"])
-        model = _of_task(name).train(arrays.to_torch_state_dict(), client, 0)
-        content = RecordDict({
-            "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": TASKS[name].examples, "trained": 1}),
-        })  # fmt: skip
-        return Message(content, reply_to=message)
-
-    return app
+def trained(name: str, weights: Mapping[str, torch.Tensor], client: int) -> nn.Module:
+    """Return the model of a task after a client's steps from these weights."""
+    return _of_task(name).train(weights, client, 0)
 
 
 def _of_flower(name: str) -> Row:
     """Run the same on Flower's engine, with its own strategy."""
-    from flwr.simulation import run_simulation
-
-    task, watch, server = TASKS[name], _Watch(), ServerApp()
-
-    @server.main()
-    def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(
-            fraction_train=task.each_round / task.clients, fraction_evaluate=0.0,
-            min_train_nodes=1, min_available_nodes=task.clients,
-        )  # fmt: skip
-        weights = ArrayRecord(_of_task(name).model.state_dict())
-        watched = IncrementalGrid(grid, on_reply=watch.reply)
-        result = strategy.start(grid=watched, initial_arrays=weights, num_rounds=task.rounds)
-        if not all(result.train_metrics_clientapp.values()):
-            raise ScenarioError("clients of Flower's engine failed: see what it logs")
-
+    task, watch = TASKS[name], _Watch()
     with quiet_log(of=["flwr"]):
-        run_simulation(server, plain_app(name), num_supernodes=task.clients)
+        plain_rounds(
+            partial(trained, name), _of_task(name).model.state_dict(), clients=task.clients,
+            each_round=task.each_round, rounds=task.rounds, on_reply=watch.reply,
+        )  # fmt: skip
     return watch.row()
 
 

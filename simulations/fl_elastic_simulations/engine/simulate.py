@@ -155,7 +155,7 @@ class ReportingGrid(IncrementalGrid):
     """Wraps a grid; reports each reply as it arrives, and returns all of them together.
 
     Together they can be put in an order that does not depend on who was faster. Nodes are in the order of their
-    partitions, whatever their numbers, which Flower draws. So a simulation depends on its seed alone.
+    partitions, whatever their numbers, which Flower draws.
 
     Parameters
     ----------
