@@ -98,9 +98,9 @@ def _loss_in(outputs: Any) -> Tensor | None:
 
 
 def squared_outputs(outputs: Any, targets: Any) -> Tensor:
-    """Return the sum of an example's squared outputs, in the mean over a batch; no target is looked at.
+    """Return each example's sum of squared outputs, averaged over the batch; targets are not used.
 
-    How far outputs follow a weight tells what it matters to an example without its label, and as much for one that
+    How much outputs depend on a weight says, without a label, how much it matters to an example, even to one that
     the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for forgetting Foster et al.,
     "Loss-free machine unlearning", 2024).
 

@@ -30,7 +30,7 @@ class Products(JointRule):
     Averaging the factors of an adapter one by one errs by their covariance over the clients. This multiplies each
     client's factors as they were after its training, averages the products by the contributors' weights, and takes
     the nearest product of the model's rank, by a singular value decomposition: what FlexLoRA (Bai et al., NeurIPS
-    2024) does. The merged A has orthogonal rows as long as the clients' are, the most important one first. A client
+    2024) does. The merged A has orthogonal rows of the clients' RMS length, the most important one first. A client
     that trained some rows of A and columns of B alone keeps the others as they were sent to it.
 
     Pairs are found by name, ``lora_A`` beside ``lora_B`` as peft calls them. Every other tensor is averaged over

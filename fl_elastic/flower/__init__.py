@@ -1,11 +1,11 @@
 """fl_elastic in Flower: the client, the strategy wrapper, the apps. The only folder that imports flwr.
 
-Names are loaded when they are first used, see `fl_elastic.late`.
+Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.flower.app import elastic_client_app

@@ -81,7 +81,7 @@ class GroupNames:
         return whole in self._beginnings and short and 2 <= int(number) <= max(self.most, 2)
 
     def fit(self, names: Collection[str]) -> bool:
-        """Whether these can be the groups of the model."""
+        """Whether these names can be those of the model's groups: each is possible, and there are not too many."""
         return len(names) <= self.most and all(name in self for name in names)
 
 

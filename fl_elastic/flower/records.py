@@ -68,6 +68,8 @@ STALE = "fl_elastic.stale"
 """Metric key by which a client says that it needs the whole model."""
 
 MAY_TRAIN = "fl_elastic.may-train"
+"""Metric key under which a client says which tensors its fit could choose among: indices, as JSON."""
+
 FORGET = "fl_elastic.forget"
 """Metric key under which a client names examples that it wants forgotten, by their digest."""
 

@@ -152,7 +152,7 @@ class ReplyMerger:
         self.round.record.rejected.append(Rejection(number, node, reason))
 
     def _waits(self, node: int, staleness: int, message: Message) -> None:
-        """Keep a late update for the end of the round, unless a newer one of the node is there."""
+        """Keep a late update until the end of the round; of several from one node, only the newest."""
         known = self.late.get(node)
         if known is not None:
             self._superseded(node)

@@ -101,7 +101,7 @@ class SecurePartialUpdates(LegacyStrategy):
             )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """Delegate."""
+        """Delegate to the inner strategy."""
         return self.inner.initialize_parameters(client_manager)
 
     def configure_fit(
@@ -166,7 +166,7 @@ class SecurePartialUpdates(LegacyStrategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Delegate."""
+        """Delegate to the inner strategy."""
         return self.inner.configure_evaluate(
             server_round=server_round, parameters=parameters, client_manager=client_manager
         )
@@ -177,7 +177,7 @@ class SecurePartialUpdates(LegacyStrategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Any]]:
-        """Delegate."""
+        """Delegate to the inner strategy."""
         return self.inner.aggregate_evaluate(
             server_round=server_round, results=results, failures=failures
         )
@@ -185,7 +185,7 @@ class SecurePartialUpdates(LegacyStrategy):
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Any]] | None:
-        """Delegate."""
+        """Delegate to the inner strategy."""
         return self.inner.evaluate(server_round, parameters)
 
     def _question(self, fixed: FixedPoint) -> SolveHead:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.graph import TensorGroup
 from fl_elastic.groups.mode import Mode
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.groups.trace import tensor_groups

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 from fl_elastic.operations.journal import Journal
 
 if TYPE_CHECKING:

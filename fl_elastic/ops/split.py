@@ -209,7 +209,7 @@ class SplitModel:
             )
 
     def _parts(self, inputs: Any, features: Tensor, value: float) -> Any:
-        """Return the outputs for features, where what is not there has this value."""
+        """Return the outputs for features; stand-ins for the outputs of skipped modules hold ``value``."""
         self._value = value
         try:
             return self.outputs(inputs, features)

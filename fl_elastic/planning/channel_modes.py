@@ -35,10 +35,10 @@ def trainable_layers(profile: CostProfile) -> list[int]:
 
 
 def has_operations(profile: CostProfile, group: int) -> bool:
-    """Whether a layer can be trained by channels or filtered: what is run in its place fits it.
+    """Whether the library has operations to run in a layer's place, for training by channels or filtering.
 
     It must be one two-dimensional convolution or linear layer, used once a step, whose weight is its own and not
-    computed (weight norm, pruning); a convolution that is transposed or pads with anything but zeros has none.
+    computed (weight norm, pruning). There are none for convolutions that are transposed or pad with non-zeros.
     """
     graph = profile.graph
     owners = graph.group_nodes()[group]

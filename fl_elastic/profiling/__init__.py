@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 from fl_elastic.profiling.profile import CostProfile
 from fl_elastic.profiling.store import load_profile, save_profile
 

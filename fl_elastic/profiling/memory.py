@@ -152,7 +152,7 @@ def inference_bytes(profile: CostProfile) -> float:
 
 
 def trial_bytes(profile: CostProfile) -> float:
-    """Return what a plain step of everything takes that lets each gradient go as soon as it is there."""
+    """Return the bytes of a plain step that trains everything and frees each gradient as soon as it is computed."""
     everything = [Mode.FULL] * len(profile)
     running, passing = profile.running_nodes(np.ones(len(profile), dtype=bool))
     held = _kept(profile, everything, running, lean=False).held_at_nodes()

@@ -1,11 +1,11 @@
 """Where in a model a head reads, and which place is the best one.
 
-Names are loaded when they are first used, see `fl_elastic.late`.
+Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.readout.candidates import candidate_places

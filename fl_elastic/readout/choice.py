@@ -324,7 +324,7 @@ class _Task:
         return np.asarray(scaled @ scaled.T, np.float32)
 
     def whole(self, kernels: Iterable[NDArray[np.float32]]) -> _Floats:
-        """Return the kernel of several places side by side, and of the constant."""
+        """Return the sum of these kernels and the constant's: the kernel of all their features side by side."""
         whole = _FREE * np.outer(self.constant, self.constant)
         for kernel in kernels:
             whole += kernel

@@ -123,7 +123,7 @@ class FirstToken(nn.Module):
     shape : tuple of int
         (T, C).
     size : int
-        0.
+        Must be 0: this pooling has no size.
     """
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
@@ -143,9 +143,9 @@ class Flat(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        Any.
+        Any, of at least one dimension.
     size : int
-        0.
+        Must be 0: this pooling has no size.
     """
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:

@@ -204,7 +204,7 @@ class SolvedHead:
         self._waiting = [row for row in self._waiting if row.number not in numbers]
 
     def learn(self, row: Row) -> None:
-        """Take in a labelled sample, by the next `put`."""
+        """Note a labelled sample, which is added to the sums at the next `put` at the latest."""
         self._waiting.append(row)
 
     def relabel(self, row: Row, y: int) -> None:

@@ -57,7 +57,7 @@ class Reading:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether somebody waits for what comes of it before the next one comes."""
+        """Whether it is a late label, or its sender is told what came of it: then it is handled by itself."""
         return self.sample_id is not None or self.answer is not nobody
 
 

@@ -1,4 +1,4 @@
-"""Write-ahead: every event is on disk, in the log or in the saved state, before anybody is told of it."""
+"""Write-ahead: every event is in the log or the saved state, safe from a kill, before anybody is told of it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 from fl_elastic.training.apply_plan import apply_plan
 from fl_elastic.training.evaluate import evaluate
 from fl_elastic.training.options import (

@@ -207,7 +207,7 @@ class BudgetControl:
         self._granted = self.steps + 1
 
     def rest_seconds(self, plan: Plan) -> float:
-        """Return what a deadline leaves for steps cheaper than the plan's; nothing once all steps are taken.
+        """Return the seconds of the cost profile that a deadline leaves for cheaper steps; 0 once all are taken.
 
         A speed-up leaves nothing: it holds on average over many fits.
         """

@@ -74,7 +74,7 @@ def costs_for(
 def with_prefix(
     profile: CostProfile, model: nn.Module, batch: Batch, options: TrainerOptions
 ) -> CostProfile:
-    """Return the profile with what a frozen prefix costs, where the options have one and it is not known."""
+    """Return the profile with the measured costs of a frozen prefix, if options ask for one and none are known."""
     if options.forward is None or len(profile.cut_inference_seconds):
         return profile
     clock = clock_for(model_device(model), options.timing.clock)

@@ -283,9 +283,9 @@ class ElasticForward:
                 self._drop_what_is_not_so(self._store, split, inputs)
 
     def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
-        """Wipe what an earlier process kept unless it is what comes out now.
+        """Wipe the features that an earlier process kept, unless the model still gives the same ones.
 
-        The digest of the weights does not see the model's code: another activation, another way through it.
+        They are found by a digest of the weights, which stays the same when only the model's code changes.
         """
         known, stored = store.read(sample_ids(inputs))
         if not known:

@@ -1,4 +1,4 @@
-"""Model and optimiser as they were when a fit started, to go back to when it fails."""
+"""Model and optimiser as they were when a fit started: `ElasticTrainer.fit` goes back to them when it fails."""
 
 from __future__ import annotations
 

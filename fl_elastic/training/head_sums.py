@@ -91,13 +91,13 @@ def head_sums(
         or of a 1 x 1 convolution, (N, C, H, W): each token or place is an example then.
     loader : iterable of batches
         Targets are classes, of the same shape without C, of which -100 is ignored, or numbers, of the same shape:
-        several labels are such, as 0 and 1.
+        several labels for one example are given as such numbers, 0 and 1.
     seconds : float
         No batch is begun after that time; sums over some of the data are sums as well.
     running : callable, optional
         Gives the block in which the model runs on a batch; as it is, if left out.
     together : int
-        About how many inputs a fold has at least, unless it has all of them.
+        About how many inputs each fold has at least; if they do not suffice for five folds, there are fewer.
     loss_fn : callable, optional
         What the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy does, the
         sums are of those (`fl_elastic.training.last_layer.log_odds`); classes of tokens or places that it does not
@@ -255,7 +255,7 @@ def held_out(features: int) -> int:
 def sums_bytes(features: int, outputs: int, examples: int) -> int:
     """Return how many bytes a client's sums take on the wire.
 
-    Held-out examples travel as rows, in each fold no more than there are features, and the others as products.
+    Held-out examples travel as rows, per fold at most as many as there are features; the others as products.
     """
     held = min(examples, held_out(features))
     numbers = min(held, _FOLDS * features) * (features + outputs)

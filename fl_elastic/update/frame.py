@@ -1,7 +1,7 @@
 """The frame of every packed message: a versioned, checksummed header before one buffer of numbers.
 
 Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of
-all the rest (16 bytes, see `fl_elastic.update.frame`), header (JSON, then spaces, so that a payload of 4 KB or
+all the rest (16 bytes, see `checksum`), header (JSON, then spaces, so that a payload of 4 KB or
 more begins at a multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of
 arrays, not of bytes, is what Flower's transport pays for.
 """

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
-
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.flower.deadline import Deadline
@@ -19,16 +17,11 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import IMPORTANCES
 from fl_elastic.registry import Factories, closest
 from fl_elastic.update import CODECS
+from fl_elastic_simulations.engine.seeded_servers import SERVERS
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
 __all__ = ["check_methods", "method_strategy"]
-
-_SERVERS: dict[str, Callable[..., Strategy]] = {
-    "fedavg": FedAvg,
-    "fedavgm": lambda **options: FedAvgM(server_momentum=0.9, **options),
-    "fedadam": lambda **options: FedAdam(eta=0.01, **options),
-}
 
 
 def check_methods(scenario: Scenario) -> None:
@@ -65,8 +58,8 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(
                 f"method {method.name}: a peer trains the model as it is: choose a policy, or read = 'last'"
             )
-        if method.server not in _SERVERS:
-            known = sorted(_SERVERS)
+        if method.server not in SERVERS:
+            known = sorted(SERVERS)
             problems.append(
                 f"method {method.name}: unknown server {method.server!r}"
                 f"{closest(method.server, known)}: known are {', '.join(known)}"
@@ -89,10 +82,12 @@ def _round_config(method: MethodSection) -> RoundConfig:
 def method_strategy(
     scenario: Scenario,
     method: MethodSection,
+    seed: int,
     on_round: Callable[[RoundRecord], None],
 ) -> PartialUpdates:
     """Return the server's strategy for a method; a peer's updates are merged as its paper says."""
-    inner = _SERVERS[method.server](
+    inner = SERVERS[method.server](
+        seed=seed,
         fraction_train=scenario.training.client_fraction,
         fraction_evaluate=0.0,
         min_train_nodes=1,

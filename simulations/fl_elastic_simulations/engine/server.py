@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -159,8 +158,7 @@ def run_method(
 ) -> RunResult:
     """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
 
-    Flower draws the clients of a round from Python's own random numbers, which are seeded for the run and put
-    back afterwards.
+    The seed alone says which clients take part in a round, on any engine.
     """
     scenario = simulation.scenario
     cell = RunResult(
@@ -187,10 +185,8 @@ def run_method(
         choosing,
         None if unequal is None else lambda: unequal.began,
     )
-    strategy = method_strategy(scenario, method, told)
+    strategy = method_strategy(scenario, method, seed, told)
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
-    state = random.getstate()
-    random.seed(seed)
     try:
         if method.round_zero != "none":
             # The model that stands until round zero is over.
@@ -214,8 +210,6 @@ def run_method(
         )
     except _TimeIsUp:
         pass
-    finally:
-        random.setstate(state)
     found = state_directory.glob(f"*/{CHARGES}")
     cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
     cell.machines = supplied.machines

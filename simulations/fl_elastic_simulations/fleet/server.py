@@ -113,7 +113,7 @@ class FleetRun:
         if not self.resume:
             _put_away(self.results / CHECKPOINTS)
         minutes = _Minutes(Journal(self.results / JOURNAL), resume=self.resume)
-        strategy = method_strategy(self.scenario, self.method, minutes.trained)
+        strategy = method_strategy(self.scenario, self.method, self.seed, minutes.trained)
         minutes.names_of = lambda: {
             node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()
         }

@@ -1,11 +1,11 @@
 """Unequal devices: what they are, what a round takes on them, and a layer around Flower's runtime that computes it.
 
-Names are loaded when they are first used, see `fl_elastic.late`.
+Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """
 
 from typing import TYPE_CHECKING
 
-from fl_elastic.late import loaded_late
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic_simulations.unequal.fleet import Fleet
