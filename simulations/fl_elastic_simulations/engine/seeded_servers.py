@@ -1,13 +1,12 @@
 """Flower's strategies, choosing the clients of each round by a seed of their own.
 
-Flower draws them from Python's global random numbers, of which others in the process, such as Ray, take some.
+Flower draws them from Python's global random numbers, of which other threads, such as those of Ray, take some.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -20,24 +19,19 @@ __all__ = ["SERVERS"]
 class _Seeded(FedAvg):
     def __init__(self, *, seed: int, **options: Any) -> None:
         super().__init__(**options)
-        self._draws = random.Random(seed).getstate()
+        self._random = random.Random(seed)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        with self._own_draws():
-            return list(super().configure_train(server_round, arrays, config, grid))
-
-    @contextmanager
-    def _own_draws(self) -> Iterator[None]:
-        """Draw from this strategy's own numbers, and leave everybody else's as they were."""
-        others = random.getstate()
-        random.setstate(self._draws)
-        try:
-            yield
-        finally:
-            self._draws = random.getstate()
-            random.setstate(others)
+        # As many as Flower has drawn, and what it sends them: all are sent the same.
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        nodes = list(grid.get_node_ids())
+        chosen = self._random.sample(nodes, min(len(messages), len(nodes)))
+        return [
+            Message(each.content, node, each.metadata.message_type)
+            for each, node in zip(messages, chosen, strict=False)
+        ]
 
 
 class _SeededFedAvgM(_Seeded, FedAvgM):

@@ -41,12 +41,12 @@ APART = ["unshare", "--mount", "--uts"]
 ALLOWED = subprocess.run([*APART, "true"], capture_output=True, check=False).returncode == 0
 
 
-def scenario(rounds: int) -> Scenario:
+def scenario(rounds: int, client_fraction: float = 1.0) -> Scenario:
     table: dict[str, Any] = {
         "title": "apart", "seeds": [0], "methods": ["elastic"], "target": {"method": "elastic"},
         "data": {"dataset": "digits", "train_limit": 320, "test_limit": 60},
         "model": {"name": "digits_cnn"},
-        "training": {"rounds": rounds, "batch_size": 16},
+        "training": {"rounds": rounds, "batch_size": 16, "client_fraction": client_fraction},
         "method": {"elastic": {"policy": "elastic", "codec": "int8"}},
         "fleet": [{"device": "laptop", "count": 2},
                   {"device": "pi_4b", "count": 2, "speedup": 2.0}],
