@@ -15,9 +15,8 @@ from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
-from fl_elastic.readout.place import Place
+from fl_elastic.readout.place import MOST_FEATURES, Place
 from fl_elastic.registry import first_line, from_module
 from fl_elastic.training.place_sample import place_sample
 

@@ -131,7 +131,7 @@ def sums_of(network: nn.Module, read: str, example: Tensor) -> int:
     """Return the bytes of a head's sums, at most; PlanError where the model has no such place to read."""
     from torch import nn
 
-    from fl_elastic.readout.candidates import MOST_FEATURES
+    from fl_elastic.readout.place import MOST_FEATURES
     from fl_elastic.readout.readout import Readout
     from fl_elastic.streaming.disk_room import sums_bytes
     from fl_elastic.streaming.head import head_name

@@ -16,10 +16,9 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import TrainReply, believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
-from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import Choice, Sample
 from fl_elastic.readout.chosen_reading import choose_reading
-from fl_elastic.readout.place import BODY, HEAD, Place
+from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place
 from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest

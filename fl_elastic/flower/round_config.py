@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import PlanError, RegistryError
-from fl_elastic.readout.chosen_reading import allowed_features
-from fl_elastic.readout.place import Reading
+from fl_elastic.readout.place import Reading, allowed_features
 
 if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline

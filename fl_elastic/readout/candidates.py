@@ -15,14 +15,11 @@ from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import traced
-from fl_elastic.readout.place import INPUT, Place
+from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 
-__all__ = ["MOST_FEATURES", "candidate_places", "few_that_run", "last_layer"]
-
-MOST_FEATURES = 2560
-"""More features than this are read only if asked for: the work of a head grows with their square."""
+__all__ = ["candidate_places", "few_that_run", "last_layer"]
 
 _MODULES, _FEWEST = 10, 6
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.readout.candidates import MOST_FEATURES
 from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
-from fl_elastic.readout.place import INPUT, Reading
+from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
 from fl_elastic.readout.projection import Directions
 
-__all__ = ["AUTO", "ChosenReading", "allowed_features", "candidate_features", "choose_reading"]
-
-AUTO = "auto"
-"""What is read where the best places are to be chosen; with a bound of numbers, as in ``auto>512``."""
+__all__ = ["ChosenReading", "candidate_features", "choose_reading"]
 
 # So many features of narrower places are as good as all directions that the examples span.
 _PROJECTED = 2 * EXAMPLES
@@ -36,19 +32,6 @@ class ChosenReading:
     reading: Reading
     directions: Directions | None
     choice: Choice | None
-
-
-def allowed_features(read: str) -> int | None:
-    """Return how many numbers may be read where places are to be chosen; None where they are given.
-
-    >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
-    (2560, 512, None)
-    """
-    if read == AUTO:
-        return MOST_FEATURES
-    if read.startswith(f"{AUTO}>"):
-        return Reading.parse(f"{INPUT}@flat{read.removeprefix(AUTO)}").width
-    return None
 
 
 def candidate_features(most: int) -> int:

@@ -13,11 +13,14 @@ from fl_elastic.errors import PlanError
 from fl_elastic.update.manifest import READ_FROM
 
 __all__ = [
+    "AUTO",
     "BODY",
     "HEAD",
     "INPUT",
+    "MOST_FEATURES",
     "Place",
     "Reading",
+    "allowed_features",
     "joined",
     "parse_places",
     "places_of",
@@ -25,6 +28,12 @@ __all__ = [
 
 INPUT = "input"
 """What a place at the model's own input is called."""
+
+AUTO = "auto"
+"""What is read where the best places are to be chosen; with a bound of numbers, as in ``auto>512``."""
+
+MOST_FEATURES = 2560
+"""More features than this are read only if asked for: the work of a head grows with their square."""
 
 BODY, HEAD = "body", "head"
 """Names of a readout's model and of its linear layer."""
@@ -134,6 +143,19 @@ class Reading:
 
     def __str__(self) -> str:
         return joined(self.places) + (f"{_WIDTH}{self.width}" if self.width else "")
+
+
+def allowed_features(read: str) -> int | None:
+    """Return how many numbers may be read where places are to be chosen; None where they are given.
+
+    >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
+    (2560, 512, None)
+    """
+    if read == AUTO:
+        return MOST_FEATURES
+    if read.startswith(f"{AUTO}>"):
+        return Reading.parse(f"{INPUT}@flat{read.removeprefix(AUTO)}").width
+    return None
 
 
 def joined(places: Iterable[Place]) -> str:

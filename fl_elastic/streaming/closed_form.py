@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
-from fl_elastic.readout.candidates import MOST_FEATURES
+from fl_elastic.readout.place import MOST_FEATURES
 from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row, Score

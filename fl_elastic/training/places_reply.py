@@ -19,9 +19,9 @@ from fl_elastic.groups.forward import split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.readout.candidates import MOST_FEATURES, few_that_run, last_layer
-from fl_elastic.readout.chosen_reading import allowed_features, candidate_features
-from fl_elastic.readout.place import Place, Reading
+from fl_elastic.readout.candidates import few_that_run, last_layer
+from fl_elastic.readout.chosen_reading import candidate_features
+from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.head_sums import sums_bytes

@@ -11,10 +11,10 @@ from torch import nn
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import split_batch
 from fl_elastic.profiling.profile_key import model_device
-from fl_elastic.readout.candidates import MOST_FEATURES, last_layer
+from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.choice import EXAMPLES, Choice
-from fl_elastic.readout.chosen_reading import allowed_features, candidate_features, choose_reading
-from fl_elastic.readout.place import Reading
+from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.head_sums import solve_head

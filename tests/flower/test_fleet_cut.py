@@ -279,4 +279,4 @@ def test_test_data_pass_below_the_cut_once(tmp_path: Path, monkeypatch: pytest.M
         assert examples == plain[1] and metrics["accuracy"] == plain[2]["accuracy"]
         assert loss == pytest.approx(plain[0], rel=1e-3)
     # Train and test features are apart, so that neither wipes the other's.
-    assert len([*(tmp_path / str(1 << 20)).glob("*features*.bin")]) == 2
+    assert len([*(tmp_path / str(1 << 20)).glob("*features*.db")]) == 2

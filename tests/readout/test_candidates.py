@@ -10,8 +10,8 @@ from readouts import ODD, of_zoo
 from torch import nn
 
 from fl_elastic.groups.forward import split_batch
-from fl_elastic.readout.candidates import MOST_FEATURES, candidate_places
-from fl_elastic.readout.place import INPUT, Place
+from fl_elastic.readout.candidates import candidate_places
+from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.readout import Readout
 from fl_elastic.testing.probes import Snapshot
 

@@ -111,6 +111,7 @@ METHODS = {
     "full, 2 epochs": OneDeviceMethod(2, solved=False),
     "solved head": OneDeviceMethod(0),
     "chosen places": OneDeviceMethod(0, read="auto"),
+    "chosen places, 640 numbers at most": OneDeviceMethod(0, read="auto>640"),
     "chosen places, 1 epoch above a cut": OneDeviceMethod(1, read="auto"),
     "solved head, full, 1 epoch": OneDeviceMethod(1, cut=_EVERYTHING),
     "solved head, full, 2 epochs": OneDeviceMethod(2, cut=_EVERYTHING),
@@ -129,7 +130,11 @@ METHODS = {
 """By the name in the table."""
 
 _FULL, _IN_TURN = "full", "in turn"
-_CHOSEN = ("chosen places", "chosen places, 1 epoch above a cut")
+_CHOSEN = (
+    "chosen places",
+    "chosen places, 640 numbers at most",
+    "chosen places, 1 epoch above a cut",
+)
 _ELSEWHERE = (_FULL, "solved head", *_CHOSEN)
 _TIMED = (
     "solved head",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_elastic.readout.candidates import MOST_FEATURES
+from fl_elastic.readout.place import MOST_FEATURES
 
 __all__ = [
     "ALONG",

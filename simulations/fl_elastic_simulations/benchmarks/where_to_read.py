@@ -22,8 +22,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
-from fl_elastic.readout.candidates import MOST_FEATURES
-from fl_elastic.readout.place import INPUT
+from fl_elastic.readout.place import INPUT, MOST_FEATURES
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums, put_head

@@ -35,7 +35,7 @@ from fl_elastic.flower.tasks.task import DEADLINE, config_key, task_in
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile_key import profile_key
-from fl_elastic.readout.chosen_reading import allowed_features
+from fl_elastic.readout.place import allowed_features
 from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.lean_start import without_compiler

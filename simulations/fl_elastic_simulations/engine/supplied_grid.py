@@ -19,7 +19,7 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.store import KIND
-from fl_elastic.readout.chosen_reading import allowed_features
+from fl_elastic.readout.place import allowed_features
 from fl_elastic.state.archive import archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 
