@@ -154,6 +154,15 @@ class PartialMean:
         kept = {name for update, _ in self._kept for name in update.deltas}
         return frozenset(self._sums) | (kept - self.stayed.keys())
 
+    def memory(self, size: int) -> NDArray[np.float32]:
+        """Return an array for the numbers of one update, which may be written over once `add` has them.
+
+        See `fl_elastic.update.decode`. Rules that keep updates are given new arrays.
+        """
+        if isinstance(self._rule, (RobustRule, JointRule)):
+            return np.empty(size, np.float32)
+        return self._flat.memory(size)
+
     def add(
         self,
         update: PartialUpdate,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +103,24 @@ class FlatSum:
         self._sum = np.zeros(size)
         self._waiting: list[Addend] = []
         self._updates = 0
+        # For as long as somebody holds them: an update that is never added is freed as everything else.
+        self._lent: WeakValueDictionary[int, NDArray[np.float32]] = WeakValueDictionary()
+        self._spare: list[NDArray[np.float32]] = []
         piece = min(_PIECE, size)
         self._doubles, self._together = np.empty((_AT_ONCE, piece)), np.empty(piece)
+
+    def memory(self, size: int) -> NDArray[np.float32]:
+        """Return an array for so many numbers of one update, which is given back by adding them.
+
+        New memory costs as much as the numbers: the system clears it, page by page. Once its numbers are in the sum
+        the next update is written over them.
+        """
+        most = len(self._sum)
+        if size > most:
+            return np.empty(size, np.float32)
+        array = self._spare.pop() if self._spare else np.empty(most, np.float32)
+        self._lent[id(array)] = array
+        return array[:size]
 
     def add(self, addends: Iterable[Addend], *, waits: bool = False) -> None:
         """Add the numbers of one update, times their factors.
@@ -127,6 +145,10 @@ class FlatSum:
         for (to, size), those in regions.items():
             for begin in range(0, len(those), _AT_ONCE):
                 self._add_region(to, size, those[begin : begin + _AT_ONCE])
+        for addend in chain.from_iterable(regions.values()):
+            array = self._lent.pop(id(addend.numbers.base), None)
+            if array is not None:
+                self._spare.append(array)
 
     def _add_region(self, to: int, size: int, those: Sequence[Addend]) -> None:
         factors = np.array([each.factor for each in those], _DOUBLE)
@@ -147,6 +169,7 @@ class FlatSum:
     def of(self, name: str) -> NDArray[np.float64]:
         """Return the sum of one tensor; a view, not to be modified."""
         self._add_up()
+        self._spare.clear()
         shape, start = self._shapes[name], self.places[name]
         return self._sum[start : start + math.prod(shape)].reshape(shape)
 

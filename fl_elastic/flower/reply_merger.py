@@ -257,7 +257,13 @@ class ReplyMerger:
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:
         """Return the update and how many rounds it is late."""
         # The reply is read by nobody else: its numbers are merged where they are.
-        update = decode(reply.packed, self.round.manifest, self.limits, in_place=True)
+        update = decode(
+            reply.packed,
+            self.round.manifest,
+            self.limits,
+            in_place=True,
+            memory=self.round.mean.memory,
+        )
         server_round = self.round.record.server_round
         staleness = server_round - update.base_version
         latest = FORGET_AFTER if self.round.mean.options.late == "merge" else 0

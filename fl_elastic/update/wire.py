@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.codecs.base import CODECS, Codec, number_of
+from fl_elastic.update.codecs.base import CODECS, Codec, Memory, number_of
 from fl_elastic.update.codecs.raw import Fp32
 from fl_elastic.update.frame import (
     WIRE_VERSION,
@@ -112,6 +112,7 @@ def decode(
     limits: Limits | None = None,
     *,
     in_place: bool = False,
+    memory: Memory | None = None,
 ) -> PartialUpdate:
     """Return the partial update in ``data``.
 
@@ -126,6 +127,9 @@ def decode(
     in_place : bool
         Whether the deltas may lie in the buffer, which the caller gives away: they can then be written to only if
         it can. Otherwise they have memory of their own.
+    memory : callable, optional
+        ``memory(size)`` gives an array of so many float32 for deltas that are not written as they are held; by
+        default a new one.
 
     Raises
     ------
@@ -143,7 +147,12 @@ def decode(
     codecs = _codecs(indices, _read_exact(header, indices, manifest), codec_field(header))
     update = PartialUpdate(
         deltas=_read_deltas(
-            payload if in_place else _copied(payload), manifest, names, codecs, slices
+            payload if in_place else _copied(payload),
+            manifest,
+            names,
+            codecs,
+            slices,
+            memory or (lambda size: np.empty(size, np.float32)),
         ),
         steps=dict(zip(names, steps, strict=True)),
         num_examples=field(header, "num_examples", int),
@@ -208,6 +217,7 @@ def _read_deltas(
     names: list[str],
     codecs: list[Codec],
     slices: list[Slices | None],
+    memory: Memory,
 ) -> PackedDeltas:
     written = [
         manifest.shape(name) if found is None else found.shape(manifest.shape(name))
@@ -216,9 +226,9 @@ def _read_deltas(
     sizes = [codec.size(shape) for codec, shape in zip(codecs, written, strict=True)]
     if sum(sizes) != len(payload):
         raise UpdateError(f"payload has {len(payload)} bytes, its tensors need {sum(sizes)}")
-    flat = codecs[0].decode_together(payload) if len(set(map(type, codecs))) == 1 else None
+    flat = codecs[0].decode_together(payload, memory) if len(set(map(type, codecs))) == 1 else None
     if flat is None:
-        flat = np.empty(sum(map(number_of, written)), np.float32)
+        flat = memory(sum(map(number_of, written)))
         start = offset = 0
         for codec, shape, size in zip(codecs, written, sizes, strict=True):
             into = flat[start : start + number_of(shape)].reshape(shape)

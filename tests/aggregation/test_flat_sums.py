@@ -169,3 +169,40 @@ def test_numbers_that_are_not_given_away_may_change_after_they_were_added() -> N
         numbers[:] = value
         mean.add(PartialUpdate({"w": numbers}, {"w": 1}, 1))
     assert np.array_equal(mean.finish(ZERO)["w"], np.full(SIZE, 2.0, np.float32))
+
+
+def packed_updates(count: int, codec: str) -> list[bytes]:
+    deltas, examples = deltas_of(count)
+    return [
+        encode(PartialUpdate(dict(each), dict.fromkeys(each, 3), weight), MANIFEST, codec)
+        for each, weight in zip(deltas, examples, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16", "int8", "topk"])
+@pytest.mark.parametrize("rule", ["contributors", "median", "products"])
+def test_memory_that_is_used_again_changes_no_sum(codec: str, rule: str) -> None:
+    plain, again = PartialMean(MANIFEST, rule), PartialMean(MANIFEST, rule)
+    for packed in packed_updates(11, codec):
+        plain.add(decode(packed, MANIFEST), checked=True)
+        update = decode(packed, MANIFEST, in_place=True, memory=again.memory)
+        again.add(update, checked=True)
+    expected, found = plain.finish(ZERO), again.finish(ZERO)
+    for name in ZERO:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_numbers_are_written_over_once_they_are_in_the_sum_and_not_before() -> None:
+    mean = PartialMean(MANIFEST)
+    refused, *others = packed_updates(12, "int8")
+    left_out = decode(refused, MANIFEST, memory=mean.memory)
+    before = {name: delta.copy() for name, delta in left_out.deltas.items()}
+    arrays = set()
+    for packed in others:
+        update = decode(packed, MANIFEST, memory=mean.memory)
+        arrays.add(update.deltas["w"].ctypes.data)
+        mean.add(update, checked=True)
+        del update
+    assert len(arrays) <= 5 and left_out.deltas["w"].ctypes.data not in arrays
+    for name, delta in before.items():
+        np.testing.assert_array_equal(left_out.deltas[name], delta)

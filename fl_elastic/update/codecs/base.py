@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,12 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.registry import Factories
 
-__all__ = ["CODECS", "Codec", "does_not_fit", "finite", "number_of"]
+__all__ = ["CODECS", "Codec", "Memory", "does_not_fit", "finite", "number_of"]
 
 _Floats = NDArray[np.float32]
 _LARGE = 1 << 16
+Memory = Callable[[int], _Floats]
+"""Gives an array of so many numbers, to be written to."""
 
 
 class Codec(ABC):
@@ -75,13 +78,13 @@ class Codec(ABC):
         """Write what `decode` returns into ``values``, which has the tensor's shape."""
         values[...] = self.decode(data, values.shape)
 
-    def decode_together(self, data: memoryview) -> _Floats | None:
+    def decode_together(self, data: memoryview, memory: Memory) -> _Floats | None:
         """Return the numbers of tensors that were written one after the other, as one array.
 
-        The caller gives ``data`` away, so the result may be a view of it. None, unless overridden: where tensors
-        are not written number by number.
+        The caller gives ``data`` away, so the result may be a view of it; else it lies in ``memory``. None, unless
+        overridden: where tensors are not written number by number.
         """
-        del data
+        del data, memory
         return None
 
     @abstractmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, finite, number_of
+from fl_elastic.update.codecs.base import CODECS, Codec, Memory, does_not_fit, finite, number_of
 
 __all__ = ["Bf16"]
 
@@ -40,13 +40,17 @@ class Bf16(Codec):
 
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
         """Return the numbers as float32 in the given shape."""
-        return self.decode_together(data).reshape(shape)
+        values = self.decode_together(data, lambda size: np.empty(size, np.float32))
+        return values.reshape(shape)
 
-    def decode_together(self, data: memoryview) -> _Floats:
+    def decode_together(self, data: memoryview, memory: Memory) -> _Floats:
         """Return all numbers as float32."""
-        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32)
+        words = np.frombuffer(data, dtype="<u2")
+        values = memory(words.size)
+        bits = values.view(np.uint32)
+        np.copyto(bits, words)
         bits <<= 16
-        return bits.view(np.float32)
+        return values
 
     def error_bound(self, values: _Floats) -> float:
         """Return half a unit in the last place of the largest value; below 1e-38 steps are 2^-133."""

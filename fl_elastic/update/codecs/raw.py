@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, number_of
+from fl_elastic.update.codecs.base import CODECS, Codec, Memory, does_not_fit, number_of
 
 __all__ = ["Fp16", "Fp32"]
 
@@ -40,9 +40,12 @@ class _Raw(Codec):
         """Return the numbers as float32 in the given shape."""
         return np.frombuffer(data, dtype=self.dtype).reshape(shape).astype(np.float32)
 
-    def decode_together(self, data: memoryview) -> _Floats:
+    def decode_together(self, data: memoryview, memory: Memory) -> _Floats:
         """Return all numbers as float32."""
-        return np.frombuffer(data, dtype=self.dtype).astype(np.float32)
+        numbers = np.frombuffer(data, dtype=self.dtype)
+        values = memory(numbers.size)
+        np.copyto(values, numbers)
+        return values
 
 
 @CODECS.register("fp32")
@@ -54,10 +57,11 @@ class Fp32(_Raw):
     unbiased = True
     feedback = False
 
-    def decode_together(self, data: memoryview) -> _Floats:
-        """Return a view of ``data`` where it is aligned."""
+    def decode_together(self, data: memoryview, memory: Memory) -> _Floats:
+        """Return a view of ``data`` where it is aligned, and in the machine's order of bytes."""
         numbers = np.frombuffer(data, dtype=self.dtype)
-        return numbers.astype(np.float32, copy=not numbers.flags.aligned)
+        as_they_are = numbers.flags.aligned and numbers.dtype.isnative
+        return numbers if as_they_are else super().decode_together(data, memory)
 
     def error_bound(self, values: _Floats) -> float:
         """Return zero."""

@@ -21,16 +21,25 @@ from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
-__all__ = ["MERGED", "MOST_KEPT", "merging_cost"]
+__all__ = ["FLOWER", "MERGED", "MOST_KEPT", "WRITTEN", "merging_cost", "tensors_cost"]
 
-MERGED = ("flower fedavg", "partial updates, all tensors", "partial updates, last quarter")
+FLOWER = "flower fedavg"
+"""Whole models by Flower's own strategy."""
+
+MERGED = (FLOWER, "partial updates, all tensors", "partial updates, last quarter")
 """What is merged: whole models, updates of every tensor, updates of a quarter of the numbers."""
+
+WRITTEN = ("fp32", "int8", "bf16")
+"""Codecs in which updates of models of equal tensors come."""
 
 MOST_KEPT = 100
 """Flower keeps every reply: beyond this many they share their bytes, and memory says nothing."""
 
 
-def merging_cost(kind: str, replies: int) -> dict[str, float]:
+_Row = dict[str, float]
+
+
+def merging_cost(kind: str, replies: int) -> _Row:
     """Merge replies of a MobileNetV2-sized model once, in this process, which should be a fresh one.
 
     Returns
@@ -44,34 +53,89 @@ def merging_cost(kind: str, replies: int) -> dict[str, float]:
     weights = weights_of(model, manifest)
     floats = [n for n in manifest.names if manifest.role(n) is Role.PARAMETER]
     size = sum(weights[name].nbytes for name in floats)
-    start = ArrayRecord({name: Array(array) for name, array in weights.items()})
-    grid = InProcessGrid(1, ClientApp())
-    if kind == MERGED[0]:
-        parameters = ArrayRecord({name: Array(weights[name]) for name in floats})
-        before = _resident()
-        messages = list(_dense_replies(parameters, replies))
-        seconds = _timed(lambda: FedAvg().aggregate_train(1, messages))
+    if kind == FLOWER:
+        row, before = _merged_by_flower({name: weights[name] for name in floats}, replies)
     else:
         trained = floats if kind == MERGED[1] else _last_quarter(floats, weights)
-        rng = np.random.default_rng(0)
-        # Small beside the model, as those of a round are: larger ones wait to be compared with each other.
-        deltas = {
-            n: (0.01 * rng.standard_normal(weights[n].shape)).astype(np.float32) for n in trained
-        }
-        packed = encode(PartialUpdate(deltas, dict.fromkeys(deltas, 8), 100, 1), manifest)
-        strategy = PartialUpdates(
-            FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1)
-        )
-        list(strategy.configure_train(1, start, ConfigRecord(), grid))
-        made = _Arriving(packed, replies)
-        before = _resident()
-        seconds = _timed(lambda: strategy.aggregate_train(1, iter(made))) - made.seconds
+        row, before = _merged_partially(weights, manifest, trained, "fp32", replies)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "cpu_seconds": seconds,
-        "seconds_per_reply": seconds / replies,
-        "peak_models": max(peak - before, 0) / size,
+    return {**row, "peak_models": max(peak - before, 0) / size}
+
+
+def tensors_cost(kind: str, tensors: int, replies: int, *, numbers: int = 2_500_000) -> _Row:
+    """Merge replies about a model of so many equal tensors once, in this process.
+
+    Parameters
+    ----------
+    kind : str
+        `FLOWER`, or the codec of updates of every tensor.
+    tensors, numbers : int
+        Of the model; its numbers take 10 MB in single precision unless said otherwise.
+    replies : int
+        At most `MOST_KEPT`.
+
+    Returns
+    -------
+    dict
+        ``cpu_seconds`` in all, ``seconds_per_reply``, and where Flower merges ``freed_seconds_per_reply``: for
+        giving back the memory of replies, which ``cpu_seconds`` holds where updates are merged as they come.
+    """
+    rng = np.random.default_rng(1)
+    each = numbers // tensors
+    weights: dict[str, NDArray[Any]] = {
+        f"layer{index}.weight": rng.standard_normal((each // 125, 125)).astype(np.float32)
+        for index in range(tensors)
     }
+    if kind == FLOWER:
+        return _merged_by_flower(weights, replies)[0]
+    manifest = Manifest.of_arrays(weights)
+    return _merged_partially(weights, manifest, list(weights), kind, replies)[0]
+
+
+def _merged_by_flower(parameters: dict[str, NDArray[Any]], replies: int) -> tuple[_Row, float]:
+    """Return what merging takes, and the memory held before the first reply."""
+    # What messages need of a run.
+    InProcessGrid(1, ClientApp())
+    record = ArrayRecord({name: Array(array) for name, array in parameters.items()})
+    before = _resident()
+    messages = list(_dense_replies(record, replies))
+    row = _row(_timed(lambda: FedAvg().aggregate_train(1, messages)), replies)
+    freed = _timed(lambda: _give_back(messages))
+    return {**row, "freed_seconds_per_reply": freed / replies}, before
+
+
+def _merged_partially(
+    weights: dict[str, NDArray[Any]],
+    manifest: Manifest,
+    trained: list[str],
+    codec: str,
+    replies: int,
+) -> tuple[_Row, float]:
+    """Return what merging takes, and the memory held before the first reply."""
+    rng = np.random.default_rng(0)
+    # Small beside the model, as those of a round are: larger ones wait to be compared with each other.
+    deltas = {n: (0.01 * rng.standard_normal(weights[n].shape)).astype(np.float32) for n in trained}
+    packed = encode(PartialUpdate(deltas, dict.fromkeys(deltas, 8), 100, 1), manifest, codec)
+    strategy = PartialUpdates(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1)
+    )
+    start = ArrayRecord({name: Array(array) for name, array in weights.items()})
+    grid = InProcessGrid(1, ClientApp())
+    list(strategy.configure_train(1, start, ConfigRecord(), grid))
+    made = _Arriving(packed, replies)
+    before = _resident()
+    seconds = _timed(lambda: strategy.aggregate_train(1, iter(made))) - made.seconds
+    return _row(seconds, replies), before
+
+
+def _row(seconds: float, replies: int) -> _Row:
+    return {"cpu_seconds": seconds, "seconds_per_reply": seconds / replies}
+
+
+def _give_back(messages: list[Message]) -> None:
+    for message in messages:
+        for record in message.content.array_records.values():
+            record.clear()
 
 
 def _dense_replies(parameters: ArrayRecord, replies: int) -> Iterator[Message]:

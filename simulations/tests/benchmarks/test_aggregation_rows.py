@@ -8,7 +8,7 @@ import pytest
 
 from fl_elastic_simulations.benchmarks.aggregation import BENCHMARK
 from fl_elastic_simulations.benchmarks.benchmark import Request
-from fl_elastic_simulations.engine.merging_cost import MERGED
+from fl_elastic_simulations.engine.merging_cost import FLOWER, MERGED, WRITTEN, tensors_cost
 
 
 @pytest.mark.parametrize("kind", MERGED)
@@ -17,6 +17,27 @@ def test_a_round_of_two_replies_is_merged(kind: str) -> None:
     assert found["cpu_seconds"] > 0
     assert found["seconds_per_reply"] == found["cpu_seconds"] / 2
     assert found["peak_models"] >= 0
+
+
+@pytest.mark.parametrize("kind", [FLOWER, *WRITTEN])
+def test_models_of_few_tensors_are_merged_in_every_codec(kind: str) -> None:
+    found = tensors_cost(kind, 2, 3, numbers=1000)
+    assert found["cpu_seconds"] > 0
+    assert found["seconds_per_reply"] == found["cpu_seconds"] / 3
+    assert ("freed_seconds_per_reply" in found) == (kind == FLOWER)
+
+
+def test_few_tensors_are_compared_within_a_turn() -> None:
+    rows = {}
+    for turn, (flower, ours) in enumerate(((0.001, 0.002), (0.004, 0.004), (0.010, 0.015))):
+        rows[f"20 tensors | {FLOWER} | {turn}"] = {
+            "seconds_per_reply": flower,
+            "freed_seconds_per_reply": flower / 4,
+        }
+        rows[f"20 tensors | int8 | {turn}"] = {"seconds_per_reply": ours}
+    table = BENCHMARK.tables(rows)["tensors"]
+    assert table.loc["20"].tolist() == ["4.0 ms", "1.0 ms", "", "4.0 ms (1.50)", ""]
+    assert table.loc["200"].tolist() == [""] * 5
 
 
 def test_costs_are_medians_of_turns(tmp_path: Path) -> None:
