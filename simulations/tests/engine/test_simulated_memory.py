@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from choosing_costs import flat_choosing
 
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.code_bytes import CODE_BYTES
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.client import simulated_client_app
@@ -95,12 +93,16 @@ def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(
 
 def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> None:
     # Random layers train everything where nothing limits them.
-    plain = mask_bytes(profile, np.ones(len(profile), bool))
-    # The process of a device has yet to load what training takes.
-    needed = mask_bytes(replace(profile, code_bytes=CODE_BYTES), np.ones(len(profile), bool))
-    cells = ran(scenario(memory=int(needed) + 1))
+    plain, lean = (
+        mask_bytes(profile, np.ones(len(profile), bool), lean=less) for less in (False, True)
+    )
+    cells = ran(scenario(memory=int(plain) + 1))
     assert {name: cell.rejected for name, cell in cells.items()} == dict.fromkeys(METHODS, 0)
-    assert [cell.peaks["small"] for cell in cells.values()] == pytest.approx([plain] * len(METHODS))
+    # Who plans by a memory budget runs layers that keep less.
+    expected = [
+        lean if "peer" not in each and name != "plain" else plain for name, each in METHODS.items()
+    ]
+    assert [cell.peaks["small"] for cell in cells.values()] == pytest.approx(expected)
 
 
 def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(
