@@ -153,9 +153,12 @@ def allowed_features(read: str) -> int | None:
     """
     if read == AUTO:
         return MOST_FEATURES
-    if read.startswith(f"{AUTO}>"):
-        return Reading.parse(f"{INPUT}@flat{read.removeprefix(AUTO)}").width
-    return None
+    name, given, width = read.partition(_WIDTH)
+    if name != AUTO or not given:
+        return None
+    if not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
+        raise PlanError(f"{read!r} bounds no number of features: use for example {AUTO}>512")
+    return int(width)
 
 
 def joined(places: Iterable[Place]) -> str:

@@ -192,11 +192,11 @@ class Rows:
             try:
                 if (places := self._found(connection)) is not None:
                     return connection, places
-            except sqlite3.OperationalError:
-                connection.close()
-                raise
-            except sqlite3.DatabaseError:
-                pass
+            except sqlite3.DatabaseError as error:
+                # A damaged file may also seem to be read-only, or of a later SQLite.
+                if _code_of(error) == sqlite3.SQLITE_BUSY:
+                    connection.close()
+                    raise
             connection.close()
             delete(self._path)
         os.close(private_file(self._path, os.O_RDWR))
@@ -223,6 +223,8 @@ class Rows:
                 return None
             if connection.execute("SELECT digest FROM about").fetchall() != [(self._subject,)]:
                 return None
+            # One that can only be read would refuse all that comes.
+            connection.execute("UPDATE about SET digest = digest")
             found = connection.execute("SELECT key, place FROM rows ORDER BY place").fetchall()
         return {key: place for key, place in found if isinstance(key, bytes)}
 
@@ -247,13 +249,17 @@ def _journal_of(path: Path) -> Path:
     return path.with_name(path.name + "-journal")
 
 
+def _code_of(error: sqlite3.Error) -> int:
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
     """Raise what SQLite says as the OSError that it means."""
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        code = _code_of(error)
         if code == sqlite3.SQLITE_BUSY:
             raise BlockingIOError(errno.EAGAIN, "another process uses it") from None
         number = errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO

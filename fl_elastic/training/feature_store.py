@@ -9,6 +9,7 @@ import os
 import shutil
 import struct
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -169,6 +170,7 @@ class FeatureStore:
         if self._rows is None:
             return
         new = {_ID.pack(*one): i for i, one in enumerate(ids)}
+        self._let_damaged_go(self._rows, [key for key in new if key in self._rows.places])
         new = {key: i for key, i in new.items() if key not in self._rows.places}
         fitting = list(new.items())[: self._capacity - len(self)]
         if not fitting:
@@ -187,6 +189,11 @@ class FeatureStore:
                 self._path, len(self), error.strerror,
             )  # fmt: skip
             self._capacity = len(self)
+
+    def _let_damaged_go(self, rows: Rows, keys: Sequence[bytes]) -> None:
+        found = zip(keys, rows.read(keys), strict=True)
+        with suppress(OSError):
+            rows.remove([key for key, data in found if data is None])
 
     def keep_only(self, ids: Collection[SampleId]) -> int:
         """Wipe the features of all other samples; return how many. Where the disk refuses, the whole file goes."""

@@ -99,6 +99,25 @@ def test_a_file_that_is_held_is_left_alone(tmp_path: Path) -> None:
     again.close()
 
 
+def test_any_bit_of_the_header_may_flip(tmp_path: Path) -> None:
+    path = tmp_path / "rows.db"
+    rows = opened(path)
+    rows.add([(b"a", b"data")])
+    rows.close()
+    whole = path.read_bytes()
+    for bit in range(100 * 8):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        rows = opened(path)
+        assert rows.read([b"a"]) in ([b"data"], [None])
+        # Whatever it was, it takes rows again.
+        rows.add([(b"new", b"more")])
+        assert rows.read([b"new"]) == [b"more"]
+        rows.close()
+        path.unlink()
+
+
 def test_a_file_that_is_not_ours_is_replaced_and_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.db").write_bytes(b"something else " * 100)
     rows = opened(tmp_path / "rows.db")

@@ -7,7 +7,9 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -240,6 +242,17 @@ def test_changed_bytes_are_never_taken_for_features(tmp_path: Path) -> None:
         path.write_bytes(data[: draw.randrange(len(data))] if draw.random() < 0.3 else data)
         check_all(path, 8)
         path.unlink()
+
+
+def test_a_damaged_row_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "features.bin"
+    filled(path, 5).close()
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("UPDATE rows SET data = zeroblob(257) WHERE place = 3")
+        file.commit()
+    assert check_all(path, 5) == 4
+    filled(path, 5).close()
+    assert check_all(path, 5) == 5
 
 
 def write_for_ever(path: Path, pipe: int) -> None:

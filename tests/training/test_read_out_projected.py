@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.flower import RoundConfig
 from fl_elastic.readout.chosen_reading import choose_reading
 from fl_elastic.readout.projection import Directions
 from fl_elastic.readout.readout import Readout
@@ -61,6 +64,15 @@ def test_named_places_are_projected_as_their_name_says() -> None:
     model = read_out(network(), data, read="1@grid4>6").model
     assert isinstance(model, Readout) and str(model.reading) == "1@grid4>6"
     assert model.projection is not None and bool((model.projection.matrix != 0).any())
+
+
+@pytest.mark.parametrize("read", ["auto>0", "auto>x", "auto>", "auto>-3"])
+def test_a_bound_that_means_nothing_is_refused_as_it_was_given(read: str) -> None:
+    x, y = stripes(8, 0)
+    with pytest.raises(PlanError, match=f"'{read}' bounds no number of features"):
+        read_out(network(), [(x, y)], read=read)
+    with pytest.raises(RegistryError, match=f"'{read}' bounds no number of features"):
+        RoundConfig(read=read)
 
 
 def test_as_many_as_are_allowed_are_read_as_they_are() -> None:
