@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_elastic.flower.grid_wrapper import GridWrapper
 from fl_elastic.flower.interruption import Interrupted
 
 __all__ = [
@@ -74,7 +75,7 @@ class _Sent:
     rounds: int = 0
 
 
-class IncrementalGrid(Grid):
+class IncrementalGrid(GridWrapper):
     """Wraps a grid; yields replies one by one instead of collecting all of a round.
 
     Parameters
@@ -109,7 +110,7 @@ class IncrementalGrid(Grid):
         stop: threading.Event | None = None,
         listener: Listener | None = None,
     ) -> None:
-        self.inner = grid
+        super().__init__(grid)
         self._listener = listener
         self._patience = patience
         self._late = late
@@ -213,38 +214,6 @@ class IncrementalGrid(Grid):
         for identity, sent in missing.items():
             sent.rounds = self._forget_after
             self._outstanding[identity] = sent
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Delegate."""
-        return self.inner.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Delegate."""
-        return self.inner.pull_messages(message_ids)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Delegate."""
-        return self.inner.get_node_ids()
-
-    def set_run(self, run: Any) -> None:
-        """Delegate."""
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Delegate."""
-        return self.inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Delegate."""
-        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
 
 def incremental(grid: Grid, strategy: object) -> Grid:

@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.grid_wrapper import GridWrapper
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.store import KIND
@@ -39,7 +40,7 @@ def on_a_cluster() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
-class SuppliedGrid(Grid):
+class SuppliedGrid(GridWrapper):
     """Wraps a grid; clients are sent the costs that they go by, and on a cluster the files that they left.
 
     So no client measures anything itself, nor depends on the machine that it happens to run on.
@@ -65,7 +66,8 @@ class SuppliedGrid(Grid):
     def __init__(
         self, grid: Grid, costs: Callable[[str], CostProfile], folder: Path | None = None
     ) -> None:
-        self._inner, self._costs, self._folder = grid, costs, folder
+        super().__init__(grid)
+        self._costs, self._folder = costs, folder
         self._records: dict[frozenset[str], ConfigRecord] = {}
         self._names: dict[int, list[str]] = {}
         self._machines: Counter[str] = Counter()
@@ -80,39 +82,15 @@ class SuppliedGrid(Grid):
     ) -> Iterable[Message]:
         """Send the messages; yield the replies as the grid does."""
         sent = [self._supplied(message) for message in messages]
-        return map(self._taken, self._inner.send_and_receive(sent, timeout=timeout))
+        return map(self._taken, self.inner.send_and_receive(sent, timeout=timeout))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send the messages; return their ids."""
-        return self._inner.push_messages([self._supplied(message) for message in messages])
+        return self.inner.push_messages([self._supplied(message) for message in messages])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there."""
-        return [self._taken(reply) for reply in self._inner.pull_messages(message_ids)]
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Delegate."""
-        return self._inner.get_node_ids()
-
-    def set_run(self, run: Any) -> None:
-        """Delegate."""
-        self._inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Delegate."""
-        return self._inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Delegate."""
-        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
+        return [self._taken(reply) for reply in self.inner.pull_messages(message_ids)]
 
     def _supplied(self, message: Message) -> Message:
         """Add the records to a message; its content may be that of others, too."""

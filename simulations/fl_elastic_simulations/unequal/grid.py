@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.flower.grid_wrapper import GridWrapper
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic_simulations.unequal.availability import when_enough
 from fl_elastic_simulations.unequal.clock import (
@@ -86,7 +87,7 @@ class _Heard:
     row: Row
 
 
-class UnequalGrid(Grid):
+class UnequalGrid(GridWrapper):
     """Wraps Flower's grid; messages take the time that they would take on a fleet of unequal devices.
 
     Each node plays the device of its partition number. What its app's `measuring_mod` measures becomes simulated
@@ -148,7 +149,7 @@ class UnequalGrid(Grid):
         self.began = 0.0
         self._away = itertools.count()
         self._costs = costs
-        self._inner = grid if getattr(grid, "streams", False) else IncrementalGrid(grid)
+        super().__init__(grid if getattr(grid, "streams", False) else IncrementalGrid(grid))
         self._least = min_available_nodes
         self._rows: list[Row] = []
         # By client, from when on it has nothing to do.
@@ -183,7 +184,7 @@ class UnequalGrid(Grid):
         """Send the messages; return the replies that come within ``timeout`` simulated seconds, in their order."""
         self.began = began = self.now
         sent = [self._sent(message) for message in messages]
-        replies = self._inner.send_and_receive([each.message for each in sent if each.there])
+        replies = self.inner.send_and_receive([each.message for each in sent if each.there])
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
         heard = sorted(self._hear(sent, by_message), key=_turn)
         timely = [each for each in heard if in_time(each.row.arrival - began, timeout)]
@@ -199,7 +200,7 @@ class UnequalGrid(Grid):
         """Send the messages; return their ids."""
         sent = [self._sent(message) for message in messages]
         there = [each for each in sent if each.there]
-        ids = iter(self._inner.push_messages([each.message for each in there]))
+        ids = iter(self.inner.push_messages([each.message for each in there]))
         names = [next(ids) if each.there else f"away-{next(self._away)}" for each in sent]
         self._pushed |= dict(zip(names, sent, strict=True))
         return names
@@ -212,7 +213,7 @@ class UnequalGrid(Grid):
         """
         asked = set(message_ids)
         waiting = [name for name, sent in self._pushed.items() if sent.there]
-        for reply in self._inner.pull_messages([n for n in waiting if n not in self._pulled]):
+        for reply in self.inner.pull_messages([n for n in waiting if n not in self._pulled]):
             self._pulled[reply.metadata.reply_to_message_id] = reply
         if any(name not in self._pulled for name in waiting):
             return []
@@ -228,31 +229,11 @@ class UnequalGrid(Grid):
         self.clock.wait_until(first.row.arrival)
         return [first.reply]
 
-    def set_run(self, run: Any) -> None:
-        """Delegate."""
-        self._inner.set_run(run)
-
-    @property
-    def run(self) -> Any:
-        """Delegate."""
-        return self._inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Delegate."""
-        return self._inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
     @cached_property
     def _clients(self) -> dict[int, Client]:
         """The device of each node, in the fleet's order, as the nodes say which partition is theirs."""
         nodes = self._connected()
-        partitions = partitions_of(self._inner, nodes)
+        partitions = partitions_of(self.inner, nodes)
         found = {place: node for node, place in partitions.items()}
         if sorted(found) != list(range(len(nodes))):
             raise ScenarioError(
@@ -265,7 +246,7 @@ class UnequalGrid(Grid):
         """Return all nodes once they are there: Flower begins before they are."""
         wanted, end = len(self.fleet.clients), time.monotonic() + _CONNECT_SECONDS
         while True:
-            nodes = list(self._inner.get_node_ids())
+            nodes = list(self.inner.get_node_ids())
             if len(nodes) == wanted:
                 return nodes
             if len(nodes) > wanted or time.monotonic() > end:
