@@ -157,9 +157,14 @@ def chooses(method: MethodSection) -> bool:
 
 
 def measure_choosing(
-    scenario: Scenario, data_root: str | None, profile: CostProfile
+    scenario: Scenario,
+    data_root: str | None,
+    profile: CostProfile,
+    known: ChoosingCosts | None = None,
 ) -> ChoosingCosts:
     """Measure what choosing takes each method of a scenario on this host, by the time of one thread.
+
+    What is ``known`` already stays as it is.
 
     Medians of several: of an estimate of the costs, and of one plan under the time that each class of devices has,
     relative to the fastest. A probe of importance is not part of it: a profile says what its passes take.
@@ -170,9 +175,12 @@ def measure_choosing(
             POLICIES.make(method.policy).refuse_misfit(profile)
     batch = first_batch(scenario, data_root)
     make_optimizer = optimizer_fn(scenario.training)
-    choosing = [method for method in scenario.methods if chooses(method)]
-    estimating = 0.0
-    if choosing:
+    known = known or ChoosingCosts()
+    choosing = [
+        each for each in scenario.methods if chooses(each) and each.name not in known.plan_seconds
+    ]
+    estimating = known.profile_seconds
+    if choosing and not estimating:
         model = scenario_model(scenario, data_root, seed=0).train()
         estimating = _median_seconds(
             lambda: estimate_profile(
@@ -188,14 +196,14 @@ def measure_choosing(
         }
         for method in choosing
     }
-    heads: HeadCosts | None = None
-    if any(method.round_zero == "closed_form" for method in scenario.methods):
+    heads = known.head_seconds
+    if heads is None and any(method.round_zero == "closed_form" for method in scenario.methods):
         model = scenario_model(scenario, data_root, seed=0).eval()
         # Clients refuse a model without one.
         for head in [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1:]:
             wide = any(method.read != "last" for method in scenario.methods)
             heads = measure_head_costs(model, _READ if wide else head.in_features, batch)
-    return ChoosingCosts(estimating, plans, head_seconds=heads)
+    return ChoosingCosts(estimating, {**known.plan_seconds, **plans}, head_seconds=heads)
 
 
 def _choice(

@@ -22,7 +22,7 @@ from fl_elastic.errors import ModelError, ScenarioError
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
-from fl_elastic.profiling import CostProfile, save_profile
+from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.state.files import write_atomically
 from fl_elastic.training import evaluate
@@ -71,7 +71,7 @@ class Simulation:
     data_root : str or None
         Where datasets are.
     resume : bool
-        Whether cells that are already in ``directory`` are taken as they are.
+        Whether cells that are already in ``directory`` are taken as they are, and the others run by its costs.
     """
 
     scenario: Scenario
@@ -108,10 +108,7 @@ def run_methods(
     """Run all methods and seeds; every finished cell is stored at once, and ``finished`` hears of all so far."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
-    profile = measure_profile(scenario, simulation.data_root)
-    save_profile(profile, simulation.profile_file)
-    choosing = measure_choosing(scenario, simulation.data_root, profile)
-    choosing.save(simulation.choosing_file)
+    profile, choosing = _costs(simulation)
     cells = []
     for seed in scenario.seeds:
         for method in scenario.methods:
@@ -125,6 +122,23 @@ def run_methods(
             cells.append(cell)
             finished(cells, profile.graph.groups)
     return cells, profile.graph.groups
+
+
+def _costs(simulation: Simulation) -> tuple[CostProfile, ChoosingCosts]:
+    """Return what steps and choosing cost: as an earlier run left it that goes on, and measured now what it lacks.
+
+    So all methods are compared by the same costs, whichever were run before the interruption.
+    """
+    scenario, data_root = simulation.scenario, simulation.data_root
+    goes_on = simulation.resume and simulation.profile_file.exists()
+    known = load_profile(simulation.profile_file) if goes_on else None
+    profile = measure_profile(scenario, data_root, known=known)
+    save_profile(profile, simulation.profile_file)
+    beside = simulation.choosing_file
+    spent = ChoosingCosts.load(beside) if goes_on and beside.exists() else ChoosingCosts()
+    choosing = measure_choosing(scenario, data_root, profile, spent)
+    choosing.save(beside)
+    return profile, choosing
 
 
 def _finished_cell(path: Path, fingerprint: str) -> RunResult:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fl_elastic.errors import DatasetError
+from fl_elastic.errors import DatasetError, ScenarioError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
@@ -20,6 +20,8 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.profile import ProfileKey
+from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.partition import (
@@ -208,11 +210,20 @@ def at_speed(profile: CostProfile, factor: float) -> CostProfile:
 
 
 def measure_profile(
-    scenario: Scenario, data_root: str | None, model: nn.Module | None = None
+    scenario: Scenario,
+    data_root: str | None,
+    model: nn.Module | None = None,
+    known: CostProfile | None = None,
 ) -> CostProfile:
     """Measure the scenario's step on this host, or that of another model, with one thread and its own time.
 
-    The cheaper modes of its methods' policies are measured with it, once for all clients.
+    The cheaper modes of its methods' policies are measured with it, once for all clients; of ``known`` costs only
+    those that are missing.
+
+    Raises
+    ------
+    ScenarioError
+        If the known costs are of another model, batch or optimiser.
     """
     # A node of a fleet, which trains by costs of its own, does not load it.
     from fl_elastic.profiling import profile_model
@@ -220,9 +231,23 @@ def measure_profile(
 
     batch = first_batch(scenario, data_root)
     model = (scenario_model(scenario, data_root, seed=0) if model is None else model).train()
-    profile = profile_model(
-        model, classification_loss, batch, optimizer_fn=optimizer_fn(scenario.training), clock="cpu"
+    make_optimizer = optimizer_fn(scenario.training)
+    if known is not None:
+        _refuse_others(known, profile_key(model, batch, make_optimizer))
+    profile = known or profile_model(
+        model, classification_loss, batch, optimizer_fn=make_optimizer, clock="cpu"
     )
     policies = [method.policy for method in scenario.methods if method.peer is None]
     modes = [mode for policy in policies for mode in POLICIES.make(policy).needs.modes]
     return with_modes(profile, model, clock_for(torch.device("cpu"), "cpu"), modes)
+
+
+def _refuse_others(known: CostProfile, key: ProfileKey) -> None:
+    """Raise ScenarioError for costs of another case; those of another host are a fleet's as well as any."""
+    here = replace(known.key, model=key.model, batch_shape=key.batch_shape, optimizer=key.optimizer)
+    differences = here.differences(known.key)
+    if differences:
+        raise ScenarioError(
+            f"the costs in this folder are of another scenario ({'; '.join(differences)}): choose another folder, or "
+            "leave out --resume"
+        )

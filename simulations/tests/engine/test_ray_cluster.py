@@ -1,8 +1,9 @@
-"""A scenario on a Ray cluster of two nodes with folders of their own, of which one is killed in the middle."""
+"""Scenarios and apps on a Ray cluster of two nodes with folders of their own, one of which may be killed."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -18,8 +19,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from choosing_costs import flat_choosing, steady
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
@@ -30,6 +36,8 @@ from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
+from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
+from fl_elastic_simulations.unequal.fleet import CostSection, FleetSection
 
 pytestmark = [pytest.mark.slow, pytest.mark.deploy]
 
@@ -58,7 +66,7 @@ def scenario(rounds: int, client_fraction: float = 1.0) -> Scenario:
 def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the server measures."""
     profile: CostProfile = steady(measure_profile(scenario(1), None))
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
 
@@ -145,6 +153,72 @@ def test_both_nodes_train_and_the_result_is_that_of_one_process(
     assert sum(apart.machines.values()) == 4 * len(made.clients) // 2
     simulate(Simulation(made, tmp_path / "local"), Progress(), engine="local")
     assert planned(apart) == planned(result(tmp_path / "local"))
+
+
+def averaged_on_unequal_devices(folder: Path) -> tuple[set[str], str, float]:
+    """Run an app of one's own with Flower's strategy; return its machines, the rows of the layer, and the model."""
+    costs = {"train": CostSection(seconds=1.0), "evaluate": CostSection()}
+    link = {"uplink_bytes_per_second": 1e12, "downlink_bytes_per_second": 1e12}
+    fleet = Fleet(tuple(FleetSection("laptop", slowdown=s, **link) for s in (8, 1, 4, 2)), costs)  # type: ignore[arg-type]
+    # Local functions travel by value: the other node does not find this file.
+    client, server = ClientApp(mods=[measuring_mod]), ServerApp()
+    hosts: set[str] = set()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        import platform
+        import time
+
+        import numpy
+        from flwr.app import Array
+
+        # Long enough that no node answers everything before the other has begun.
+        time.sleep(0.5)
+        partition = int(context.node_config["partition-id"])
+        model = message.content.array_records["arrays"]["weight"].numpy() + partition
+        content = RecordDict({
+            "arrays": ArrayRecord({"weight": Array(numpy.asarray(model))}),
+            "metrics": MetricRecord({"num-examples": 10 + partition}),
+            "host": ConfigRecord({"name": platform.node()}),
+        })  # fmt: skip
+        return Message(content, reply_to=message)
+
+    class Noting(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            hosts.update(str(each.content.pop("host")["name"]) for each in replies)
+            return super().aggregate_train(server_round, replies)
+
+    found: list[float] = []
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        unequal = UnequalGrid(grid, fleet, min_available_nodes=4)
+        strategy = Noting(fraction_evaluate=0.0, min_available_nodes=4)
+        start = ArrayRecord({"weight": Array(np.zeros(3))})
+        result = strategy.start(unequal, start, num_rounds=3, timeout=5.0)
+        unequal.save(folder / "rows.csv")
+        found.extend(result.arrays["weight"].numpy())
+
+    # Takes half a second, which a collection has no use for.
+    from flwr.simulation import run_simulation
+
+    arguments = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    run_simulation(
+        server, client, num_supernodes=4,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": arguments},
+    )  # fmt: skip
+    return hosts, (folder / "rows.csv").read_text(), found[0]
+
+
+def test_an_app_of_ones_own_trains_on_both_nodes(
+    cluster: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    hosts, rows, model = averaged_on_unequal_devices(tmp_path)
+    assert hosts == {socket.gethostname(), "second"}
+    # Partition 0 takes 8 simulated seconds, and its reply is never in time.
+    assert model == pytest.approx(3 * (11 * 1 + 12 * 2 + 13 * 3) / 36)
+    assert rows.count("late") == 3 and len(rows.splitlines()) == 1 + 3 * 4
 
 
 @pytest.mark.usefixtures("same_costs")

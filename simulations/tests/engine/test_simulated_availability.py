@@ -79,7 +79,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> CostProfile:
 
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
 

@@ -75,7 +75,7 @@ def profile() -> CostProfile:
 
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
 
@@ -83,7 +83,7 @@ def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
 def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     folder = tmp_path_factory.mktemp("cells")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+        patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
         patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
         return ran(scenario(), folder)
 
@@ -129,7 +129,7 @@ def test_costs_that_another_release_measured_are_the_clock_all_the_same(
 ) -> None:
     """A client that estimated them anew would take more or fewer steps as this host is busy."""
     other = replace(profile, key=replace(profile.key, torch_version="0.9", device="another"))
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: other)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: other)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("costs were estimated anew")

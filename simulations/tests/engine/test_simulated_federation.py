@@ -15,7 +15,7 @@ from in_process_grid import InProcessGrid
 
 from fl_elastic.errors import DatasetError, ElasticError, ScenarioError
 from fl_elastic.flower.records import ERROR
-from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.client import simulated_client_app
@@ -28,7 +28,7 @@ from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.simulate import _run, simulate
 from fl_elastic_simulations.engine.summary import summarise
-from fl_elastic_simulations.engine.workload import measure_profile
+from fl_elastic_simulations.engine.workload import at_speed, measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
 SCENARIO: dict[str, Any] = {
@@ -57,7 +57,7 @@ def profile() -> CostProfile:
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Costs are measured, so two runs are alike only if they start from the same ones."""
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
     yield
 
@@ -178,6 +178,41 @@ def test_resume_takes_finished_cells_as_they_are(tmp_path: Path) -> None:
     assert kept.stat().st_mtime_ns == before
     assert {method for method, _ in progress.rounds} == {"elastic"}
     assert results(resumed) == results(whole)
+
+
+def test_methods_after_an_interruption_go_by_the_costs_of_those_before(
+    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a host that is busier by now would make them slower than the others."""
+    whole = simulated(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
+    busier = at_speed(profile, 2.0)
+    monkeypatch.setattr(
+        simulated_server, "measure_profile", lambda *_, known=None: known or busier
+    )
+    monkeypatch.setattr(
+        simulated_server, "measure_choosing",
+        lambda made, _, __, known: known if known.plan_seconds else flat_choosing(made, plan=1.0),
+    )  # fmt: skip
+    assert results(simulated(tmp_path / "parts", resume=True)) == results(whole)
+
+
+def test_costs_of_another_scenario_are_not_gone_by(tmp_path: Path) -> None:
+    made = scenario(methods=["full"])
+    save_profile(measure_profile(made, None), tmp_path / "profile.json")
+    training = SCENARIO["training"] | {"batch_size": 8}
+    with pytest.raises(ScenarioError, match=r"of another scenario \(batch_shape") as refused:
+        measure_profile(
+            scenario(methods=["full"], training=training), None,
+            known=load_profile(tmp_path / "profile.json"),
+        )  # fmt: skip
+    assert "--resume" in str(refused.value)
+    elastic = scenario(methods=["full", "joint"])
+    known = load_profile(tmp_path / "profile.json")
+    more = measure_profile(elastic, None, known=known)
+    assert known.modes is None and more.modes is not None
+    assert (more.forward_seconds == known.forward_seconds).all()
 
 
 @pytest.mark.parametrize("content", [b'{"method": "fu', b"\xff\xfe", b""])

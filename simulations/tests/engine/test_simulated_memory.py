@@ -61,7 +61,7 @@ def head_and_all(profile: CostProfile) -> tuple[float, float]:
 
 @pytest.fixture
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
     def run(made: Scenario) -> dict[str, RunResult]:

@@ -64,7 +64,7 @@ def profile() -> CostProfile:
 @pytest.fixture
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Run a scenario on a host where products of every example take the same time."""
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_: profile)
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     modules = scenario_model(scenario(), None, seed=0).modules()
     *_, head = (each for each in modules if isinstance(each, nn.Linear))
     costs = HeadCosts(
