@@ -13,6 +13,7 @@ from fl_elastic_simulations.engine.merging_cost import (
     FLOWER,
     MERGED,
     MOST_KEPT,
+    NUMPY,
     WRITTEN,
     merging_cost,
     tensors_cost,
@@ -48,7 +49,7 @@ class Aggregation(Benchmark):
         }
         for tensors in _TENSORS:
             for turn in range(_TURNS):
-                for kind in (FLOWER, *WRITTEN):
+                for kind in (FLOWER, *NUMPY, *WRITTEN):
                     cases[_name(kind, tensors, turn)] = (kind, MOST_KEPT, tensors)
         return cases
 
@@ -87,7 +88,7 @@ def _by_codec(rows: Rows, tensors: int) -> dict[str, str]:
         FLOWER: _milliseconds(row["seconds_per_reply"] for row in flowers),
         "freeing its replies": _milliseconds(row["freed_seconds_per_reply"] for row in flowers),
     }
-    for kind in WRITTEN:
+    for kind in (*NUMPY, *WRITTEN):
         pairs = [
             (rows[name]["seconds_per_reply"], flower["seconds_per_reply"])
             for turn, flower in zip(turns, flowers, strict=True)

@@ -21,10 +21,13 @@ from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
-__all__ = ["FLOWER", "MERGED", "MOST_KEPT", "WRITTEN", "merging_cost", "tensors_cost"]
+__all__ = ["FLOWER", "MERGED", "MOST_KEPT", "NUMPY", "WRITTEN", "merging_cost", "tensors_cost"]
 
 FLOWER = "flower fedavg"
 """Whole models by Flower's own strategy."""
+
+NUMPY = ("numpy, float32", "numpy, float64")
+"""Arrays that are there already, added up tensor by tensor with nothing read or checked, in either precision."""
 
 MERGED = (FLOWER, "partial updates, all tensors", "partial updates, last quarter")
 """What is merged: whole models, updates of every tensor, updates of a quarter of the numbers."""
@@ -68,7 +71,7 @@ def tensors_cost(kind: str, tensors: int, replies: int, *, numbers: int = 2_500_
     Parameters
     ----------
     kind : str
-        `FLOWER`, or the codec of updates of every tensor.
+        `FLOWER`, one of `NUMPY`, or the codec of updates of every tensor.
     tensors, numbers : int
         Of the model; its numbers take 10 MB in single precision unless said otherwise.
     replies : int
@@ -86,6 +89,8 @@ def tensors_cost(kind: str, tensors: int, replies: int, *, numbers: int = 2_500_
         f"layer{index}.weight": rng.standard_normal((each // 125, 125)).astype(np.float32)
         for index in range(tensors)
     }
+    if kind in NUMPY:
+        return _added_by_numpy(weights, replies, kind.rpartition(" ")[2])
     if kind == FLOWER:
         return _merged_by_flower(weights, replies)[0]
     manifest = Manifest.of_arrays(weights)
@@ -102,6 +107,22 @@ def _merged_by_flower(parameters: dict[str, NDArray[Any]], replies: int) -> tupl
     row = _row(_timed(lambda: FedAvg().aggregate_train(1, messages)), replies)
     freed = _timed(lambda: _give_back(messages))
     return {**row, "freed_seconds_per_reply": freed / replies}, before
+
+
+def _added_by_numpy(parameters: dict[str, NDArray[Any]], replies: int, precision: str) -> _Row:
+    """Return what the least takes that any mean has to do, of replies with memory of their own."""
+    arrays = [[each.copy() for each in parameters.values()] for _ in range(replies)]
+    sums = [np.zeros(each.shape, precision) for each in parameters.values()]
+    factor = np.dtype(precision).type(1 / replies)
+
+    def add() -> None:
+        for reply in arrays:
+            for total, array in zip(sums, reply, strict=True):
+                total += array * factor
+
+    # The first pass takes the memory of the sums.
+    add()
+    return _row(_timed(add), replies)
 
 
 def _merged_partially(

@@ -248,6 +248,6 @@ def _refuse_others(known: CostProfile, key: ProfileKey) -> None:
     differences = here.differences(known.key)
     if differences:
         raise ScenarioError(
-            f"the costs in this folder are of another scenario ({'; '.join(differences)}): choose another folder, or "
-            "leave out --resume"
+            f"the costs in this folder are of another scenario ({'; '.join(differences)}): choose another "
+            "folder, or leave out --resume"
         )

@@ -188,9 +188,7 @@ def test_methods_after_an_interruption_go_by_the_costs_of_those_before(
     with pytest.raises(Interrupted):
         simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
     busier = at_speed(profile, 2.0)
-    monkeypatch.setattr(
-        simulated_server, "measure_profile", lambda *_, known=None: known or busier
-    )
+    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, known=None: known or busier)
     monkeypatch.setattr(
         simulated_server, "measure_choosing",
         lambda made, _, __, known: known if known.plan_seconds else flat_choosing(made, plan=1.0),
