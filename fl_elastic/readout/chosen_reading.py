@@ -11,8 +11,8 @@ from fl_elastic.readout.projection import Directions
 
 __all__ = ["ChosenReading", "candidate_features", "choose_reading"]
 
-# So many features of narrower places are as good as all directions that the examples span.
-_PROJECTED = 2 * EXAMPLES
+# Heads on places of fewer features are no better than one on all directions that the examples span.
+_PROJECTED = 3 * EXAMPLES
 
 
 @dataclass(frozen=True, eq=False)
