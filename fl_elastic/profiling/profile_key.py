@@ -14,7 +14,7 @@ from fl_elastic.groups.forward import batch_shape
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import ProfileKey
 
-__all__ = ["model_device", "profile_key"]
+__all__ = ["model_device", "model_digest", "profile_key"]
 
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 
@@ -25,16 +25,21 @@ def model_device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of the model's class and of the name, shape and flag of each parameter."""
+    parts = [type(model).__name__]
+    parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
 def profile_key(
     model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn | None = None
 ) -> ProfileKey:
     """Return what a profile of ``model`` at this batch shape with this optimiser on this device is valid for."""
-    parts = [type(model).__name__]
-    parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
     device = model_device(model)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return ProfileKey(
-        model=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16],
+        model=model_digest(model),
         batch_shape=batch_shape(batch),
         threads=torch.get_num_threads(),
         device=f"{device.type}: {name}",

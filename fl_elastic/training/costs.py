@@ -15,7 +15,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile_key import model_device, model_digest, profile_key
 from fl_elastic.profiling.trainable_part import trainable_part
 from fl_elastic.training.options import TrainerOptions
 
@@ -50,10 +50,15 @@ def costs_for(
 ) -> CostProfile:
     """Return ``known`` if it holds for this model, batch, optimiser and device, with the policy's modes.
 
+    Where times are not measured it need only be of this model, as it may be another device's, or of another batch.
     What is missing is estimated.
     """
-    profile = known
-    if profile is None or profile.key != profile_key(model, batch, optimizer_fn):
+    profile, measured = known, options.timing.closed_loop
+    if profile is None or (
+        profile.key != profile_key(model, batch, optimizer_fn)
+        if measured
+        else profile.key.model != model_digest(model)
+    ):
         # Who has costs already does not load how they are estimated.
         from fl_elastic.profiling.estimate import estimate_profile
 
@@ -61,7 +66,7 @@ def costs_for(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.timing.clock,
             memory=budget.memory, prefix=options.forward is not None,
             # Another device's seconds are not of this clock.
-            deadline=budget.deadline if options.timing.closed_loop else None,
+            deadline=budget.deadline if measured else None,
         )  # fmt: skip
     profile = with_prefix(profile, model, batch, options)
     if not policy.needs.modes:

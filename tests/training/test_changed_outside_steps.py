@@ -467,6 +467,8 @@ def test_nothing_of_the_users_or_torchs_is_another_after_a_fit(
     torch.manual_seed(9)
     batches = [(torch.randn(6, 3, 12, 12), torch.randint(3, (6,))) for _ in range(4)]
     optimizer = OPTIMIZERS.get(kind, sgd)(model.parameters())
+    # Torch itself wraps the step of a class when the first optimiser of it is made.
+    torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     before = Snapshot(model, optimizer)
     trainer = ElasticTrainer(
         model, cross_entropy, lambda _: optimizer, budget=budget, policy=policy

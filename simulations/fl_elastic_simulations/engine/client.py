@@ -34,7 +34,6 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import DEADLINE, config_key, task_in
 from fl_elastic.groups import Batch
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.profile_key import profile_key
 from fl_elastic.readout.place import allowed_features
 from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
@@ -49,7 +48,6 @@ from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.supplied_grid import costs_in, files_in, with_files
-from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
 from fl_elastic_simulations.unequal.clock import in_time
 from fl_elastic_simulations.unequal.measuring import measuring_mod
@@ -206,7 +204,7 @@ class _Role:
                 return self._places(arrays, task)
             case SolveHead():
                 return self._sums(arrays, task)
-        if not self.method.budgeted:
+        if not self.method.budgeted and self.client.memory_bytes is not None:
             self.slot.check_memory(self.profile)
         deadline = task.deadline
         if self.method.stragglers == "drop" and deadline is not None:
@@ -358,15 +356,9 @@ class _Role:
         self, profile_seconds: float = 0.0, planning_seconds: float = 0.0
     ) -> ElasticClient:
         slot, batches = self.slot, self.slot.batches()
-        # Another loader than the one that is trained on: each pass over one has an order of its own.
         read = str(self.config.get(READ, ""))
         model = method_model(self.scenario, self.method, slot.data_root, slot.seed, read)
-        first = next(iter(slot.batches()))
-        # Simulated time goes by these costs, whichever host or release measured them: a client that found them not
-        # to be its own would estimate them anew, and so depend on how busy this host is.
-        key = profile_key(model, first, optimizer_fn(self.scenario.training))
-        profile = self.profile if self.profile.key == key else replace(self.profile, key=key)
-        epochs = self.scenario.training.local_epochs
+        profile, epochs = self.profile, self.scenario.training.local_epochs
         budget = slot.budget(
             len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())
         )

@@ -233,7 +233,7 @@ def test_under_a_deadline_slow_clients_look_at_some_of_their_data_and_stand_for_
     monkeypatch.setattr(simulated_client._Role, "_sums", sums)
     method = TABLE["method"]["solved"] | {"budgeted": True}
     # Three of its batches are what a slow device gets to, twelve what a fast one does.
-    deadline = {"seconds": 12.5 * float(profile.forward_seconds[0])}
+    deadline = {"seconds": 12.5 * simulated_client._inference_batch(profile)}
     made = scenario(
         method={"solved": method}, methods=["solved"], deadline=deadline,
         target={"method": "solved"},
