@@ -23,6 +23,7 @@ from small_models import (
     vectors,
     weights_of,
 )
+from torch import nn
 from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
@@ -222,6 +223,20 @@ def test_a_profile_of_another_batch_shape_is_measured_again() -> None:
     trainer.fit(vectors(2))
     # What training measures refines an estimate; the graph is traced once.
     assert trainer.profile.graph is kept.graph and trainer.profile.saved is kept.saved
+
+
+def test_where_times_are_not_measured_costs_of_another_batch_hold_and_of_another_model_do_not() -> (
+    None
+):
+    model = chain()
+    other = flat_profile(model, vectors(size=4)[0])
+    options = TrainerOptions(timing=Timing(closed_loop=False))
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), profile=other, options=options)
+    assert trainer.fit(vectors(2)).predicted_seconds == 2 * other.full_step_seconds
+    assert trainer.profile is other
+    model[6] = nn.Linear(12, 3, bias=False)
+    trainer.fit(vectors(2))
+    assert trainer.profile is not other and "6.weight" in trainer.update().deltas
 
 
 def test_a_policy_that_does_not_fit_the_model_is_refused_before_it_is_touched() -> None:
