@@ -79,8 +79,8 @@ def first_batches(
 
     Raises
     ------
-    If the loader has no such batch, or is not a loader.
-        If the loader has none, or is none.
+    TrainingError
+        If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
     given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)

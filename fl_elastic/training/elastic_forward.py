@@ -229,9 +229,7 @@ class ElasticForward:
             self._store.close()
 
     def _has_rows(self, batch: Batch) -> bool:
-        """Return whether each example has one row of the inputs, so that its features can be identified and
-        kept.
-        """
+        """Return whether each example has one row of the inputs, so that its features can be told apart."""
         inputs, examples = split_batch(batch)[0], batch_size(batch)
         try:
             rows = count_rows(inputs)

@@ -62,7 +62,6 @@ class FineTuned:
     kept : bool
         Whether the model keeps what was trained. Training that made the error larger is undone; the model is then
         the pretrained one with a solved head.
-        pretrained model with a solved head.
     """
 
     model: nn.Module
