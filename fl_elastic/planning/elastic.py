@@ -60,7 +60,7 @@ class ElasticPolicy(Policy):
     needs = Needs(importance=True)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the best plan found; it is worth at least as much as the best suffix of groups next to the loss."""
+        """Return the best plan found; it is worth at least as much as the best suffix next to the loss."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits(everything):
             return request.plan_of_mask("elastic", everything)
