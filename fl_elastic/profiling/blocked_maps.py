@@ -99,7 +99,7 @@ def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) ->
 def _back(
     picture: tuple[int, ...], features: tuple[int, ...], filters: int, *, strided: bool
 ) -> int:
-    """Return the numbers of the way back from features to picture; with a stride the picture is held three times."""
+    """Return the numbers of the way back from features to picture; with a stride the picture counts three times."""
     made, read, plain = _blocked(picture), _blocked(features), math.prod(picture) if picture else 0
     if not strided:
         return max(filters + read + made - plain, made)
