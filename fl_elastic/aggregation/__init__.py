@@ -1,4 +1,4 @@
-"""What the server makes of partial updates."""
+"""Merging partial updates on the server: rules, coverage, and server optimisers."""
 
 from fl_elastic.aggregation.averaging import ModelAverage
 from fl_elastic.aggregation.mean import MergeOptions, PartialMean

@@ -1,4 +1,4 @@
-"""A server optimiser that goes further while rounds agree."""
+"""A server optimiser that takes longer steps while rounds agree."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _FACTOR = "factor"
 
 @SERVER_OPTIMIZERS.register("agreement")
 class Agreement(ServerOptimizer):
-    r"""Goes where the clients ask for, and up to half as far again while rounds ask for the same.
+    r"""Follows the clients' change, and steps up to half as far again while successive rounds agree.
 
-    Early, and where all clients take part, the changes of successive rounds point the same way, and a longer
-    step saves rounds; where each round pulls towards its own few clients, the next one takes back part of it, and
-    a longer step would only swing wider. So the step is `rate` times a factor that follows the cosine of the last
-    two changes, :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`: the hypergradient of a learning
-    rate (Baydin et al., ICLR 2018; for a federation's server Wang et al., FedHyper, ICLR 2024) without its
-    scale, and bounded.
+    Early in a run, and if all clients take part, the changes of successive rounds point the same way, and a longer
+    step saves rounds. If each round pulls towards its own few clients, the next round takes part of it back, and a
+    longer step would only swing wider. So the step is `rate` times a factor that follows the cosine of the last two
+    changes, :math:`f \leftarrow \min(\max(f e^{0.2 (\cos + 0.25)}, 1), 1.5)`. This is the hypergradient of a
+    learning rate (Baydin et al., ICLR 2018; for the server of a federation Wang et al., FedHyper, ICLR 2024)
+    without its scale, and bounded.
 
-    The cosine is over the tensors that were trained now and before; the last change of each is kept, one
-    model of memory in double precision.
+    The cosine is over the tensors that were trained in this round and before. The last change of each tensor is
+    kept, which takes the memory of one model in double precision.
 
     Examples
     --------
@@ -41,9 +41,9 @@ class Agreement(ServerOptimizer):
     """
 
     gain = 0.2
-    """By what the factor grows with the cosine, as an exponent."""
+    """Growth of the factor with the cosine, in the exponent."""
     neutral = -0.25
-    """The cosine that leaves the factor as it is; by trial: where longer steps pay, the early ones lie above it."""
+    """Cosine that leaves the factor unchanged; found by trial: if longer steps pay, early cosines exceed it."""
     most = 1.5
     """The largest factor."""
 
@@ -53,7 +53,7 @@ class Agreement(ServerOptimizer):
         merged: Mapping[str, NDArray[Any]],
         touched: Collection[str],
     ) -> dict[str, NDArray[Any]]:
-        """Return the new weights, by the factor that this round's change and the last one's give."""
+        """Return the new weights, with the factor from this round's change and the last one."""
         changes = {
             name: np.asarray(merged[name], np.float64) - np.asarray(old, np.float64)
             for name, old in base.items()
@@ -65,12 +65,12 @@ class Agreement(ServerOptimizer):
         return new
 
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-        """Return the change, lengthened."""
+        """Return the lengthened change."""
         return self.factor * change
 
     @property
     def factor(self) -> float:
-        """By how much steps are lengthened now."""
+        """Factor by which steps are lengthened at present."""
         return float(self._moments.get(_FACTOR, 1.0))
 
     def _next_factor(self, changes: Mapping[str, NDArray[np.float64]]) -> float:

@@ -1,4 +1,4 @@
-"""The mean of the global models of the last rounds, for testing and use."""
+"""The mean of the global models of the last rounds, which is tested and returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARM_UP = 10
 
 @dataclass(frozen=True, eq=False)
 class AverageState:
-    """State of a `ModelAverage`: models taken in, their mean, and the type of each tensor."""
+    """State of a `ModelAverage`: number of models, their mean, and the dtype of each tensor."""
 
     rounds: int
     mean: dict[str, NDArray[Any]]
@@ -34,23 +34,23 @@ class AverageState:
 class ModelAverage:
     r"""Exponential moving average of the global model, round by round.
 
-    Where clients differ, each round pulls the global model towards those that took part. Their mean over rounds
-    lies nearer to the common optimum than any of them (Polyak and Juditsky 1992; averaged on the server
-    of a federation, Caldarola et al. 2022). Clients go on training from the newest model: the mean costs the
-    server one model of memory and one pass over it a round, and the clients nothing.
+    If clients differ, each round pulls the global model towards those that took part. The mean over rounds lies
+    nearer to the common optimum than any of the models (Polyak and Juditsky 1992; averaged on the server of a
+    federation, Caldarola et al. 2022). Clients go on training from the newest model. The mean costs the server the
+    memory of one model and one pass over it per round, and the clients nothing.
 
     The average after round r is :math:`d \bar w + (1 - d) w` with :math:`d = \min(decay, r / (r + 10))`, so that
-    the first models do not weigh on it for long.
+    the first models do not affect it for long.
 
     Parameters
     ----------
     decay : float
-        Within 0 to 1; about 1 / (1 - decay) rounds count.
+        Between 0 and 1; about 1 / (1 - decay) rounds count.
 
     Attributes
     ----------
     rounds : int
-        Models taken in so far.
+        Number of models so far.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class ModelAverage:
         self._dtypes: dict[str, np.dtype[Any]] = {}
 
     def add(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Take in the model of one more round, the first one included; integer buffers are kept as they are."""
+        """Add the model of one more round, including the first; integer buffers are taken from the newest model."""
         keep = min(self.decay, self.rounds / (self.rounds + _WARM_UP))
         self.rounds += 1
         for name, value in weights.items():
@@ -90,19 +90,19 @@ class ModelAverage:
                     "delete the checkpoints"
                 )
             else:
-                # Another array, so that who holds the state before may go back to it.
+                # A new array, so that an earlier state can be restored.
                 self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the mean, in the models' own types; empty before the first."""
+        """Return the mean in the models' dtypes; empty before the first model."""
         return {name: mean.astype(self._dtypes[name]) for name, mean in self._mean.items()}
 
     def to_state(self) -> AverageState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         dtypes = {name: kind.name for name, kind in self._dtypes.items()}
         return AverageState(self.rounds, dict(self._mean), dtypes)
 
     def restore(self, state: AverageState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self.rounds, self._mean = state.rounds, dict(state.mean)
         self._dtypes = {name: np.dtype(kind) for name, kind in state.dtypes.items()}

@@ -21,18 +21,18 @@ _MEMORY = 0.95
 
 @dataclass
 class ClientCoverage:
-    """What one client trained so far; arrays have one entry per parameter of the manifest.
+    """What one client has trained so far; arrays have one entry per parameter of the manifest.
 
     Attributes
     ----------
     device : str
         Class of the client's device.
     rounds : int
-        Rounds that the client took part in.
+        Number of rounds that the client took part in.
     trained : array of int
-        In how many of them it trained the tensor.
+        Number of rounds in which it trained each tensor.
     seen, hits : array of float
-        Rounds, and rounds in which it trained the tensor, older ones counting less.
+        Decayed counts of rounds, and of rounds in which it trained the tensor.
     """
 
     device: str
@@ -44,7 +44,7 @@ class ClientCoverage:
 
 @dataclass(frozen=True, eq=False)
 class CoverageState:
-    """State of a `CoverageLedger`: of each client its class of device, rounds, and rows as in `ClientCoverage`."""
+    """State of a `CoverageLedger`: for each client device class and rounds, and rows as in `ClientCoverage`."""
 
     clients: tuple[str, ...]
     devices: tuple[str, ...]
@@ -69,7 +69,7 @@ class CoverageLedger:
     Parameters
     ----------
     manifest : Manifest
-        Of the global model.
+        Manifest of the global model.
 
     Examples
     --------
@@ -86,12 +86,12 @@ class CoverageLedger:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Parameters, in the manifest's order."""
+        """Names of the parameters, in the manifest's order."""
         pairs = zip(self.manifest.names, self.manifest.roles, strict=True)
         return tuple(name for name, role in pairs if role is Role.PARAMETER)
 
     def record(self, client: str, device: str, tensors: Collection[str]) -> None:
-        """Enter a round in which a client trained these tensors."""
+        """Record a round in which a client trained these tensors."""
         names = self.names
         entry = self.clients.get(client)
         if entry is None:
@@ -104,10 +104,10 @@ class CoverageLedger:
         entry.hits = _MEMORY * entry.hits + trained
 
     def probabilities(self, client: str) -> dict[str, float]:
-        """Return how often a client lately trained each parameter.
+        """Return how often a client has trained each parameter lately.
 
-        The share of its rounds, older ones counting less, plus an imagined one in which it trained everything: an
-        unknown client has 1, and nobody has 0.
+        This is the share of its rounds, with older rounds counting less, plus one imagined round in which it
+        trained everything: an unknown client has 1, and no client has 0.
         """
         entry = self.clients.get(client)
         if entry is None:
@@ -116,7 +116,7 @@ class CoverageLedger:
         return dict(zip(self.names, shares.tolist(), strict=True))
 
     def shares(self) -> dict[str, NDArray[np.float64]]:
-        """Return per device class the share of its clients' rounds in which each parameter was trained."""
+        """Return, by device class, the share of its clients' rounds in which each parameter was trained."""
         found: dict[str, NDArray[np.float64]] = {}
         for device in sorted({entry.device for entry in self.clients.values()}):
             members = [entry for entry in self.clients.values() if entry.device == device]
@@ -125,7 +125,7 @@ class CoverageLedger:
         return found
 
     def to_state(self) -> CoverageState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         entries, width = [*self.clients.values()], len(self.names)
 
         def table(kind: type, rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
@@ -140,12 +140,12 @@ class CoverageLedger:
         )  # fmt: skip
 
     def restore(self, state: CoverageState) -> None:
-        """Put back what `to_state` gave.
+        """Restore what `to_state` returned.
 
         Raises
         ------
         CheckpointError
-            If it is of another model.
+            If the state is of another model.
         """
         width = state.trained.shape[1]
         if width != len(self.names):

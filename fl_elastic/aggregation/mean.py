@@ -30,26 +30,26 @@ class MergeOptions:
     Parameters
     ----------
     weighting : {"examples", "uniform"}
-        Whether a client counts by its examples, as in FedAvg, or each the same, as in HeteroFL and FedEL.
+        Whether a client is weighted by its examples, as in FedAvg, or equally, as in HeteroFL and FedEL.
     normalise_steps : bool
-        Divide each delta by the local steps in which its tensor was trained (FedNova, per tensor), so that a
-        client that took more steps does not pull the model to its own optimum.
+        Whether to divide each delta by the number of local steps of its tensor (FedNova, per tensor), so that a
+        client with more steps does not pull the model to its own optimum.
     late : {"drop", "merge"}
-        What becomes of an update that arrives in a later round: dropped, or merged with less weight, where the
-        client has sent none of that round.
+        What happens to an update that arrives in a later round: it is dropped, or merged with less weight if the
+        client has sent none in that round.
     staleness_power : float
-        A delta that is s rounds late counts by the factor (1 + s) to the power of minus this (FedAsync, Xie et al.
-        2019); 0 counts it in full.
+        A delta that is s rounds late is weighted by (1 + s) to the power of minus this (FedAsync, Xie et al. 2019);
+        0 gives it full weight.
     bad_share : float
-        Share of a round's clients, at least one of them, that robust rules take for bad; below a half. A tensor
-        moves only if more of those who trained it are good than may be bad: two of ten need five contributors.
-        0 for none.
+        Share of a round's clients, at least one client, that robust rules assume to be bad; below one half. A
+        tensor changes only if more good clients than possibly bad ones trained it: with two of ten bad, five
+        contributors are needed. 0 assumes none.
     size_bound : float
-        `PartialUpdates` shortens a client's change of a tensor to so many times what clients usually change it
+        `PartialUpdates` shortens a client's change of a tensor to this multiple of the usual change
         (`UpdateNormClipper`); infinite for no bound.
     extrapolate : bool
-        Whether a server's optimiser may take a model with running statistics further than its clients went.
-        Statistics are not taken along, so that a longer step leaves them behind.
+        Whether a server optimiser may move a model with running statistics further than its clients did. Running
+        statistics do not take part in the longer step, and so lag behind.
 
     Raises
     ------
@@ -78,12 +78,12 @@ class MergeOptions:
             raise RegistryError(f"staleness_power {self.staleness_power} must not be negative")
 
     def client_weight(self, num_examples: int, staleness: int) -> float:
-        """Return what a client counts, before its probability of training a tensor."""
+        """Return the weight of a client, without the probability of training a tensor."""
         examples = float(num_examples) if self.weighting == "examples" else 1.0
         return float(examples * (1.0 + staleness) ** -self.staleness_power)
 
     def bad_of(self, clients: int) -> int:
-        """Return how many of so many clients are taken for bad.
+        """Return how many of ``clients`` clients are assumed to be bad.
 
         Examples
         --------
@@ -97,27 +97,28 @@ class PartialMean:
     r"""Weighted mean of deltas per tensor, added to the base.
 
     :math:`w_k \leftarrow w_k + \sum_{i \in S_k} n_i \Delta_{ik} / D_k`, with the clients :math:`S_k` that trained
-    tensor k, their example counts, and a divisor by rule. With every tensor from every client, in as many steps,
-    all linear rules are FedAvg. Where a client trained some channels of a tensor, it counts in those alone.
-    Under a linear rule running statistics are averaged over those who updated them: a zero change is no
-    observation. Under a robust one they are merged as parameters are, and a tensor stays unless a quorum of clients
-    trained it. A running variance never becomes negative. Integer buffers keep the base's value.
+    tensor k, their example counts, and a divisor that depends on the rule. If every client trains every tensor in
+    equally many steps, all linear rules equal FedAvg. A client that trained some channels of a tensor counts only
+    in these. Under a linear rule running statistics are averaged over the clients that updated them, because a zero
+    change is no observation. Under a robust rule they are merged like parameters, and a tensor is unchanged unless
+    a quorum of clients trained it. A running variance never becomes negative. Integer buffers keep the base's
+    value.
 
     Parameters
     ----------
     manifest : Manifest
-        Of the global model.
+        Manifest of the global model.
     rule : str or AggregationRule
-        A registered name, or an object; a robust or joint one keeps every update until `finish`.
+        A registered name, or an object; a robust or joint rule keeps every update until `finish`.
     limits : Limits, optional
-        What counts the server believes.
+        Bounds of the counts that the server believes.
     options : MergeOptions, optional
         Weights, step normalisation, staleness.
 
     Attributes
     ----------
     stayed : dict of str to int
-        After `finish`: tensors that too few clients trained for a robust rule, and how many did.
+        After `finish`: tensors that too few clients trained for a robust rule, and the number of those clients.
 
     Examples
     --------
@@ -150,14 +151,14 @@ class PartialMean:
 
     @property
     def touched(self) -> frozenset[str]:
-        """Names of the tensors that some client trained or observed; after `finish` of those that could move."""
+        """Names of the tensors that some client trained or observed; after `finish`, of those that could change."""
         kept = {name for update, _ in self._kept for name in update.deltas}
         return frozenset(self._sums) | (kept - self.stayed.keys())
 
     def memory(self, size: int) -> NDArray[np.float32]:
-        """Return an array for the numbers of one update, which may be written over once `add` has them.
+        """Return an array for the numbers of one update, which is reused once `add` has added them.
 
-        See `fl_elastic.update.decode`. Rules that keep updates are given new arrays.
+        See `fl_elastic.update.decode`. Rules that keep updates get new arrays.
         """
         if isinstance(self._rule, (RobustRule, JointRule)):
             return np.empty(size, np.float32)
@@ -178,28 +179,28 @@ class PartialMean:
         update : PartialUpdate
             From one client.
         probabilities : dict of str to float, optional
-            With which the client trains each tensor; 1 for those left out.
+            Probabilities with which the client trains each tensor; 1 for missing names.
         staleness : int
-            How many rounds the update is late.
+            By how many rounds the update is late.
         checked : bool
-            Whether it is known to fit, as what `fl_elastic.update.decode` returns under the same limits does.
+            Whether it is known to be valid, as the result of `fl_elastic.update.decode` with the same limits is.
 
         Raises
         ------
         UpdateError
-            If it does not fit; the sums are then as they were.
+            If it does not fit; the sums are then unchanged.
         """
         if not checked:
             check_update(update, self.manifest, self._limits)
         weight = self.options.client_weight(update.num_examples, staleness)
         if isinstance(self._rule, RobustRule):
-            # How many examples it has is what a client says.
+            # The number of examples is a claim of the client, so it is not used.
             self._kept.append((update, self.options.client_weight(1, staleness)))
         else:
             if isinstance(self._rule, JointRule):
                 self._kept.append((update, weight))
             addends = self._addends(update, weight, probabilities or {})
-            # What was decoded has memory of its own, or was given away.
+            # A decoded update owns its memory, or has borrowed it from here.
             self._flat.add(joined(addends), waits=isinstance(update.deltas, PackedDeltas))
         self._total += weight
         self.clients += 1
@@ -207,7 +208,7 @@ class PartialMean:
     def _addends(
         self, update: PartialUpdate, weight: float, probabilities: Mapping[str, float]
     ) -> list[Addend]:
-        """Count the update's tensors, and return what is to be added to the sums."""
+        """Count the update's tensors, and return the addends for the sums."""
         packed = update.deltas if isinstance(update.deltas, PackedDeltas) else None
         addends = []
         for name, delta in update.deltas.items():
@@ -241,11 +242,11 @@ class PartialMean:
         Raises
         ------
         UpdateError
-            If ``base`` does not fit the manifest, or the sum is beyond the tensor's dtype.
+            If ``base`` does not fit the manifest, or a sum is out of the tensor's dtype range.
         """
         self.manifest.check_weights(base)
         combined = self._combined(base)
-        # One tensor after the other: the merged deltas of the whole model would be two models more of memory.
+        # One tensor at a time: merged deltas of the whole model would take the memory of two more models.
         return {
             name: _moved(
                 name, base[name], self._delta(name, combined), self.manifest.array_dtype(name)
@@ -265,13 +266,13 @@ class PartialMean:
         return summed.mean(self._flat.of(name), rule, self._total)
 
     def _combined(self, base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
-        """Return the deltas by a rule that looks at all updates of the round."""
+        """Return the deltas of a rule that looks at all updates of the round."""
         if isinstance(self._rule, JointRule):
             return self._rule.together(base, self._kept)
         return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
 
     def _robust(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
-        """Return the deltas by a rule that looks at all of them, of the tensors that have a quorum."""
+        """Return the deltas of a robust rule, for the tensors that have a quorum."""
         bad = self.options.bad_of(len(self._kept))
         trainers = {
             name: [index for index, (update, _) in enumerate(self._kept) if name in update.deltas]
@@ -296,7 +297,7 @@ class PartialMean:
         return combined
 
     def _marked(self, index: int, name: str) -> NDArray[np.float64]:
-        """Return the delta, per step where steps are normalised, with NaN where the client did not train."""
+        """Return the delta, optionally per step, with NaN where the client did not train."""
         update = self._kept[index][0]
         delta = np.asarray(update.deltas[name], dtype=np.float64)
         if self.options.normalise_steps and self.manifest.role(name) is Role.PARAMETER:
@@ -314,7 +315,7 @@ def _moved(
     with np.errstate(over="ignore"):
         new = np.asarray(np.add(base, delta, dtype=np.float64)).astype(dtype)
     if is_variance(name):
-        # Also what rounding on the wire, or an update that came late, takes below.
+        # Rounding on the wire, or a late update, can also make it negative.
         new = np.maximum(new, 0, dtype=dtype)
     if not math.isfinite(reach(new)):
         raise UpdateError(f"merged tensor {name!r} is beyond the range of {dtype}")

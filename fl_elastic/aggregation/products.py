@@ -16,7 +16,7 @@ __all__ = ["Factors", "Products", "factor_pairs", "nearest_factors", "sum_of_pro
 
 _Array = NDArray[np.float64]
 _A = re.compile(r"lora_(embedding_)?A")
-# Of the largest singular value: below it a direction is rounding.
+# Relative to the largest singular value: smaller ones are rounding errors.
 _NOTHING = 1e-12
 
 Factors = tuple[_Array, _Array]
@@ -25,17 +25,18 @@ Factors = tuple[_Array, _Array]
 
 @RULES.register("products")
 class Products(JointRule):
-    r"""Mean of the products B A over the clients that trained one of both factors, at the rank of the model.
+    r"""Mean of the products B A over the clients that trained one or both factors, at the rank of the model.
 
-    Averaging the factors of an adapter one by one errs by their covariance over the clients. This multiplies each
-    client's factors as they were after its training, averages the products by the contributors' weights, and takes
-    the nearest product of the model's rank, by a singular value decomposition: what FlexLoRA (Bai et al., NeurIPS
-    2024) does. The merged A has orthogonal rows of the clients' RMS length, the most important one first. A client
-    that trained some rows of A and columns of B alone keeps the others as they were sent to it.
+    Averaging the two factors of an adapter separately has an error: their covariance over the clients. This rule
+    multiplies each client's factors as they were after its training, averages the products by the contributors'
+    weights, and takes the nearest product of the model's rank by a singular value decomposition, as FlexLoRA does
+    (Bai et al., NeurIPS 2024). The merged A has orthogonal rows of the clients' RMS length, the most important one
+    first. A client that trained only some rows of A and columns of B keeps the others as they were sent to it.
 
-    Pairs are found by name, ``lora_A`` beside ``lora_B`` as peft calls them. Every other tensor is averaged over
-    those who trained it. Exact while all products together have no higher rank than the model; what is beyond it is
-    lost. Updates are kept until the end of the round, so that memory grows with the number of clients.
+    Pairs are found by name: ``lora_A`` beside ``lora_B``, as in peft. Every other tensor is averaged over the
+    clients that trained it. The result is exact as long as the rank of all products together does not exceed the
+    model's; the rest is lost. Updates are kept until the end of the round, so memory grows with the number of
+    clients.
 
     Examples
     --------
@@ -54,7 +55,7 @@ class Products(JointRule):
     def together(
         self, base: Mapping[str, NDArray[Any]], updates: Sequence[tuple[PartialUpdate, float]]
     ) -> dict[str, _Array]:
-        """Return the change of both factors of each adapter that somebody trained."""
+        """Return the change of both factors of each adapter that some client trained."""
         merged: dict[str, _Array] = {}
         for name_b, name_a in factor_pairs(base):
             trained = [each for each in updates if {name_a, name_b} & each[0].deltas.keys()]
@@ -63,7 +64,7 @@ class Products(JointRule):
             whole = sum(weight for _, weight in trained)
             held = [self.held(base, update, name_b, name_a) for update, _ in trained]
             weights = [weight / whole for _, weight in trained]
-            # Of each client's rows, however many it has.
+            # Mean over each client's rows, however many it has.
             square = sum(
                 w * float(np.mean(np.sum(a**2, 1))) for w, (_, a) in zip(weights, held, strict=True)
             )
@@ -100,7 +101,7 @@ def factor_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def sum_of_products(weights: Sequence[float], factors: Sequence[Factors]) -> Factors:
-    """Return two factors whose product is the weighted sum of products: the stacks of all of them.
+    """Return two factors whose product is the weighted sum of products: all factors stacked.
 
     Examples
     --------
@@ -116,8 +117,8 @@ def sum_of_products(weights: Sequence[float], factors: Sequence[Factors]) -> Fac
 def nearest_factors(b: _Array, a: _Array, rank: int, length: float) -> Factors:
     """Return factors of this rank whose product is nearest to ``b @ a``.
 
-    Rows of A are orthogonal, each of this length (1 in place of 0), the most important first. Directions beyond
-    the rank of the product have rows as well, and columns of zeros in B.
+    Rows of A are orthogonal, each of length ``length`` (1 if that is 0), the most important one first. Directions
+    beyond the rank of the product also get rows, with columns of zeros in B.
 
     Examples
     --------
@@ -127,7 +128,7 @@ def nearest_factors(b: _Array, a: _Array, rank: int, length: float) -> Factors:
     >>> np.linalg.norm(a, axis=1).round(3).tolist()
     [0.5, 0.5]
     """
-    # The product is as large as the frozen weight: of stacks only the small middle of it is decomposed.
+    # The product is as large as the frozen weight, so only the small core of the stacks is decomposed.
     left, upper = np.linalg.qr(b)
     right, lower = np.linalg.qr(a.T)
     u, singular, v = np.linalg.svd(upper @ lower.T)

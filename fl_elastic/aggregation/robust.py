@@ -15,13 +15,13 @@ from fl_elastic.update.partial import trained_part
 __all__ = ["Krum", "Median", "NormClipping", "TrimmedMean"]
 
 _Array = NDArray[np.float64]
-# Beyond any mean square of numbers that pass the checks; sums of it are finite.
+# Larger than any mean square of numbers that pass the checks; sums of it are finite.
 _FARTHEST = 1e200
 
 
 @RULES.register("median")
 class Median(RobustRule):
-    """Median of each element over the clients that trained it, each counting the same.
+    """Median of each element over the clients that trained it, all with equal weight.
 
     Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018).
     """
@@ -33,22 +33,22 @@ class Median(RobustRule):
 
 @RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
-    """Mean of each element without the largest and smallest fifth, each client counting the same.
+    """Mean of each element without the largest and smallest fifth, all clients with equal weight.
 
-    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). As many are left out at either end as may be
-    bad, also of a tensor that few clients trained.
+    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). At either end at least as many are left out as
+    may be bad, even for a tensor that few clients trained.
 
     Attributes
     ----------
     share : float
-        Left out at either end at least, rounded down.
+        Least share left out at either end, rounded down.
     """
 
     share: ClassVar[float] = 0.2
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the mean of the middle of each column."""
-        # NaN, an element that the client did not train, sorts to the end.
+        # NaN marks an element that the client did not train, and sorts to the end.
         ordered = np.sort(deltas, axis=0)
         trained = np.count_nonzero(~np.isnan(deltas), axis=0)
         cut = np.maximum(np.floor(self.share * trained + 1e-9).astype(int), bad)
@@ -63,10 +63,10 @@ class TrimmedMean(RobustRule):
 class NormClipping(RobustRule):
     """Weighted mean of deltas shortened to the median norm of the tensor's deltas.
 
-    After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with the bound taken per tensor from
-    the contributors themselves, so that it fits updates of different tensors. Direction is believed, size is not.
-    Norms are per trained element, so that training a part of a tensor is not taken for caution. Each client counts
-    the same: who would believe neither size nor direction should not believe a count of examples.
+    After Sun et al., "Can You Really Backdoor Federated Learning?" (2019), with a bound per tensor from the
+    contributors themselves, so that it suits updates of different tensors. Directions are believed, sizes are not.
+    Norms are per trained element, so that training a part of a tensor does not look like a small change. All
+    clients have equal weight: if sizes are not believed, counts of examples should not be either.
     """
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
@@ -82,22 +82,23 @@ class NormClipping(RobustRule):
 
 @RULES.register("krum")
 class Krum(RobustRule):
-    """The one update that is nearest to most others.
+    """The single update that is nearest to most others.
 
     Blanchard et al., "Machine Learning with Adversaries" (NeurIPS 2017). Updates are compared over the tensors that
-    have a quorum, two of them over those that both hold, at their mean squared difference; two that share less than
-    half of the numbers are as far from each other as can be. What the chosen update does not hold stays.
+    have a quorum, two updates over the tensors that both hold, by their mean squared difference; two that share
+    less than half of the numbers get the largest distance. Tensors that the chosen update does not hold are
+    unchanged.
 
     Attributes
     ----------
     share : float
-        Assumed share of bad clients at least.
+        Least share of clients that are assumed to be bad.
     """
 
     share: ClassVar[float] = 0.2
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
-        """Return the only delta."""
+        """Return the single delta."""
         return np.asarray(np.nan_to_num(deltas[0]))
 
     def chosen(
@@ -131,7 +132,7 @@ def _marked(update: PartialUpdate, name: str, size: int) -> _Array:
 
 
 def _distance(one: _Array, other: _Array) -> float:
-    """Return the mean squared difference where both are numbers."""
+    """Return the mean squared difference over elements that both have."""
     squares = (one - other) ** 2
     shared = ~np.isnan(squares)
     together = int(shared.sum())

@@ -1,4 +1,4 @@
-"""How the deltas of one tensor become one: the interface of rules, their registry, and the plain ones."""
+"""How the deltas of one tensor are merged: the interface of rules, their registry, and the linear rules."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fl_elastic.update import PartialUpdate
 __all__ = ["RULES", "AggregationRule", "Amount", "JointRule", "LinearRule", "RobustRule"]
 
 Amount = float | NDArray[np.float64]
-"""A sum of weights: one number, or one per element where clients trained parts of a tensor."""
+"""A sum of weights: one number, or one per element if clients trained parts of a tensor."""
 
 
 class AggregationRule:
     """Merges the deltas of each tensor.
 
     Derive from `LinearRule`, `JointRule` or `RobustRule`. A linear rule merges parameters; running statistics are
-    then averaged over those who updated them. A robust rule merges both.
+    then averaged over the clients that updated them. A robust rule merges both.
 
     Attributes
     ----------
     draws_parts : bool
-        Whether a client that trained a part of a tensor is taken to have drawn it, so that the part's share of the
-        tensor is a factor of the probability.
+        Whether a client that trained a part of a tensor is assumed to have drawn it at random, so that the part's
+        share of the tensor multiplies the probability.
     """
 
     draws_parts: ClassVar[bool] = False
@@ -41,14 +41,14 @@ class AggregationRule:
         examples : float
             Weight of the client: its number of examples, or 1.
         probability : float
-            With which the client trains this tensor in a round, in (0, 1].
+            Probability that the client trains this tensor in a round, in (0, 1].
         """
         del probability
         return examples
 
 
 class LinearRule(AggregationRule, ABC):
-    """Divides the sum of weighted deltas: merged one by one, in the memory of one model."""
+    """Divides the sum of weighted deltas; updates are merged one by one, in the memory of one model."""
 
     @abstractmethod
     def divisor(self, contributed: Amount, total: float) -> Amount:
@@ -57,39 +57,39 @@ class LinearRule(AggregationRule, ABC):
         Parameters
         ----------
         contributed : float or array
-            Sum of the deltas' weights; an array where clients trained parts of the tensor.
+            Sum of the deltas' weights; an array if clients trained parts of the tensor.
         total : float
-            Sum of the weights of all clients of the round, as if each had trained the tensor for certain.
+            Sum of the weights of all clients of the round, as if each had trained the tensor with certainty.
         """
 
 
 class JointRule(LinearRule, ABC):
-    """Merges some tensors together, such as the factors of a product, and all others as a linear rule does.
+    """Merges some tensors jointly, such as the factors of a product, and all others as a linear rule does.
 
-    Every update of the round is kept until its end: memory grows with the number of clients.
+    Every update of the round is kept until its end, so memory grows with the number of clients.
     """
 
     @abstractmethod
     def together(
         self, base: Mapping[str, NDArray[Any]], updates: Sequence[tuple[PartialUpdate, float]]
     ) -> dict[str, NDArray[np.float64]]:
-        """Return the merged deltas of those tensors.
+        """Return the merged deltas of these tensors.
 
         Parameters
         ----------
         base : dict of str to ndarray
             The model that the deltas start from; not to be modified.
         updates : sequence of (PartialUpdate, float)
-            Of the round, each with its client's weight.
+            Updates of the round, each with its client's weight.
         """
 
 
 class RobustRule(AggregationRule, ABC):
     """Looks at all deltas of a tensor together, so that a few bad ones cannot decide.
 
-    Every update of the round is kept until its end: memory grows with the number of clients. It is asked about
-    elements that have a quorum only: more honest contributors than bad ones, if no more clients are bad than
-    `MergeOptions` assumes.
+    Every update of the round is kept until its end, so memory grows with the number of clients. The rule is only
+    applied to elements with a quorum: with more honest contributors than bad ones, as long as no more clients are
+    bad than `MergeOptions` assumes.
     """
 
     @abstractmethod
@@ -101,27 +101,27 @@ class RobustRule(AggregationRule, ABC):
         Parameters
         ----------
         deltas : array, shape (clients, elements)
-            Of the clients that trained the tensor; NaN in elements that a client did not train, never in a whole
-            column.
+            Deltas of the clients that trained the tensor; NaN in elements that a client did not train, never in a
+            whole column.
         weights : array, shape (clients,)
-            Positive, and not what clients say of themselves.
+            Positive, and not derived from the clients' claims.
         bad : int
-            How many of the clients may be bad.
+            Number of clients that may be bad.
         """
 
     def chosen(
         self, updates: Sequence[PartialUpdate], names: Sequence[str], bad: int = 0
     ) -> list[int]:
-        """Return the indices of the updates that are merged at all: every one, unless overridden.
+        """Return the indices of the updates that are merged: all of them, unless overridden.
 
         Parameters
         ----------
         updates : sequence of PartialUpdate
-            Of the round.
+            Updates of the round.
         names : sequence of str
             Tensors that have a quorum.
         bad : int
-            How many of the clients may be bad.
+            Number of clients that may be bad.
         """
         return list(range(len(updates)))
 
@@ -134,7 +134,7 @@ RULES: Factories[AggregationRule] = Factories(
         "products": "fl_elastic.aggregation.products",
     },
 )
-"""Aggregation rules by name."""
+"""Registry of aggregation rules by name."""
 
 
 @RULES.register("contributors")
@@ -148,7 +148,7 @@ class Contributors(LinearRule):
 
 @RULES.register("all")
 class AllClients(LinearRule):
-    """Mean over all clients, those that did not train the tensor counting as unchanged: damped, as in FedAvg."""
+    """Mean over all clients, where a client that did not train the tensor counts as unchanged (damped steps)."""
 
     def divisor(self, contributed: Amount, total: float) -> Amount:
         """Return the weight of all clients."""
@@ -157,17 +157,17 @@ class AllClients(LinearRule):
 
 @RULES.register("inverse_probability")
 class InverseProbability(LinearRule):
-    r"""Weigh each delta by one over the probability with which the client trains the tensor.
+    r"""Weights each delta by one over the probability that the client trains the tensor.
 
     :math:`\Delta_k = \sum_{S_k} (n_i / p_{ik}) \Delta_{ik} / \max(\sum_{S_k} n_i / p_{ik}, \sum_i n_i)`: the
-    Horvitz-Thompson estimate of what all clients would have changed, except that the step is never longer than
-    the contributors' weighted mean. Probabilities below the floor count as the floor, which trades some bias
-    for less variance.
+    Horvitz-Thompson estimate of the change by all clients, except that the step is never longer than the
+    contributors' weighted mean. Probabilities below the floor count as the floor, which trades some bias for less
+    variance.
 
     Attributes
     ----------
     floor : float
-        Least probability believed.
+        Least probability that is used.
     """
 
     floor: ClassVar[float] = 0.2
@@ -187,11 +187,11 @@ class InverseProbability(LinearRule):
 
 @RULES.register("inverse_share")
 class InverseShare(InverseProbability):
-    """Weigh each delta as ``inverse_probability`` does, and by one over the share of the tensor that was trained.
+    """Weights each delta as ``inverse_probability`` does, and by one over the share of the tensor that was trained.
 
-    For clients that train windows of channels which are drawn so that each channel is held equally often: the part
-    that came tells with which probability it did, and nobody has to claim it. A client with narrow windows, whose
-    channels come seldom, then counts over the rounds as one that trains everything.
+    For clients that train windows of channels, drawn so that each channel is held equally often: the share that a
+    client trained is the probability of each channel, so nobody has to claim it. A client with narrow windows then
+    counts, over the rounds, as much as a client that trains everything.
     """
 
     draws_parts = True

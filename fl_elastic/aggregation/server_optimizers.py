@@ -1,4 +1,4 @@
-"""Server optimisers that do not move tensors which nobody trained."""
+"""Server optimisers that do not move tensors that nobody trained."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OptimizerState:
     moments : dict of str to array
         By kind and tensor, as ``kind/name``.
     counts : dict of str to int
-        Steps of each tensor.
+        Number of steps of each tensor.
     """
 
     moments: dict[str, NDArray[np.float64]]
@@ -38,8 +38,8 @@ class OptimizerState:
 class ServerOptimizer(ABC):
     """Takes the merged change of a tensor for a gradient, and steps along it.
 
-    Lazy: a tensor that no client trained keeps its value, its moments and its own count of steps. An optimiser that
-    is not lazy goes on along stale moments there.
+    It is lazy: a tensor that no client trained keeps its value, its moments and its own count of steps. An
+    optimiser that is not lazy would move it along stale moments.
 
     Parameters
     ----------
@@ -49,9 +49,10 @@ class ServerOptimizer(ABC):
     Attributes
     ----------
     default_rate : float
-        Learning rate where none is given.
+        Default learning rate.
     relative : bool
-        Whether a step is a multiple of the clients' changes, so that a rate above 1 goes further than they went.
+        Whether a step is a multiple of the clients' changes, so that a rate above 1 goes further than the clients
+        did.
     """
 
     default_rate: ClassVar[float] = 1.0
@@ -67,21 +68,21 @@ class ServerOptimizer(ABC):
     def step(
         self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
     ) -> _Weights:
-        """Return the new weights; a step that is refused leaves no trace.
+        """Return the new weights; a step that raises leaves the optimiser's state unchanged.
 
         Parameters
         ----------
         base, merged : dict of str to ndarray
-            The global model before the round, and as the clients' updates have it.
+            The global model before the round, and after the clients' updates.
         touched : collection of str
-            Tensors that were trained; the others are returned as they are in ``merged``.
+            Tensors that were trained; the others are returned as in ``merged``.
 
         Raises
         ------
         UpdateError
             If a weight would leave the range of its type.
         CheckpointError
-            If what a checkpoint put back is of another model.
+            If state restored from a checkpoint is of another model.
         """
         moments, counts = dict(self._moments), dict(self._counts)
         try:
@@ -97,7 +98,7 @@ class ServerOptimizer(ABC):
     def moved(
         self, base: Mapping[str, _Array], merged: Mapping[str, _Array], touched: Collection[str]
     ) -> _Weights:
-        """Return the new weights, one tensor after the other; what is kept may be replaced, not written into."""
+        """Return the new weights, one tensor at a time; kept arrays may be replaced but not modified."""
         new: _Weights = {}
         for name, old in base.items():
             if name not in touched:
@@ -118,16 +119,16 @@ class ServerOptimizer(ABC):
 
     @abstractmethod
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
-        """Return where to go, given the change that the clients ask for.
+        """Return the direction of the step, given the change that the clients ask for.
 
         Parameters
         ----------
         name : str
-            Tensor, under which moments are kept with `moment`.
+            Name of the tensor, under which `moment` keeps moments.
         change : array
             Merged minus base.
         count : int
-            How many times the tensor was touched, this one included.
+            Number of rounds in which the tensor was trained, including this one.
         """
 
     def moment(
@@ -140,23 +141,23 @@ class ServerOptimizer(ABC):
         return new
 
     def to_state(self) -> OptimizerState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return OptimizerState(dict(self._moments), dict(self._counts))
 
     def restore(self, state: OptimizerState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self._moments, self._counts = dict(state.moments), dict(state.counts)
 
 
 SERVER_OPTIMIZERS: Factories[ServerOptimizer] = Factories(
     "server optimizer", modules={"agreement": "fl_elastic.aggregation.agreement"}
 )
-"""Server optimisers by name; each is made with a rate, or with its own."""
+"""Registry of server optimisers by name; each is made with a rate, or with its default rate."""
 
 
 @SERVER_OPTIMIZERS.register("sgd")
 class Sgd(ServerOptimizer):
-    """Goes where the clients ask for; at rate 1 that is the merged model."""
+    """Follows the clients' change; at rate 1 the result is the merged model."""
 
     def direction(self, name: str, change: NDArray[np.float64], count: int) -> NDArray[np.float64]:
         """Return the change."""
@@ -189,7 +190,7 @@ class _Adaptive(ServerOptimizer):
         return np.asarray(self.correction(count) * mean / (np.sqrt(square) + self.tau))
 
     def correction(self, count: int) -> float:
-        """Return the factor that makes up for moments that start at zero."""
+        """Return the factor that corrects moments that start at zero."""
         del count
         return 1.0
 
@@ -200,7 +201,7 @@ class _Adaptive(ServerOptimizer):
 
 @SERVER_OPTIMIZERS.register("adam")
 class Adam(_Adaptive):
-    """FedAdam, lazy; with every tensor touched in every round it is Flower's."""
+    """FedAdam, lazy; if every tensor is trained in every round it equals Flower's."""
 
     def squares(self, name: str, change: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the moving average of the squares."""

@@ -1,4 +1,4 @@
-"""The running sums of a model's tensors: one array of doubles for all of them."""
+"""The running sums of a model's tensors, in one array of doubles."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from fl_elastic.update.manifest import Role
 
 __all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
 
-# Numbers whose products stay in the processor's cache until they are added; no power of two, as rows of doubles
-# that lie so far apart may fall into the same places of the cache.
+# Numbers per piece, whose products stay in the processor's cache until they are added. Not a power of two: rows of
+# doubles at such distances may compete for the same cache lines.
 _PIECE = 65_000
 _DOUBLE = np.dtype(np.float64)
-# Updates that are added together; they are kept for so long.
+# Number of updates that are added together, and kept until then.
 _AT_ONCE = 4
-# So many times the median of a round's steps is still believed.
+# Multiple of the median of a round's steps up to which a client's steps are believed.
 _FURTHEST = 10
 
 
 class Addend(NamedTuple):
-    """Numbers that are multiplied by one factor and added to the sum.
+    """Numbers that are multiplied by a factor and added to the sum.
 
     Attributes
     ----------
     numbers : array, one-dimensional
-        Of which ``size`` from ``start`` on are meant.
+        ``size`` of them, from ``start`` on, are added.
     start, to, size : int
-        Where they lie in ``numbers`` and in the sum, and how many they are.
+        Their start in ``numbers`` and in the sum, and their number.
     factor : float
-        What they count.
+        Their weight.
     """
 
     numbers: NDArray[Any]
@@ -48,7 +48,7 @@ class Addend(NamedTuple):
 
 
 def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
-    """Join neighbours that continue each other, so that a whole model is added in one go.
+    """Join addends that continue each other, so that a whole model is added in one go.
 
     Examples
     --------
@@ -74,22 +74,22 @@ def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
 
 
 class FlatSum:
-    """Sums of all tensors that are averaged, one after the other in the manifest's order, in double precision.
+    """Sums of all tensors that are averaged, in the manifest's order, in double precision.
 
-    Products and sums are not rounded to the deltas' own precision, so that the result does not depend on the order
-    in which replies come, but for less than what is rounded away at the end. A few updates wait for each other: the
-    sum is twice as large as one of them, and is read and written once for all. Memory that nothing was added to is
-    not taken from the system.
+    Products and sums are not rounded to the deltas' precision, so that the result depends on the order of replies
+    by less than the rounding at the end. A few updates are collected first: the sum is twice as large as one of
+    them, and is read and written once for all of them. Memory to which nothing is added is never taken from the
+    system.
 
     Parameters
     ----------
     manifest : Manifest
-        Of the global model.
+        Manifest of the global model.
 
     Attributes
     ----------
     places : dict of str to int
-        Where each tensor begins.
+        Position at which each tensor begins.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -103,17 +103,17 @@ class FlatSum:
         self._sum = np.zeros(size)
         self._waiting: list[Addend] = []
         self._updates = 0
-        # For as long as somebody holds them: an update that is never added is freed as everything else.
+        # Weak references: an update that is never added is freed like anything else.
         self._lent: WeakValueDictionary[int, NDArray[np.float32]] = WeakValueDictionary()
         self._spare: list[NDArray[np.float32]] = []
         piece = min(_PIECE, size)
         self._doubles, self._together = np.empty((_AT_ONCE, piece)), np.empty(piece)
 
     def memory(self, size: int) -> NDArray[np.float32]:
-        """Return an array for so many numbers of one update, which is given back by adding them.
+        """Return an array for ``size`` numbers of one update; adding them gives it back.
 
-        New memory costs as much as the numbers: the system clears it, page by page. Once its numbers are in the sum
-        the next update is written over them.
+        New memory costs as much as the numbers, because the system clears it page by page. Once the numbers are in
+        the sum, the array is reused for the next update.
         """
         most = len(self._sum)
         if size > most:
@@ -128,9 +128,9 @@ class FlatSum:
         Parameters
         ----------
         addends : iterable of Addend
-            Of one update.
+            Addends of one update.
         waits : bool
-            Whether the numbers stay as they are until others have come.
+            Whether the numbers stay unchanged until other updates have come.
         """
         self._waiting += addends
         self._updates += 1
@@ -161,7 +161,7 @@ class FlatSum:
             if len(those) > 1:
                 np.matmul(factors, doubles, out=added)
             else:
-                # Faster than a product of matrices with one row.
+                # Faster than a matrix product with one row.
                 np.multiply(doubles[0], factors[0], out=added)
             total = self._sum[to + done : to + done + count]
             np.add(total, added, out=total)
@@ -175,14 +175,14 @@ class FlatSum:
 
 
 class TensorSum:
-    r"""The weights with which deltas of one tensor were summed, and the mean that follows.
+    r"""The weights with which the deltas of one tensor were summed, and the resulting mean.
 
     Parameters
     ----------
     normalise_steps : bool
-        Whether deltas are divided by the client's local steps and multiplied by their weighted mean:
+        Whether deltas are divided by the client's local steps and multiplied by the weighted mean of the steps:
         FedNova (Wang et al., NeurIPS 2020) per tensor, :math:`\bar\tau \sum_i n_i \Delta_i / \tau_i / \sum_i n_i`.
-        In that mean no client counts with more than ten times the median of the steps, or less than a tenth.
+        In that mean a client's steps count as at most ten times, and at least a tenth of, their median.
     """
 
     __slots__ = ("_clients", "_contributed", "_normalise", "_steps")
@@ -190,7 +190,7 @@ class TensorSum:
     def __init__(self, *, normalise_steps: bool = False) -> None:
         self._normalise = normalise_steps
         self._contributed: Amount = 0.0
-        # Weight and number of the clients by how many steps they took.
+        # Weight and number of clients, by their number of steps.
         self._steps: dict[int, Amount] = {}
         self._clients: dict[int, int] = {}
 
@@ -200,11 +200,11 @@ class TensorSum:
         Parameters
         ----------
         weight : float
-            Of the client.
+            Weight of the client.
         steps : int
-            In which it trained the tensor.
+            Number of its steps that trained the tensor.
         part : array of bool or None
-            Which elements were trained; None for all of them.
+            Mask of the trained elements; None for all.
         """
         share: Amount = weight if part is None else np.where(part, weight, 0.0)
         self._contributed = self._contributed + share
@@ -224,7 +224,7 @@ class TensorSum:
         summed : array
             Sum of the deltas times their factors.
         rule : LinearRule or None
-            Gives the divisor; None is the mean over the contributors.
+            Gives the divisor; None means the mean over the contributors.
         total : float
             Weight of all clients.
         """
@@ -233,11 +233,11 @@ class TensorSum:
         merged = summed / _one_for_zero(divisor)
         if self._normalise:
             merged = merged * (self._believed() / _one_for_zero(contributed))
-        # numpy turns a sum of tensors without dimensions into a bare number.
+        # numpy turns sums of zero-dimensional arrays into plain scalars.
         return np.asarray(merged)
 
     def _believed(self) -> Amount:
-        """Return the sum of steps times weights, of the steps that are believed."""
+        """Return the sum of weights times believed steps."""
         usual = _median(self._clients)
         total: Amount = 0.0
         for steps, share in self._steps.items():
@@ -246,7 +246,7 @@ class TensorSum:
 
 
 def believed_steps(steps: int, usual: float) -> float:
-    """Return how many steps a client is believed where the median of its round is ``usual``.
+    """Return a client's number of steps as far as it is believed, if ``usual`` is the median of its round.
 
     >>> believed_steps(1_000_000, 8), believed_steps(5, 8)
     (80, 5)

@@ -1,4 +1,4 @@
-"""Clip each client's change of a tensor to a multiple of what clients changed it by in earlier rounds."""
+"""Clip each client's change of a tensor to a multiple of the changes in earlier rounds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from fl_elastic.update.partial import PackedDeltas
 __all__ = ["UpdateNormClipper"]
 
 _ROUNDS = 5
-# Of fewer contributors one can move what is usual; what they did may then only double.
+# With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
 _FEW, _GROWTH = 3, 2.0
-# The share of the clients that may say what they like: one of so many.
+# One in so many clients may lie.
 _PARTS = 5
-# Small parameters of an untrained model go further in a round than they are large, on fast devices many times: from
-# the first bound on it is asked what the others of the round do, beyond the second nobody is honest.
+# In a round, small parameters of an untrained model change by several times their size, on fast devices by many
+# times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
+# second.
 _DOUBTED, _FIRST = 4.0, 1000.0
-# What is usual is known of one round alone then: so many times that, where more would be believed later on.
+# The usual size is then known from a single round only, so this smaller multiple of it is believed.
 _NEW = 10.0
 # No tensor's name begins with a dot.
 _EARLY = ".early."
@@ -34,7 +35,7 @@ _Weights = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of an `UpdateNormClipper`: by tensor, sizes of the last rounds, and of those too few to call usual."""
+    """State of an `UpdateNormClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]
@@ -47,27 +48,27 @@ class UsualSizes:
 
 
 class UpdateNormClipper:
-    """Shortens a client's change of a parameter that is many times as large as is usual for the tensor.
+    """Shortens a client's change of a parameter that is many times larger than usual for the tensor.
 
-    A change is as large as the root of its mean square. Usual is the largest of the last five rounds, but for
-    a fifth of those who trained the tensor: in an unequal fleet most take few steps, and some many. So one reply
-    can neither throw the model away nor fill the moments of a server's optimiser, whose root mean squares take
-    hundreds of rounds to forget it. Directions are believed: it is no robust rule.
+    The size of a change is the root of its mean square. The usual size is the largest of the last five rounds,
+    without the largest fifth of each round's contributors: in an unequal fleet most clients take few steps, and
+    some take many. So one reply can neither destroy the model nor fill the moments of a server optimiser, whose
+    root mean squares take hundreds of rounds to forget it. Directions are believed: this is not a robust rule.
 
-    Nothing is shortened before it is known what is usual. A change of a tensor of which that is not known, and
-    which is more than four times as large as the tensor or the model (of a bias or a scale as the model's largest
-    tensor), is `doubted`: whoever merges keeps it until all updates of the round were heard. What others do to the
-    tensor tells then, and ten times that is believed, or four times the size; where fewer than three train it, how
-    far they go beside the sizes of theirs. With one or two clients a change may be a thousand times as large as the
-    tensor.
+    Nothing is shortened until the usual size is known. Before that, a change is `doubted` if it is more than four
+    times as large as the tensor or the model (for a bias or scale, as the model's largest tensor). The caller keeps
+    a doubted update until all updates of the round were heard. Then ten times the other clients' change of the
+    tensor is believed, or four times the size. If fewer than three clients train the tensor, the others' largest
+    changes relative to their tensors' sizes decide. With one or two clients a change may be a thousand times as
+    large as the tensor.
 
-    Statistics are left alone. A change that honest clients make larger from one round to the next is shortened
-    once, and then usual.
+    Statistics are not changed. If honest clients make larger changes from one round on, these are shortened once
+    and are usual afterwards.
 
     Parameters
     ----------
     most : float
-        So many times the usual size is believed.
+        Multiple of the usual size that is believed.
 
     Examples
     --------
@@ -90,15 +91,15 @@ class UpdateNormClipper:
         self.most = most
         self._usual: dict[str, list[float]] = {}
         self._seen: dict[str, list[float]] = {}
-        # Of tensors of which too little is known to call it usual: one device may take a step, another twenty.
+        # Sizes of tensors that too few clients have trained: one device may take one step, another one twenty.
         self._early: dict[str, list[float]] = {}
-        # Of the round's model.
+        # Sizes of the tensors of the round's model.
         self._sizes: dict[str, float] | None = None
-        # Of each client of the round, how far it went at most beside the size of a tensor.
+        # For each client of the round, its largest change relative to the size of the tensor.
         self._times: list[float] = []
 
     def doubted(self, update: PartialUpdate, manifest: Manifest, base: _Weights) -> float:
-        """Return how many times as large as its tensor the largest doubtful change is; 0 where none is doubtful."""
+        """Return the size of the largest doubtful change relative to its tensor; 0 if no change is doubtful."""
         if not math.isfinite(self.most):
             return 0.0
         times = [
@@ -111,7 +112,7 @@ class UpdateNormClipper:
         return max((each for each in times if each > _DOUBTED), default=0.0)
 
     def hear(self, update: PartialUpdate, manifest: Manifest) -> None:
-        """Note how large the changes of an update are, which is bounded once all of the round were heard."""
+        """Record the sizes of an update's changes; the update is bounded once all of the round were heard."""
         for name in update.deltas:
             if manifest.role(name) is Role.PARAMETER:
                 self._seen.setdefault(name, []).append(_size_in(update, name))
@@ -119,18 +120,18 @@ class UpdateNormClipper:
     def bounded(
         self, update: PartialUpdate, manifest: Manifest, base: _Weights, *, heard: bool = False
     ) -> tuple[PartialUpdate, list[str]]:
-        """Return the update with what is too large shortened, and the names of those tensors.
+        """Return the update with changes that are too large shortened, and the names of these tensors.
 
         Parameters
         ----------
         update : PartialUpdate
             One that passes `fl_elastic.update.check_update`; its deltas may be replaced.
         manifest : Manifest
-            Of the model.
+            Manifest of the model.
         base : mapping of str to ndarray
             The model.
         heard : bool
-            Whether `hear` was told of it, and of all others of the round.
+            Whether `hear` was called for it, and for all others of the round.
         """
         if not math.isfinite(self.most):
             return update, []
@@ -150,7 +151,7 @@ class UpdateNormClipper:
         return replace(update, deltas=deltas), shortened
 
     def close(self) -> None:
-        """End a round: what its clients did is what is usual from now on."""
+        """End a round: what its clients did is usual from now on."""
         for name, sizes in self._seen.items():
             before = self._usual.get(name, [])
             if not before:
@@ -161,17 +162,17 @@ class UpdateNormClipper:
             now = _usual_of(sizes)
             if before and len(sizes) < _FEW:
                 now = min(now, _GROWTH * max(before))
-            # A tensor that nobody changes any more may move again.
+            # A tensor that nobody changes in this round may change again later.
             if now > 0:
                 self._usual[name] = [*before, now][-_ROUNDS:]
         self._seen, self._sizes, self._times = {}, None, []
 
     def forget(self) -> None:
-        """Drop what was seen in a round that does not count."""
+        """Drop the sizes of a round that does not count."""
         self._seen, self._sizes, self._times = {}, None, []
 
     def _most_of(self, name: str, manifest: Manifest, base: _Weights, heard: bool) -> float:
-        """Return how large a change of a tensor may be."""
+        """Return the largest believed size of a change of a tensor."""
         known = self._usual.get(name)
         if known:
             return self.most * max(known)
@@ -187,13 +188,13 @@ class UpdateNormClipper:
         return times * self._size_of(name, manifest, base)
 
     def _size_of(self, name: str, manifest: Manifest, base: _Weights) -> float:
-        """Return how large a tensor is, or the model."""
+        """Return the size of a tensor, or that of the model if it is larger."""
         if self._sizes is None:
             sizes = {
                 n: _size(base[n]) for n in manifest.names if manifest.role(n) is Role.PARAMETER
             }
             whole, largest = _sizes_of_model(manifest, sizes)
-            # Biases and scales begin as next to nothing beside weights with few inputs.
+            # Biases and scales begin near zero, compared with weights with few inputs.
             self._sizes = {
                 n: max(size, largest if len(manifest.shape(n)) < 2 else whole)
                 for n, size in sizes.items()
@@ -201,22 +202,22 @@ class UpdateNormClipper:
         return self._sizes[name]
 
     def to_state(self) -> UsualSizes:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return UsualSizes(
             {name: tuple(sizes) for name, sizes in self._usual.items() if sizes},
             {name: tuple(sizes) for name, sizes in self._early.items()},
         )
 
     def restore(self, state: UsualSizes) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self._usual = {name: [*sizes][-_ROUNDS:] for name, sizes in state.usual.items()}
         self._early = {name: [*sizes][1 - _FEW :] for name, sizes in state.early.items()}
 
 
 def _usual_of(sizes: Sequence[float]) -> float:
-    """Return the largest size but for those of a fifth of the clients, at least one; of one or two the mean.
+    """Return the largest size without those of a fifth of the clients, at least one; the mean of one or two.
 
-    A fast device takes many times the steps of most, so the median of an unequal fleet says too little.
+    A fast device takes many times more steps than most, so the median of an unequal fleet would be too small.
 
     >>> _usual_of([0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 9e29]), _usual_of([0.1, 0.3])
     (2.0, 0.2)
@@ -234,13 +235,13 @@ def _size(numbers: NDArray[Any]) -> float:
     with np.errstate(over="ignore"):
         total = float(np.vdot(flat, flat)) if flat.dtype.kind == "f" else math.inf
     if not math.isfinite(total) or total == 0.0 or flat.dtype.itemsize < 4:
-        # Squares beyond the range of the numbers' own type.
+        # Squares may be out of the range of the numbers' own dtype.
         total = float(np.square(flat, dtype=np.float64).sum())
     return math.sqrt(total / flat.size)
 
 
 def _size_in(update: PartialUpdate, name: str) -> float:
-    """Return the root of the mean square of a delta, which a decoded update may know."""
+    """Return the root mean square of a delta, which a decoded update may know already."""
     deltas, delta = update.deltas, update.deltas[name]
     square = deltas.square(name) if isinstance(deltas, PackedDeltas) else None
     if square is None or not 0 < square < math.inf:
@@ -249,13 +250,13 @@ def _size_in(update: PartialUpdate, name: str) -> float:
 
 
 def _sizes_of_model(manifest: Manifest, sizes: Mapping[str, float]) -> tuple[float, float]:
-    """Return the size of all parameters together, and that of the largest one; 1 for a model of zeros."""
+    """Return the size of all parameters together and that of the largest tensor; 1 for a model of zeros."""
     counts = [math.prod(manifest.shape(name)) for name in sizes]
     total = sum(size**2 * count for size, count in zip(sizes.values(), counts, strict=True))
     return (math.sqrt(total / sum(counts)), max(sizes.values())) if total > 0 else (1.0, 1.0)
 
 
 def _shortened(delta: NDArray[Any], size: float) -> NDArray[Any]:
-    # In double precision, in which neither the squares of huge numbers nor their inverse are out of range.
+    # In double precision, where neither the squares of huge numbers nor their inverses are out of range.
     exact = np.asarray(delta, np.float64)
     return np.asarray(exact * (size / _size(exact)), np.asarray(delta).dtype)

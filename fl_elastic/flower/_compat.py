@@ -1,7 +1,8 @@
 """The only module that imports Flower's legacy names.
 
-They may move with a minor release of Flower; a test fails loudly if they do. What only servers need is loaded at
-its first use, and the client from where it is defined: ``flwr.client`` brings the whole of secure aggregation.
+These names may move with a minor release of Flower; a test fails loudly if they do. Names that only servers need
+are loaded at their first use. The client is imported from where it is defined, because ``flwr.client`` loads all of
+secure aggregation.
 """
 
 from importlib import import_module
@@ -61,7 +62,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load one of the names above at its first use."""
+    """Load one of the names in `_HOMES` at its first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, original = _HOMES[name]

@@ -1,4 +1,4 @@
-"""Apps on Flower's Message API over the same core as the ``NumPyClient``."""
+"""A ClientApp on Flower's Message API, with the same core as the ``NumPyClient``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def elastic_client_app(
 ) -> ClientApp:
     """Return a ClientApp that does the server's tasks (`fl_elastic.flower.tasks`).
 
-    Where a process lives for one message, torch's compiler is not loaded unless the model asks for it.
+    Torch's compiler is not loaded, which would cost a process that lives for one message, unless the model asks for
+    it.
 
     Parameters
     ----------
     client_fn : callable
         ``client_fn(context)`` returns the `ElasticClient` of this node.
     mods : sequence of callable
-        Flower's mods, as its ClientApp takes them: the first is outermost.
+        Flower's mods, as ClientApp takes them; the first is the outermost.
 
     Examples
     --------
@@ -66,11 +67,11 @@ def elastic_client_app(
 
 
 def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) -> ElasticClient:
-    """Return the client of this node, knowing who it is and, without a state folder, what it left out before.
+    """Return the client of this node, with its id and, without a state folder, its memory of left-out groups.
 
-    Flower keeps a node's context through a run: counters there are written by nobody else.
+    Flower keeps a node's context through a run; nobody else writes the state that is stored there.
     """
-    # With each message: Flower may hand the app on to a process that did not make it.
+    # For each message: Flower may run the app in a process that did not make it.
     without_compiler()
     show_log()
     client = client_fn(context)

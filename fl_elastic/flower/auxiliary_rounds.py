@@ -1,4 +1,4 @@
-"""Rounds that do not train: sums for the head, places and cuts to choose from, examples to forget."""
+"""Rounds that do not train: for sums for the head, for choosing places and cuts, and for forgetting examples."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ __all__ = ["AuxiliaryRounds"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Weights = dict[str, NDArray[Any]]
-# Two steps of everything, and in a process that knows nothing of its costs an estimate of them.
+# Time for two full steps, and for estimating costs in a process that does not know them.
 _PATIENCE_SECONDS = 300.0
 
 
 class AuxiliaryRounds:
-    """Asks clients for what is not training.
+    """Asks clients for everything except training.
 
     Parameters
     ----------
     fleet : ClientRegistry
-        Who they are, and where the fleet's cut lies.
+        The clients, and the fleet's cut.
     downlink : Downlink
         Sends the model.
     limits : Limits
-        What counts the server believes.
+        Bounds of the counts that the server believes.
     solved : HeadCheckpoint
         Is given the model each time a head was solved for.
     on_round : callable, optional
-        Called with a record of what was asked and answered.
+        Called with a record of each round.
 
     Attributes
     ----------
     last_round : int
-        Of the run, as far as it is known; otherwise 0.
+        The last round of the run if it is known, else 0.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> _Weights:
-        """Ask a few of these clients what ranks places; return the model that ends at the best ones."""
-        # Only where a head may read elsewhere.
+        """Ask a few of these clients for samples that rank places; return the model that ends at the best ones."""
+        # Imported here: only runs whose head may read elsewhere need it.
         from fl_elastic.flower.place_choice import asked_of, with_chosen_places
         from fl_elastic.readout.choice import EXAMPLES
 
@@ -108,14 +108,14 @@ class AuxiliaryRounds:
         *,
         forgets: bool = False,
     ) -> _Weights:
-        """Ask for sums by these messages; return the model with the head that they give.
+        """Ask by these messages for sums; return the model with the head that they give.
 
-        Where the model was just made to forget examples, it is taken whatever it is worth.
+        If the model was just made to forget examples, the new head is taken even if its error is larger.
         """
         config, zero = self._fleet.config, record.server_round == 0
         task = SolveHead(
             record.deadline, cut=self._fleet.cut.group,
-            # Later on the model is asked about before it has its version.
+            # In later rounds clients are asked about a model that does not have its version number yet.
             keep=config.sends_changes and zero,
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
@@ -151,7 +151,7 @@ class AuxiliaryRounds:
         return weights
 
     def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
-        """Return the model of the last time with the head that the sums of those give who are here now."""
+        """Return the model of the previous solve, with the head that sums of the present clients give for it."""
         nodes = sorted(each.node_id for each in record.accepted)
         before, served = self._solved.weights, dict(self._downlink.weights)
         again = MessagePacker("train", self._downlink, collecting(packer.grid))
@@ -176,18 +176,19 @@ class AuxiliaryRounds:
         *,
         forgets: bool = False,
     ) -> _Weights | None:
-        """Solve for the head of the model as it is after a round, from sums of those who answered in it.
+        """Solve for the head of the model after a round, from sums of the clients that answered in it.
 
-        Returned is the model to go on from, which is that of the time before where training spoiled the features.
-        Returns None where rounds go on from the model as it is: where it is not the time for a head, which the
-        run's last round always is, or for one that is only tested. It lasts no longer than the round's deadline: a
-        client that cannot go through all of its data sends sums over some of them.
+        Returns the model to go on from; if training spoiled the features, that is the model of the previous solve.
+        Returns None if rounds go on from the model as it is: if no head is due, or if the head was only tested. A
+        head is always due in the run's last round, and after a client had examples forgotten, because the new head
+        is free of them.
 
-        Where a client had examples forgotten after the round it is always time: the new head knows nothing of them.
+        Solving takes no longer than the round's deadline: a client that cannot pass over all of its data in that
+        time sends sums over a part.
         """
         config, number = self._fleet.config, ended.server_round
-        # Who could not train, for want of memory perhaps, can pass over its data all the same: nobody else may have
-        # its classes. Who did not answer is not waited for again.
+        # A client that could not train, perhaps for lack of memory, can still pass over its data, and nobody else
+        # may have its classes. A client that did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
         last = config.solve_every > 0 and number == self.last_round
@@ -195,7 +196,7 @@ class AuxiliaryRounds:
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        # A grid that books no times: a pass for sums is no round of training.
+        # A grid that does not record times: a pass for sums is not a round of training.
         again = MessagePacker("train", self._downlink, collecting(packer.grid))
         solved = self.solve(
             packer.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
@@ -213,18 +214,19 @@ class AuxiliaryRounds:
         timeout: float,
         trained: Collection[str],
     ) -> _Weights | None:
-        """Return the model without what clients of a round want forgotten; None where nobody does.
+        """Return the model without what clients of a round want forgotten; None if they want nothing forgotten.
 
-        A head in closed form needs nothing but to be solved for again. What was trained by steps is dampened.
+        A head in closed form only needs to be solved for again. What was trained by steps is dampened.
 
-        Everybody who answered is asked for squares of gradients: what matters to the examples of one may matter to
-        all. A client that cannot go through all of its data within the round's deadline speaks for all by some.
-        Then they are asked for the loss of the dampened model: it is kept only where most of them bear it.
+        All clients that answered are asked for squared gradients, because what matters to the examples of one
+        client may matter to all. A client that cannot pass over all of its data within the round's deadline sends
+        sums over a part. Then the clients are asked for their loss under the dampened model, which is kept only if
+        most losses are not far larger.
 
         Parameters
         ----------
         trained : collection of str
-            Names of the tensors that may change in rounds.
+            Names of the tensors that rounds may change.
         """
         fleet, number = self._fleet, ended.server_round
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
@@ -267,7 +269,7 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> str:
-        """Ask a round's clients for the loss of a dampened model; return why it is not to be kept, if so."""
+        """Ask a round's clients for the loss of a dampened model; return why it is not kept, empty if it is."""
         before = {
             each.node_id: float(each.metrics[LOSS])
             for each in ended.accepted
@@ -285,7 +287,7 @@ class AuxiliaryRounds:
         after: dict[int, float] = {}
 
         def failed(node: int, reason: str) -> None:
-            # A loss that is not finite is an error, too.
+            # A loss that is not finite is an error of the reply, too.
             record.leave_out(node, reason, "loss of what has forgotten")
             after[node] = math.inf
 
@@ -295,19 +297,19 @@ class AuxiliaryRounds:
         return not_borne(before, after)
 
     def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
-        """Ask the fastest of a round's clients what cuts are worth, and move the fleet's; return whether it moved.
+        """Ask the fastest clients of a round what cuts are worth; return whether the fleet's cut has moved.
 
-        It is done before the round, with the model that the round sends: under a head in closed form, if there is
-        one.
+        Clients are asked before the round, about the model that the round sends, with its closed-form head if there
+        is one.
 
         Parameters
         ----------
         messages : sequence of Message
-            The inner strategy's, for the round; they stay as they are.
+            The inner strategy's messages for the round; they are not changed.
         grid : Grid
-            To ask by.
+            Sends the questions.
         record : RoundRecord
-            Of the asking.
+            Record of this exchange.
         """
         fleet, packer = self._fleet, MessagePacker("train", self._downlink, collecting(grid))
         task = fleet.task(RateCuts, cut="")
@@ -336,7 +338,7 @@ class AuxiliaryRounds:
             record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
         moved = fleet.cut.decide([each for each in shares if each])
         if moved:
-            # What a device needs for a round is what it needs above the cut.
+            # A device's time for a round is its time above the cut, which has moved.
             fleet.forget_capabilities()
         self._close(record, packer)
         return moved
@@ -349,14 +351,14 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> list[Message]:
-        # Whatever is asked is asked of the model that is served, which may end where its head reads.
+        # Every question is about the model that is served, which may end where its head reads.
         task = replace(task, read=self._fleet.read)
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
         return in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
 
     def _close(self, record: RoundRecord, packer: MessagePacker) -> None:
-        """Enter what was sent, and hand the record over."""
+        """Complete the record with what was sent, and pass it to ``on_round``."""
         record.cut = self._fleet.cut.group
         record.downlink_total_bytes += packer.total_bytes
         record.accepted = [

@@ -1,4 +1,4 @@
-"""Exponential back-off: after each answer that is missing or unchanged, more rounds pass before the next one."""
+"""Exponential back-off: after each failed attempt, more rounds pass before the next one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ __all__ = ["Backoff"]
 
 @dataclass
 class Backoff:
-    """Rounds until something is tried again; they double with each attempt in vain.
+    """Rounds until the next attempt; they double with each failed attempt.
 
     Attributes
     ----------
     longest : int
-        Rounds between two attempts at most.
+        Largest number of rounds between two attempts.
     tolerance : int
-        Attempts in vain after which the next round is not passed over yet.
+        Number of failed attempts after which the next round is still not skipped.
     attempts : int
-        In vain since `reset`.
+        Failed attempts since `reset`.
     left : int
-        Rounds to pass over before the next attempt.
+        Rounds to skip before the next attempt.
 
     Examples
     --------
@@ -46,15 +46,15 @@ class Backoff:
         return self.left == 0
 
     def passed(self) -> None:
-        """Count a round in which nothing was tried."""
+        """Count a round without an attempt."""
         self.left = max(self.left - 1, 0)
 
     def failed(self) -> None:
-        """Count an attempt in vain."""
+        """Count a failed attempt, and set how many rounds to skip."""
         self.attempts += 1
         excess = self.attempts - self.tolerance - 1
         self.left = 0 if excess < 0 else min(2**excess, self.longest)
 
     def reset(self) -> None:
-        """Begin anew, after an attempt that was not in vain."""
+        """Forget the failed attempts, after a successful one."""
         self.attempts = self.left = 0

@@ -1,4 +1,4 @@
-"""What a device says about itself when asked: its training and sending speed, and the cost of each tensor group."""
+"""What a device says about itself when asked: its training and sending speed, and its cost of each tensor group."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class GroupCosts:
     Attributes
     ----------
     names : tuple of str
-        Groups.
+        Names of the groups.
     update_seconds, path_seconds : tuple of float
         As in `CostProfile`.
     sent_bytes : tuple of float
         Size of each group's weights as fp32.
     constant_seconds : float
-        What every step takes, whatever is trained.
+        Time of every step regardless of what is trained.
     head : int
         Index of the group that is always trained.
     """
@@ -64,7 +64,7 @@ class GroupCosts:
         )
 
     def slowed(self, slowdown: float) -> GroupCosts:
-        """Return the costs of a device that is so many times slower."""
+        """Return the costs of a device that is ``slowdown`` times slower."""
         return replace(
             self,
             update_seconds=tuple(slowdown * each for each in self.update_seconds),
@@ -73,12 +73,12 @@ class GroupCosts:
         )
 
     def to_json(self) -> str:
-        """Return the costs as text."""
+        """Return the costs as a JSON text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: object) -> GroupCosts:
-        """Read what `to_json` wrote; raises UpdateError for anything else."""
+        """Read what `to_json` wrote; raise UpdateError for anything else."""
         try:
             if not isinstance(text, str):
                 raise TypeError("not text")
@@ -113,32 +113,32 @@ class GroupCosts:
 
 
 _LONGEST_NAME = 80
-# What a device can say of itself and be believed: steps and examples as of an update, a step of eleven days.
+# Largest believed claims: steps and examples as in an update; a step of eleven days.
 _MOST_STEPS, _MOST_EXAMPLES, _MOST_SECONDS, _MOST_BYTES = 10**6, 10**8, 1e6, 1e15
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one client can do; seconds are those of its own device.
+    """What one client can do; seconds are those of its device.
 
     Attributes
     ----------
     device : str
-        Class of the device; clients of one class are counted together.
+        Class of the device; coverage is counted per class.
     num_examples : int
-        Local training examples.
+        Number of local training examples.
     steps : int
         Local steps of a whole round.
     full_step_seconds : float
-        A step that trains everything.
+        Time of a step that trains everything.
     model_bytes : float
-        The model's parameters as fp32.
+        Size of the model's parameters as fp32.
     bandwidth : float
-        Bytes of fp32 that its codec gets to the server per second; 0 where the client does not know.
+        Bytes of fp32 weights that its codec sends to the server per second; 0 if not known.
     allowed_step_seconds : float
-        What the device's own budget allows for a step; 0 for no limit.
+        Time that the device's own budget allows for a step; 0 for no limit.
     groups : GroupCosts, optional
-        What each tensor group costs, for a server that plans.
+        Costs of each tensor group, for a server that makes the plans.
     """
 
     device: str
@@ -168,7 +168,7 @@ class Capabilities:
         )
 
     def bounded(self, groups: GroupNames | None) -> Capabilities:
-        """Return them with no more bytes than the model has, and no groups that it cannot have."""
+        """Return the capabilities with at most the model's bytes, and without groups that the model cannot have."""
         if groups is None:
             return self
         costs = self.groups if self.groups is not None and groups.fit(self.groups.names) else None
@@ -196,7 +196,7 @@ class Capabilities:
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, Any]) -> Capabilities:
-        """Read what `to_metrics` wrote; raises UpdateError for anything else."""
+        """Read what `to_metrics` wrote; raise UpdateError for anything else."""
         return cls(
             device=" ".join(str(metrics.get("device", ""))[:_LONGEST_NAME].split()),
             num_examples=int(_number(metrics, "num-examples", 1, _MOST_EXAMPLES)),

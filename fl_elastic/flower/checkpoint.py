@@ -1,4 +1,4 @@
-"""Keep a run on disk, round by round, and go on where it ended.
+"""Save a run on disk after every round, and resume it after an interruption.
 
 Flower marks a run as failed when its server process dies and never resumes it, so the strategy keeps its own state.
 """
@@ -41,16 +41,16 @@ __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.checkpoint", 2)
 _MOST_ROUNDS = 999_999
-# Models in double precision, with room; bytes of what grows with the fleet.
+# Bound on a checkpoint's size: this many models, and these bytes for what grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
-# What going back by a round puts back besides the model: the inner strategy, and these.
+# State that going back by one round restores besides the model: the inner strategy's, and these entries.
 _UNDONE = re.compile(r"inner\.|(server_optimizer|average)(!|$)")
 _NAME = re.compile(r"round-(\d{6})\.state")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and the strategies' state after a round; strategies by the names of their classes."""
+    """A model and the strategies' state after a round; ``strategies`` are the names of their classes."""
 
     server_round: int
     arrays: dict[str, NDArray[Any]]
@@ -61,22 +61,22 @@ class Checkpoint:
 class Checkpointed(Strategy):
     """Writes a checkpoint after every round, and resumes from the newest one when started again.
 
-    Clients that answer the same, in the same order, then give the same model and the same ledger as without the
-    interruption, bit for bit. What a client learnt of the round that was cut off it may learn a second time.
+    The resumed run gives the same model and ledger as an uninterrupted one, bit for bit, if clients answer the same
+    in the same order. Clients may repeat the part of a round that was cut off, and learn from it twice.
 
     Parameters
     ----------
     strategy : Strategy
-        Any strategy, usually a `PartialUpdates`. Arrays in its attributes, and in those of the strategies it
-        wraps (momentum, Adam's moments), are kept as well, and what objects there give by ``to_state``: the
-        coverage ledger, a server optimiser, which versions clients hold.
+        Any strategy, usually a `PartialUpdates`. Saved are the arrays in its attributes and in those of the
+        strategies it wraps (momentum, Adam's moments), and the state of objects there that have ``to_state``: the
+        coverage ledger, a server optimiser, the versions that clients hold.
     directory : path-like
-        Where checkpoints are written; made if missing.
+        Folder of the checkpoints; made if missing.
     resume : bool
-        Whether `start` goes on from the newest checkpoint; off, it starts afresh.
+        Whether `start` resumes from the newest checkpoint; otherwise it starts afresh.
     keep : int
-        Checkpoints kept; more than one, so that a damaged file does not end the run, and that losses which jump in
-        the next round turn it back by one.
+        Number of checkpoints kept. More than one is needed to survive a damaged file, and to go back by a round if
+        losses jump in the next one.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class Checkpointed(Strategy):
     """
 
     not_inside = "Checkpointed: put that around it, Checkpointed(PartialUpdates(...), folder)"
-    """Why `PartialUpdates` is not put around it: nobody would call what writes."""
+    """Error message: inside `PartialUpdates` the methods that write checkpoints would never be called."""
 
     def __init__(
         self, strategy: Strategy, directory: str | Path, *, resume: bool = True, keep: int = 2
@@ -110,14 +110,14 @@ class Checkpointed(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the rounds that are still to do; rounds count from the start of the whole run."""
+        """Run the remaining rounds; rounds are counted from the start of the whole run."""
         remove_leftovers(self.directory)
         if isinstance(self.strategy, PartialUpdates):
             self.strategy.begin_with(initial_arrays)
             self.strategy.runs_until(num_rounds)
         found = load_checkpoint(self.directory, initial_arrays) if self.resume else None
         if found is not None:
-            # An earlier run's: who wanted another one would take its weights for fresh ones.
+            # Warn: a user who wants a new run would take these weights for fresh ones.
             _LOG.warning(
                 "resuming after round %s from %s: these weights are an earlier run's. Use another directory, or "
                 "resume=False, to start afresh",
@@ -198,7 +198,7 @@ class Checkpointed(Strategy):
         self.strategy.summary()
 
     def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
-        """Let losses that jump turn the run back by a round, as without the interruption, where that is known."""
+        """Restore, if it is on disk, the model before the newest one, to which jumping losses turn the run back."""
         strategy = self.strategy
         guard = found.state.facts.get("guard")
         had_model = isinstance(guard, dict) and guard.get("had_model") is True
@@ -219,7 +219,7 @@ class Checkpointed(Strategy):
                 restore(strategy, Archive(facts, arrays))
                 strategy.keep_before(before.arrays)
         except (OSError, ValueError, CheckpointError) as error:
-            _LOG.warning("there is no going back by a round: %s: %s", path, error)
+            _LOG.warning("the run cannot go back by a round: %s: %s", path, error)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
@@ -234,7 +234,7 @@ class Checkpointed(Strategy):
         path = _path(self.directory, server_round)
         try:
             write_archive(path, _KIND, about, entries)
-            # Files of later rounds are left from a run before this one, which is not the one to resume.
+            # Files of later rounds are left from an earlier run, which must not be resumed.
             later = [old for old in _files(self.directory) if old.name > path.name]
             earlier = [old for old in _files(self.directory) if old.name <= path.name]
             for old in [*later, *earlier[self.keep :]]:
@@ -285,7 +285,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _read(path: Path, most: int) -> Checkpoint:
-    """Read a checkpoint; raises OSError or ValueError for whatever else is in the file."""
+    """Read a checkpoint; raise OSError or ValueError if the file holds anything else."""
     found = read_archive(path, _KIND, most=most)
     try:
         return _checkpoint(found)
@@ -307,7 +307,7 @@ def _checkpoint(found: Archive) -> Checkpoint:
 
 
 def _most_bytes(expected: ArrayRecord) -> int:
-    """Return the size of all that a run of this model can have kept: moments, means, the ledger of its clients."""
+    """Return a bound on what a run of this model can have saved: moments, means, and the ledger of its clients."""
     return _MODELS * sum(array.numpy().nbytes for array in expected.values()) + _BESIDES
 
 
@@ -317,7 +317,7 @@ def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], 
 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:
-    """Whether a checkpoint is of a model, or of one that ends where a head reads in it."""
+    """Return whether a checkpoint is of this model, or of the part of it that ends where a head reads."""
     if not places_of(found):
         return _kinds(found) == _kinds(model)
     body = f"{BODY}."

@@ -79,13 +79,13 @@ if TYPE_CHECKING:
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
-# A fold of so few examples would be nearly those themselves.
+# A fold of fewer examples would reveal nearly the examples themselves.
 _TOGETHER = 8
 _Running = Callable[[Batch], AbstractContextManager[None]]
 
 
 def _seed_of(seed: int, client: str, server_round: int) -> int:
-    """Return a seed of its own for each client in each round.
+    """Return a different seed for each client in each round.
 
     >>> len({_seed_of(0, client, number) for client in "abc" for number in range(5)})
     15
@@ -95,11 +95,11 @@ def _seed_of(seed: int, client: str, server_round: int) -> int:
 
 
 def _fallback_id(loader: Iterable[Batch]) -> str:
-    """Return the id of a client that was given none: a digest of its first example."""
+    """Return a fallback client id: a digest of the first example, or empty if it cannot be read."""
     dataset = getattr(loader, "dataset", None)
     try:
         first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
-    # A dataset may need what its workers are given first, and then fails in any way: it is its own.
+    # A dataset may need what its workers are given first, and may then fail in any way.
     except Exception:
         return ""
     return _digest_of([first], size=8)
@@ -128,7 +128,10 @@ def _module_name(model: nn.Module, layer: str) -> str:
 
 
 def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Log why a client could not do what it was asked, and return it for a server that reads it."""
+    """Log why a client could not do what it was asked; return the failure as metrics, or raise it.
+
+    It is returned only to a server that reads it.
+    """
     foreseen = isinstance(error, ElasticError)
     _LOG.error("cannot %s: %s", what, error if foreseen else repr(error), exc_info=not foreseen)
     if not config.get(PACKED):
@@ -137,7 +140,7 @@ def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, 
 
 
 def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
-    """Return what is to be forgotten; TrainingError if that is nothing, or can be read only once."""
+    """Return the examples to be forgotten; raise TrainingError if there are none or they can be read only once."""
     if forget is None:
         return None
     if iter(forget) is forget:
@@ -156,16 +159,17 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 class ElasticClient(NumPyClient):
     """Trains under a budget and sends only what it trained.
 
-    Under `PartialUpdates` model and update travel as one packed buffer each. It can be tried without changing the
-    server as well: a strategy of Flower's own gets the whole model back. Those of ``flwr.serverapp`` need
-    `elastic_client_app` for that, as Flower's adapter for a NumPyClient does not read what they send.
+    Under `PartialUpdates` model and update travel as one packed buffer each. The client also works with a server
+    that has not been changed: a strategy of Flower's own gets the whole model back. Strategies of
+    ``flwr.serverapp`` need `elastic_client_app` for that, because Flower's adapter for a NumPyClient does not read
+    what they send.
 
     Parameters
     ----------
     model : nn.Module
-        On the device it shall train on; its weights are replaced by the server's. Parameters with
-        ``requires_grad=False`` beside others are its frozen base, which does not travel: it is refused if it is not
-        the server's.
+        On the device that it is trained on; its weights are replaced by the server's. If some parameters have
+        ``requires_grad=False``, these are its frozen base, which does not travel; the client refuses to train if
+        the server's base is another one.
     train_loader, test_loader : iterable of batches
         Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
         ``labels``, see `fl_elastic.groups.pairs.as_pair`.
@@ -174,52 +178,53 @@ class ElasticClient(NumPyClient):
     policy : str or Policy
         A registered name, or an object with options of its own.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``; left out, the loss that the model computes itself, as those of transformers
-        do from ``labels``, or the cross-entropy.
+        ``loss_fn(outputs, targets)``; by default the loss that the model computes itself, as transformers do from
+        ``labels``, or else the cross-entropy.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)``; a fresh optimiser is made each round. One whose parameter is called
-        ``named_parameters`` gets pairs of name and parameter. The server's config key ``lr`` is the rate in place
-        of the optimiser's own; groups of parameters with rates of their own keep their ratio to it.
+        ``optimizer_fn(parameters)``; a new optimiser is made each round. If the argument is called
+        ``named_parameters``, it gets pairs of name and parameter. The server's config key ``lr`` replaces the
+        optimiser's learning rate; parameter groups with rates of their own keep their ratio to it.
     configure : callable, optional
-        ``configure(optimizer, config)`` sets an optimiser that was just made to what else the server's config says,
-        such as a weight decay. Called for each that is made, those that cost estimates try out among them.
+        ``configure(optimizer, config)`` applies other settings of the server's config, such as a weight decay, to
+        an optimiser that was just made. Called for every optimiser, including those that cost estimates try out.
     forget : iterable of batches, optional
-        Examples that the global model is to forget, and that ``train_loader`` no longer holds; `forget` takes them
-        out of it. A server with ``RoundConfig(forget=True)`` does so after the next round; `forgotten` then tells
-        that they can be deleted.
+        Examples that the global model must forget, and that ``train_loader`` no longer holds; `forget` removes them
+        from it. A server with ``RoundConfig(forget=True)`` forgets them after the next round; when `forgotten` is
+        true they can be deleted.
     epochs : int
-        Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut as many
-        as take as long as these would with everything trained.
+        Local epochs per round; the server's config key ``local-epochs`` overrides it. Above the fleet's cut there
+        are more epochs, so that a round takes as long as if everything were trained.
     codec : str
-        How updates are written, see `fl_elastic.update.codecs`. What a lossy codec loses is added to the next
-        update, if that pays.
+        Codec of updates, see `fl_elastic.update.codecs`. What a lossy codec loses is added to the next update if
+        that helps.
     options : TrainerOptions, optional
-        Selection and pace.
+        Options of the trainer.
     profile : CostProfile, optional
-        Measured costs, if at hand.
+        Measured costs, if available.
     device : str
-        Class of the device, by which the server counts coverage.
+        Class of the device; the server counts coverage per class.
     state_dir : path-like, optional
-        Where cost profile, importance, what codecs lost and, if the server wants it, the model are kept between
-        rounds. A deployed client process lives for one message, so without it the first two are found anew
-        in every round. No two clients may share it: `elastic_client_app` gives each node a folder of its own.
+        Folder for what is kept between rounds: cost profile, importance, the losses of the codec and, if the server
+        wants it, the model. A deployed client process lives for one message, so without a folder the first two are
+        computed anew in every round. No two clients may share a folder; `elastic_client_app` gives each node its
+        own.
     client_id : str
-        Who this client is: with the run's seed and the round it gives the seed of its random choices.
-        `elastic_client_app` takes it from Flower's context; left out, the client's data tell it from others.
+        Name of this client; with the run's seed and the round it determines the seed of its random choices.
+        `elastic_client_app` takes it from Flower's context. If left out, a digest of the client's data is used.
     feature_bytes : int
-        What the features at the fleet's cut may take in ``state_dir``, as fp16, those of the test data as much
-        again; 0 keeps none. They tell about the data as the data themselves do: they stay on the device, and go
-        when a pass over all data does not meet their example.
+        Bound on the features at the fleet's cut in ``state_dir``, as fp16, and the same again for the test data; 0
+        keeps none. Features reveal as much as the data themselves: they stay on the device, and are wiped when a
+        pass over all data does not meet their example.
     metrics_fn : callable, optional
-        ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; the server is told their means
-        over the examples. Accuracy is told besides, where outputs are class scores and targets classes.
+        ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; their means over the examples
+        are sent to the server. Accuracy is sent too, if outputs are class scores and targets are classes.
 
     Attributes
     ----------
     wish : iterable of batches or None
-        What the global model is to forget.
+        Examples that the global model must forget.
     forgotten : bool
-        Whether the server has said that its model was made to forget it.
+        Whether the server has confirmed that its model was made to forget `wish`.
     """
 
     why_reading_is_fixed: ClassVar[str] = ""
@@ -269,13 +274,13 @@ class ElasticClient(NumPyClient):
         self.wish = _wished(forget)
         self.forgotten = False
         self._wish_digest = ""
-        # What `forget` has made of the data, and from what.
+        # Result of `forget`, and the data that it was made from.
         self._parted: tuple[object, Iterable[Batch], frozenset[int]] | None = None
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
         self._data: RoundData | None = None
-        # A model that was read elsewhere before may be given as it is.
+        # The given model may be one whose head already reads elsewhere.
         self._own_model, self._places = model, places_of(ModelState.of(model).tensors)
         self._own_manifest = Manifest.of(model).with_base(model)
         self._state = ClientState(
@@ -284,11 +289,11 @@ class ElasticClient(NumPyClient):
 
     @property
     def manifest(self) -> Manifest:
-        """What of the model travels."""
+        """The manifest of what travels."""
         return self._state.manifest
 
     def become(self, client_id: str) -> None:
-        """Be the client of this name from now on, with a state folder of its own."""
+        """Set the client's id, and use a state folder of its own."""
         self.client_id = client_id
         directory = self._state.directory
         if directory is not None:
@@ -296,11 +301,11 @@ class ElasticClient(NumPyClient):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it has a folder for what lasts between rounds."""
+        """Whether the client has a folder for what is kept between rounds."""
         return self._state.directory is not None
 
     def keep_state_in(self, folder: Path) -> None:
-        """Keep what lasts between rounds in a folder that no other client uses."""
+        """Use this folder for what is kept between rounds; no other client may use it."""
         self._state = ClientState(folder, self.manifest)
 
     @property
@@ -315,20 +320,21 @@ class ElasticClient(NumPyClient):
     def forget(self, ids: Iterable[int]) -> None:
         """Take examples out of the training data, and have the global model forget them.
 
-        From now on neither steps nor sums know of them. A head in closed form is without them the next time that
-        the server solves for it, at once with ``RoundConfig(forget=True)``; what was trained by steps is dampened
-        then. A client that is made anew for each message has to be told each time.
+        From now on neither steps nor sums use these examples. With ``RoundConfig(forget=True)`` the server acts
+        after the next round: a head in closed form is solved for without them, and what was trained by steps is
+        dampened. Without it the head is free of them the next time that the server solves for it. A client that is
+        made anew for each message has to be told each time.
 
         Parameters
         ----------
         ids : iterable of int
-            Numbers of examples in the data set of ``train_loader``, or counted through its batches where it is a
-            list; as they were before anything was forgotten.
+            Indices of examples in the dataset of ``train_loader``, or counted through its batches if it is a list;
+            as they were before anything was forgotten.
 
         Raises
         ------
         TrainingError
-            If a number is none of an example, nothing would be left, or the loader does not say which examples it
+            If an id is not one of an example, nothing would be left, or the loader does not say which examples it
             reads.
         """
         from fl_elastic.training.without import parted
@@ -351,11 +357,11 @@ class ElasticClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Load the global model and do the server's task, which is training unless the config names another.
+        """Load the global model and do the server's task, which is training unless the config names another one.
 
-        A failure (no data, a loss that is not finite, an error in the loader) is reported to the server in the
-        metrics instead of raised, so that it can log the reason; one that fl_elastic does not foresee is logged
-        here with its traceback.
+        A failure (no data, a loss that is not finite, an error in the loader) is not raised but reported to the
+        server in the metrics, so that the server can log the reason. An error that is not an `ElasticError` is also
+        logged here with its traceback.
         """
         self._arrived = time.perf_counter()
         try:
@@ -367,10 +373,10 @@ class ElasticClient(NumPyClient):
     def evaluate(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Load the global model and return loss, examples and metrics on the test loader.
+        """Load the global model and return loss, number of examples, and metrics on the test loader.
 
-        Accuracy is among them only where it could be computed, see `fl_elastic.training.evaluate`. A server may
-        ask for the device's capabilities instead (`fl_elastic.flower.tasks.describe`).
+        The metrics contain the accuracy only if it could be computed, see `fl_elastic.training.evaluate`. The
+        server may ask for the device's capabilities instead (`fl_elastic.flower.tasks.describe`).
         """
         try:
             answer = self._do(task_in(config, "evaluate"), parameters, config)
@@ -380,7 +386,7 @@ class ElasticClient(NumPyClient):
 
     @property
     def data(self) -> RoundData:
-        """What it works on; between messages its own model and loaders."""
+        """The data and model of the present task; between messages the client's own model and loaders."""
         return self._data or self._own_data()
 
     def _own_data(self) -> RoundData:
@@ -392,14 +398,14 @@ class ElasticClient(NumPyClient):
     def _opened(
         self, task: RoundTask, weights: Mapping[str, NDArray[Any]] | None
     ) -> Iterator[RoundData]:
-        """Yield what a task is about, with the server's weights if they came."""
+        """Yield model and data for a task, with the server's weights loaded if they came."""
         if weights is not None:
             load_weights(self.model, self.manifest, weights)
         yield self._own_data()
 
     @contextmanager
     def _working_on(self, data: RoundData) -> Iterator[None]:
-        """Let `data` be this as long as the context lasts."""
+        """Make ``data`` the present `data` inside the block."""
         before, self._data = self._data, data
         try:
             yield
@@ -426,32 +432,32 @@ class ElasticClient(NumPyClient):
         return replace(answer, metrics=answer.metrics | metrics)
 
     def train(self, task: Train, version: int, config: Mapping[str, Any]) -> Answer:
-        """Train what the budget allows from the model as it is; return the update.
+        """Train what the budget allows, from the model as it is; return the update.
 
         Parameters
         ----------
         task : Train
-            What the server says of the round.
+            The server's task for the round.
         version : int
-            Of the model.
+            Version of the model.
         config : mapping
-            Of the message: proximal weight, round, epochs, and what ``configure`` reads.
+            Config of the message: proximal weight, round, epochs, and what ``configure`` reads.
         """
         data = self.data
         if self.wish is not None and not self.forgotten:
-            # What a policy looks at from fit to fit may be among what is to be forgotten.
+            # What a policy remembers may come from examples that must be forgotten.
             self._state.selection.memory = PolicyMemory()
         options = self._options(
             task, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
-        # One that is not known as yet is estimated inside the fit, and its time counts against the budget.
+        # An unknown profile is estimated inside the fit, where its time counts against the budget.
         profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
         if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy
         if task.groups:
-            # Only where the server chooses for all.
+            # Imported here: only needed if the server chooses for all.
             from fl_elastic.planning.plain import GivenPolicy
 
             policy = GivenPolicy(read_groups(task.groups))
@@ -466,7 +472,7 @@ class ElasticClient(NumPyClient):
         update = data.update(trainer, version)
         self._state.keep_selection(wanted=trainer.planner.policy.needs_coverage)
         if trainer.profile is not None and trainer.profile is not self._profile:
-            # The policy's modes were measured on top of what was known.
+            # The fit has added the costs of the policy's modes.
             self._profile = trainer.profile
             self._state.keep_profile(trainer.profile, data.model)
         metrics = self._training_metrics(task, trainer, self.report)
@@ -475,7 +481,7 @@ class ElasticClient(NumPyClient):
             return Answer.packed(packed, update.num_examples, metrics)
         weights = data.weights()
         if task.groups:
-            # The server adds up the same tensors of all clients, without seeing any client's.
+            # The server sums the same tensors of all clients, and sees no single client's.
             trained = [name for name in self.manifest.names if name in update.deltas]
             metrics[TENSORS] = json.dumps([self.manifest.index[name] for name in trained])
             weights = {name: weights[name] for name in trained}
@@ -484,7 +490,7 @@ class ElasticClient(NumPyClient):
     def _training_metrics(
         self, task: Train, trainer: ElasticTrainer, report: FitReport
     ) -> dict[str, Any]:
-        """Return what is said of a fit besides its update."""
+        """Return the metrics of a fit that are sent with its update."""
         metrics = report.to_metrics()
         if task.cut and report.forward is not None:
             metrics |= report.forward.to_metrics()
@@ -495,14 +501,14 @@ class ElasticClient(NumPyClient):
         if wish:
             metrics[FORGET] = wish
         if task.groups and trainer.state.complete:
-            # Shares of a part of the model would make the rest look worthless.
-            # What would increase the loss is worth nothing, and no reason to disbelieve the rest.
+            # Shares measured on a part of the model would make the rest look worthless. A negative score counts as
+            # zero: it is no reason to disbelieve the other scores.
             worth = {name: max(score, 0.0) for name, score in report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)
         return metrics
 
     def _follow_flags(self) -> None:
-        """Go by what the model's owner lets train now, in a client that lives for several rounds."""
+        """Adapt to the owner's present ``requires_grad`` flags, in a client that lives for several rounds."""
         flags = flags_of(self.model)
         if flags != self._flags:
             self._flags = flags
@@ -514,12 +520,12 @@ class ElasticClient(NumPyClient):
             )
 
     def _read_from(self, places: str) -> None:
-        """Go on with a head that reads these places of the model; with the model as it was given for none."""
+        """Use a model whose head reads these places; if there are none, the model as it was given."""
         if places == self._places:
             return
         if self.why_reading_is_fixed:
             raise TrainingError(self.why_reading_is_fixed)
-        # Clients whose head stays where it is do not load it.
+        # Imported here: only clients whose head moves need it.
         from fl_elastic.readout.readout import Readout
         from fl_elastic.training.place_sample import outputs_of
 
@@ -529,11 +535,11 @@ class ElasticClient(NumPyClient):
             model = Readout(model, places, inputs, outputs_of(model, inputs))
         self.model, self._places, self._profile = model, places, None
         self._flags = flags_of(model)
-        # What is frozen is the same as in the model that was given.
+        # The frozen base is the same as in the given model.
         self._state.go_by(replace(Manifest.of(model), base=base) if places else self._own_manifest)
 
     def _wish(self, task: Train) -> str:
-        """Return the digest of what is to be forgotten, empty where nothing is or the server has seen to it."""
+        """Return the digest of what must be forgotten; empty if nothing must, or the server has confirmed it."""
         if self.wish is None or self.forgotten:
             return ""
         if not self._wish_digest:
@@ -548,7 +554,7 @@ class ElasticClient(NumPyClient):
     def squared_gradients(
         self, task: RoundTask, loss_fn: LossFn = squared_outputs
     ) -> tuple[SquaredGradients, SquaredGradients | None]:
-        """Return the squares of gradients of all examples, and of those that are to be forgotten."""
+        """Return the summed squared gradients of all examples, and of those to be forgotten."""
         from fl_elastic.methods.dampening.forget import squares_with
 
         data, examples = self.data, self.data.examples()
@@ -567,7 +573,7 @@ class ElasticClient(NumPyClient):
         return _seed_of(self.options.seed, client, server_round)
 
     def batches_in_time(self, task: RoundTask) -> Iterator[Batch]:
-        """Yield the batches of the client's examples; none is begun after the deadline, but one."""
+        """Yield batches of the client's examples until the deadline has passed; at least one."""
         until = time.monotonic() + (self.budget_for(task).deadline or math.inf)
         for batch in self.data.examples():
             yield batch
@@ -575,9 +581,9 @@ class ElasticClient(NumPyClient):
                 break
 
     def head_sums(self, task: RoundTask) -> tuple[HeadSums, int, ForwardReport | None]:
-        """Return the sums for a head, how many examples they stand for, and what the pass took below the cut.
+        """Return the sums for a head, the number of examples that they stand for, and a report on the prefix.
 
-        Features at the fleet's cut are kept on the way.
+        Features at the fleet's cut are stored during the pass.
         """
         from fl_elastic.training.above_cut import head_sums_above_cut
 
@@ -597,7 +603,7 @@ class ElasticClient(NumPyClient):
         return data.in_server_order(sums), count, forward
 
     def sums_apart(self, task: SolveHead) -> tuple[HeadSums, HeadSums]:
-        """Return the sums over all examples, and those over about a fifth, features clipped as the server says."""
+        """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
         from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
 
         data = self.data
@@ -609,10 +615,10 @@ class ElasticClient(NumPyClient):
         return data.in_server_order(total), data.in_server_order(held)
 
     def cut_worth(self, task: RoundTask) -> dict[str, float]:
-        """Return what training down to each place gains, by the deepest group that is trained."""
+        """Return the gain of training down to each place, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
 
-        # Features would be kept below whichever cut it becomes.
+        # With options that keep features, because features will be kept whichever cut is chosen.
         options, model = replace(self._options(task), forward=self._forward(True)), self.data.model
         batches = self._batches(2)
         known = self._costs(batches[0], options)
@@ -624,7 +630,7 @@ class ElasticClient(NumPyClient):
         )  # fmt: skip
 
     def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
-        """Return how many batches and examples there are to train on, or of these, as far as the loader tells."""
+        """Return the number of batches and examples of ``batches``, or of the training data, as far as known."""
         batches = self.data.batches if batches is None else batches
         first = first_batches(
             batches, 1, model_device(self.data.model), self.options.count_examples
@@ -637,7 +643,7 @@ class ElasticClient(NumPyClient):
         return first_batches(data.batches, count, device, self.options.count_examples)
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
-        """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
+        """Return the packed update, corrected by what earlier updates lost if the codec supports feedback."""
         if not CODECS.make(codec).feedback:
             return encode(update, self.manifest, codec)
         feedback = self._state.feedback
@@ -649,7 +655,7 @@ class ElasticClient(NumPyClient):
 
     @contextmanager
     def testing_above_cut(self, task: RoundTask) -> Iterator[_Running | None]:
-        """Keep the features of the test data as well, in a file of their own: a fit wipes what it does not meet."""
+        """Keep the test data's features in a file of their own: a fit wipes features that it does not meet."""
         options, profile = self._options(task), self._known_profile()
         forward, cut = options.forward, options.part.cut
         lasts = forward is not None and forward.path is not None and forward.feature_bytes
@@ -666,7 +672,7 @@ class ElasticClient(NumPyClient):
             yield kept.step
 
     def capabilities(self, task: RoundTask | None = None) -> Capabilities:
-        """Return what this device can do in such a round; its costs are measured if they are not known."""
+        """Return what this device can do in a round with this task; unknown costs are estimated."""
         task = task or Train()
         if self._data is None:
             with self._opened(task, None) as data, self._working_on(data):
@@ -680,22 +686,22 @@ class ElasticClient(NumPyClient):
         )  # fmt: skip
 
     def _passes(self, profile: CostProfile, options: TrainerOptions, examples: int) -> int:
-        """Return what to multiply a round's epochs by, so that it takes as long with a cut as without."""
+        """Return the factor for a round's epochs that makes it take as long with a cut as without."""
         if self.data.one_pass:
             return 1
         return passes_above_cut(profile, options, examples, self.budget.speedup or 1.0)
 
     def forget_profile(self) -> None:
-        """Have the costs measured again when they are needed next."""
+        """Forget the costs, so that they are measured again when they are needed next."""
         self._profile = None
         self._state.forget_profile()
 
     def budget_for(self, task: RoundTask) -> Budget:
-        """Return what this round may spend."""
+        """Return the budget of a round with this task."""
         return round_budget(self.budget, task, CODECS.make(self.codec).share)
 
     def _since_arrival(self, budget: Budget) -> Budget:
-        """Return what is left of a budget whose deadline began when the message arrived, where time is measured."""
+        """Return the rest of a budget whose deadline began when the message arrived, if time is measured."""
         if (
             budget.deadline is None
             or not self.options.timing.closed_loop
@@ -707,10 +713,10 @@ class ElasticClient(NumPyClient):
     def _options(
         self, task: RoundTask, proximal: float = 0.0, server_round: int = 0
     ) -> TrainerOptions:
-        """Return the options of this round, with what the server says about it."""
+        """Return the trainer's options for a round with this task."""
         options = round_options(self.options, task)
         if task.kept_head:
-            # The server knows the head by what its tensors are called in the model's state.
+            # The server knows the head by its tensors' names in the state, which may differ from the module's name.
             kept = _module_name(self.data.model, task.kept_head)
             options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
@@ -721,7 +727,7 @@ class ElasticClient(NumPyClient):
         )
 
     def _forward(self, below_cut: bool) -> ForwardOptions | None:
-        """Return how the frozen prefix runs: its features are kept below a cut, where there is a folder."""
+        """Return how the frozen prefix runs; with a cut its features are kept in the state folder, if any."""
         if self.data.keeps_features:
             return None
         forward = self.options.forward
@@ -730,7 +736,7 @@ class ElasticClient(NumPyClient):
         if forward is None or forward.path is not None:
             return forward
         if not forward.feature_bytes:
-            # What an earlier setting allowed to be kept goes.
+            # An earlier setting may have allowed features: delete them.
             self._state.forget_features()
             return forward
         return replace(forward, path=self._state.features)
@@ -738,7 +744,7 @@ class ElasticClient(NumPyClient):
     def _received(
         self, parameters: list[NDArray[Any]], config: dict[str, Any], task: RoundTask
     ) -> tuple[dict[str, NDArray[Any]], int, dict[str, Any]]:
-        """Read a packed buffer or a list of arrays; return the weights, their version, what to say about them."""
+        """Return the received weights, their version, and metrics for the reply; packed or as a list of arrays."""
         if not config.get(PACKED):
             return self._state.received_list(parameters, self.model), 0, {}
         if len(parameters) != 1:
@@ -756,7 +762,7 @@ class ElasticClient(NumPyClient):
         return self._profile
 
     def _costs(self, batch: Batch, options: TrainerOptions) -> CostProfile:
-        """Return the cost profile; one that is not known is estimated, and kept."""
+        """Return the cost profile; an unknown one is estimated and kept."""
         profile = self._known_profile()
         if profile is None:
             self._profile = profile = self._measure(batch, options)
@@ -764,7 +770,7 @@ class ElasticClient(NumPyClient):
         return profile
 
     def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
-        # Once in a client's life: later messages do not load it.
+        # Imported here: needed once in a client's life.
         from fl_elastic.profiling.estimate import estimate_profile
 
         return estimate_profile(

@@ -1,4 +1,4 @@
-"""Which clients answer and how long they take by the server's clock, and so how long a round waits."""
+"""Which clients answer, and how fast by the server's clock; from this follows how long a round waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_PAUSE = 32
 
 @dataclass
 class _Node:
-    """What is known of one node."""
+    """Response times and silence of one node."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     silence: Backoff = field(
@@ -29,17 +29,17 @@ class _Node:
 
 
 class ClientAvailability:
-    """Learns from rounds how long answers take, and passes over nodes that give none.
+    """Learns from rounds how long answers take, and skips nodes that do not answer.
 
-    A node that has never been heard is waited for as long as the caller allows, once. One that has been is
-    given ten times what rounds of this fleet take, or three times what it usually takes itself, and a minute at
-    least. A node that was silent twice is still asked, in fewer and fewer rounds, but nobody waits for it until
+    A node that was never heard is waited for once, for as long as the caller allows. A node that was heard is given
+    ten times the usual answering time of this fleet, or three times its own, whichever is longer, and at least a
+    minute. A node that was silent twice is still asked, in fewer and fewer rounds, but no round waits for it until
     it answers, however late.
 
     Parameters
     ----------
     least : float
-        Seconds that every node is given.
+        Shortest time that every node is given, in seconds.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class ClientAvailability:
         self._nodes: dict[int, _Node] = {}
 
     def heard(self, node: int, seconds: float | None = None) -> None:
-        """Note an answer, and after how many seconds one about training came."""
+        """Note an answer and, if it was about training, after how many seconds it came."""
         known = self._nodes.setdefault(node, _Node())
         if seconds is not None:
             known.seconds.append(max(seconds, 0.0))
@@ -68,12 +68,12 @@ class ClientAvailability:
         self._nodes.setdefault(node, _Node()).silence.failed()
 
     def awaits(self, node: int) -> bool:
-        """Whether a round waits for this node's answer."""
+        """Return whether a round waits for this node's answer."""
         known = self._nodes.get(node)
         return known is None or known.silence.attempts < _UNAWAITED
 
     def due(self, nodes: Iterable[int]) -> set[int]:
-        """Return which of the nodes it is time to ask; all of them if it is for none."""
+        """Return the nodes that should be asked now; all of them if none is due."""
         every = set(nodes)
         silent = {node for node in every if not self._of(node).silence.is_due}
         return every - silent or every
@@ -92,7 +92,7 @@ class ClientAvailability:
         return min(known.seconds, default=0.0) if known else 0.0
 
     def patience(self, nodes: Collection[int]) -> float | None:
-        """Return the seconds to wait for these nodes; None for as long as may be."""
+        """Return how many seconds to wait for these nodes; None for no limit."""
         awaited = [node for node in nodes if self.awaits(node)] or list(nodes)
         last = [known.seconds[-1] for known in self._nodes.values() if known.seconds]
         if not last:
@@ -109,9 +109,10 @@ class ClientAvailability:
 
 
 def inner_times(times: Iterable[float]) -> list[float]:
-    """Return the times in order, the fifth at either end, at least one, replaced by the next one inside.
+    """Return the times in order, with the lowest and highest fifth replaced by the next inner value.
 
-    So no few that lie, in either direction, set the least or the largest. Of one or two all are left.
+    At least one value at either end is replaced, so that a few liars determine neither the least nor the largest.
+    One or two values are all left as they are.
 
     >>> inner_times([10.0, 1e-9, 30.0, 20.0, 1e15])
     [10.0, 10.0, 20.0, 30.0, 30.0]

@@ -1,4 +1,4 @@
-"""What the server knows about each client: capabilities, coverage, and the model version that it has."""
+"""What the server knows about each client: capabilities, coverage, and the model version that it holds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LONGEST_PAUSE = 64
 _MOST_GROUPS = 10_000
 _KEEP_IMPORTANCE = 0.7
 _Task = TypeVar("_Task", bound=RoundTask)
-# Of the clients' learning rates, where they turn out to be too large, and the least.
+# Factor by which learning rates shrink when they turn out to be too large, and the smallest total factor.
 _SLOWER, _SLOWEST = 0.25, 1 / 64
 
 
@@ -49,9 +49,9 @@ class FleetState:
     Parameters
     ----------
     coverage, plan, cut, requests
-        States of its ledger, planner, cut and unlearning requests; None for none.
+        States of its ledger, planner, cut and unlearning requests; None if it has none.
     kept_head, rate, importance
-        As it has them.
+        Attributes of the registry.
     """
 
     coverage: CoverageState | None
@@ -66,23 +66,23 @@ class FleetState:
         if not all(0 <= value < math.inf for value in self.importance.values()):
             raise ValueError("importance is not all numbers from 0")
         if not _SLOWEST <= self.rate <= 1:
-            raise ValueError(f"a rate of {self.rate} is none that a server tells its clients")
+            raise ValueError(f"a rate of {self.rate} is not one that a server sends to clients")
 
 
 class ClientRegistry:
-    """Keeps one record per client, and says what each is told in a round.
+    """Keeps one record per client, and says what each client is asked in a round.
 
     Parameters
     ----------
     config : RoundConfig
-        How the rounds go.
+        Settings of the rounds.
     """
 
     def __init__(self, config: RoundConfig) -> None:
         self.config = config
         self.cut = FleetCut(config)
         self.capabilities: dict[int, Capabilities] = {}
-        # Places of the model that its head reads; empty for the model as clients have it.
+        # Places of the model that the head reads; empty for the clients' own model.
         self.read = ""
         # Group of a head that is solved for and not trained.
         self.kept_head = ""
@@ -93,7 +93,7 @@ class ClientRegistry:
         self.groups: GroupNames | None = None
         self._ledger: CoverageLedger | None = None
         self._stored: CoverageState | None = None
-        # When a node is asked again what it can do.
+        # When a silent node is asked again for its capabilities.
         self._silences: dict[int, Backoff] = {}
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
@@ -102,11 +102,11 @@ class ClientRegistry:
 
     @property
     def ledger(self) -> CoverageLedger | None:
-        """Who trained what; None before the first round."""
+        """The coverage ledger; None before the first round."""
         return self._ledger
 
     def serve(self, manifest: Manifest) -> None:
-        """Keep the ledger of this model, as it was stored if it was."""
+        """Use the ledger of this model, restored if it was stored."""
         if self._ledger is None or self._ledger.manifest.hash != manifest.hash:
             self._ledger = CoverageLedger(manifest)
             if self._stored is not None:
@@ -119,14 +119,14 @@ class ClientRegistry:
             }
 
     def meet(self, grid: Grid, config: ConfigRecord) -> None:
-        """Ask the nodes that have not said what they can do, again and ever more rarely those that do not say.
+        """Ask nodes of unknown capabilities for them; those that do not answer are asked more and more rarely.
 
         Parameters
         ----------
         grid : Grid
-            To all connected nodes.
+            Sends to all connected nodes.
         config : ConfigRecord
-            That training messages carry; passed on with the question.
+            Config of the training messages; sent along with the question.
         """
         if not self.config.needs_capabilities:
             return
@@ -147,12 +147,12 @@ class ClientRegistry:
             self._learn(reply)
 
     def forget_capabilities(self) -> None:
-        """Ask every node again what it can do, as it may do other things now."""
+        """Forget all capabilities, so that every node is asked again."""
         self.capabilities.clear()
         self._silences.clear()
 
     def fastest(self, nodes: Iterable[int], count: int) -> set[int]:
-        """Return so many of these nodes: those whose rounds take least, by what they said."""
+        """Return the ``count`` nodes that claim the shortest rounds."""
 
         def seconds(node: int) -> tuple[float, int]:
             known = self.capabilities.get(node)
@@ -161,11 +161,11 @@ class ClientRegistry:
         return set(sorted(nodes, key=seconds)[:count])
 
     def slow_down(self) -> None:
-        """Tell clients to take a quarter of their learning rates from now on."""
+        """Reduce the clients' learning rates to a quarter from now on."""
         self.rate = max(_SLOWER * self.rate, _SLOWEST)
 
     def try_to_ask(self, node: int) -> bool:
-        """Count a round of a node that has not said what it can do; return whether it is asked in it."""
+        """Return whether a node of unknown capabilities is asked in this round; counts the round."""
         silence = self._silences.setdefault(node, Backoff(_LONGEST_PAUSE, tolerance=1))
         if not silence.is_due:
             silence.passed()
@@ -174,7 +174,7 @@ class ClientRegistry:
         return True
 
     def gather(self, nodes: Iterable[int]) -> None:
-        """Choose what the clients of this round train, if that is the server's choice."""
+        """Choose what this round's clients train, if the server makes that choice."""
         if self._planner is not None:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
             names = self._planner.choose(cohort, self.importance, self.deadline_seconds())
@@ -183,8 +183,8 @@ class ClientRegistry:
     def closed(self, asked: int, in_time: int) -> None:
         """Note how many of a round's clients answered in time.
 
-        Where a deadline follows from what devices say of themselves, and nobody kept it, the next round goes
-        without one: it then follows from what they need.
+        If the deadline follows from the devices' claims and nobody met it, the next round has no deadline, so that
+        the time they really need becomes known.
         """
         by_claims = self.config.deadline is not None and self.config.deadline.seconds is None
         self._measuring = by_claims and asked > 0 and in_time == 0 and not self._measuring
@@ -199,7 +199,7 @@ class ClientRegistry:
         self.learn(node, metrics, failure)
 
     def learn(self, node: int, metrics: Mapping[str, Any], failure: str = "") -> None:
-        """Note what a node says that it can do; log it if it makes no sense, or failed."""
+        """Note a node's claimed capabilities; log it if they make no sense or the node failed."""
         try:
             if failure:
                 raise UpdateError(failure)
@@ -208,7 +208,7 @@ class ClientRegistry:
             _LOG.warning("node %s did not say what it can do: %s", node, one_line(str(error)))
 
     def task(self, kind: type[_Task], **settings: Any) -> _Task:
-        """Return a task about the model as the fleet has it now."""
+        """Return a task about the model that the fleet has now."""
         model: dict[str, Any] = {
             "keep": self.config.sends_changes,
             "read": self.read,
@@ -218,7 +218,7 @@ class ClientRegistry:
         return kind(**model | settings)
 
     def training(self, node: int) -> Train:
-        """Return what a node is asked to do in this round."""
+        """Return the training task of a node in this round."""
         return self.task(
             Train,
             deadline=self.deadline_seconds(),
@@ -229,7 +229,7 @@ class ClientRegistry:
         )
 
     def deadline_seconds(self) -> float | None:
-        """Return how long this round may take; None if it may take as long as it likes."""
+        """Return the deadline of this round in seconds; None for no limit."""
         if self.config.deadline is None or self._measuring:
             return None
         times = (
@@ -239,7 +239,7 @@ class ClientRegistry:
         return self.config.deadline.among(times)
 
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
-        """Enter what a node trained; return how often it lately trains each tensor."""
+        """Record what a node trained; return how often it has trained each tensor lately."""
         if self._ledger is None:
             return {}
         known = self.capabilities.get(node)
@@ -248,14 +248,14 @@ class ClientRegistry:
         return self._ledger.probabilities(str(node))
 
     def weigh(self, reported: Iterable[Mapping[str, float]]) -> None:
-        """Take the clients' importance of a round into the fleet's moving average."""
+        """Update the fleet's moving average of importance with the clients' scores of a round."""
         if self._planner is None:
             return
         distributions = [each for each in reported if each]
         if not distributions:
             return
         names = sorted({name for each in distributions for name in each})
-        # Rounded once, whoever answered first.
+        # fsum rounds once, so that the order of answers does not matter.
         mean = {
             name: math.fsum(each.get(name, 0.0) for each in distributions) / len(distributions)
             for name in names
@@ -269,7 +269,7 @@ class ClientRegistry:
         self.importance = _possible(mean, self.groups)
 
     def to_state(self) -> FleetState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return FleetState(
             self._stored if self._ledger is None else self._ledger.to_state(),
             None if self._planner is None else self._planner.to_state(),
@@ -277,7 +277,7 @@ class ClientRegistry:
         )  # fmt: skip
 
     def restore(self, state: FleetState) -> None:
-        """Put back what `to_state` gave; the ledger follows when the model is known."""
+        """Restore what `to_state` returned; the ledger follows when the model is known."""
         self._stored, self._ledger = state.coverage, None
         if self._planner is not None and state.plan is not None:
             self._planner.restore(state.plan)
@@ -288,7 +288,7 @@ class ClientRegistry:
 
 
 def _possible(importance: Mapping[str, float], groups: GroupNames | None) -> dict[str, float]:
-    """Return the importance of groups that the model can have, and of no more than it can have."""
+    """Return the importance of groups that the model can have, at most as many as it can have."""
     most = _MOST_GROUPS if groups is None else groups.most
     known = {name: each for name, each in importance.items() if groups is None or name in groups}
     if len(known) <= most:

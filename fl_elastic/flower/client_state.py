@@ -1,4 +1,4 @@
-"""What a client keeps from round to round, in memory or in a folder where each message has its own process."""
+"""What a client keeps from round to round: in memory, or in a folder if each message has its own process."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["ClientState"]
 _LOG = logging.getLogger("fl_elastic")
 
 
-# Of clients without a folder: simulated ones are made anew for each message, in processes that stay. The case alone
-# does not tell modules without parameters.
+# Profiles of clients without a folder: simulated clients are made anew for each message, in processes that stay.
+# The model is described in the key, because the profile key alone does not distinguish modules without parameters.
 _PROFILES: dict[tuple[ProfileKey, str], CostProfile] = {}
 _MOST_PROFILES = 16
 
@@ -43,17 +43,16 @@ def _described(model: nn.Module) -> str:
 
 
 class ClientState:
-    """Memory of one client about one model.
+    """What one client remembers about one model.
 
-    Whatever is missing, damaged or of another model is made anew; a disk that is full costs the memory, not the
-    round.
+    Whatever is missing, damaged or of another model is computed anew. A full disk costs the memory, not the round.
 
     Parameters
     ----------
     directory : Path or None
-        The folder, made when something is kept; None for memory alone.
+        The folder, made when something is kept; with None everything is held in memory.
     manifest : Manifest
-        Of the model: files of several models may lie side by side.
+        Manifest of the model; files of several models may share the folder.
     """
 
     def __init__(self, directory: Path | None, manifest: Manifest) -> None:
@@ -71,9 +70,9 @@ class ClientState:
 
     @property
     def features(self) -> Path | None:
-        """File of the features at the fleet's cut: one for all models, since it is what takes most of the disk.
+        """File of the features at the fleet's cut: one for all models, because features take most of the disk.
 
-        It knows itself which model its features are of, and a model whose head grows keeps them.
+        The file records which model its features are of; a model whose head grows keeps its features.
         """
         return None if self.directory is None else self.directory / "features.db"
 
@@ -93,7 +92,7 @@ class ClientState:
         return path.with_name(f"test-{path.name}")
 
     def profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
-        """Return the cost profile of this case, if one is kept."""
+        """Return the cost profile for this key, if one is kept."""
         path = self._path("profile", "state")
         try:
             return (
@@ -103,7 +102,7 @@ class ClientState:
             return None
 
     def keep_profile(self, profile: CostProfile, model: nn.Module) -> None:
-        """Keep the cost profile: without a folder in this process, for all clients that it fits."""
+        """Keep the cost profile; without a folder in this process, for all clients that it fits."""
         path = self._path("profile", "state")
         try:
             if path is not None:
@@ -136,9 +135,9 @@ class ClientState:
             return SelectionState(known=False)
 
     def keep_selection(self, *, wanted: bool = True) -> None:
-        """Keep the importance of groups, and how long each was left out.
+        """Keep the importance of groups, and for how long each was left out.
 
-        Where it is not ``wanted`` by the policy, and nothing is in it, no file is made for it.
+        No file is made if the policy does not want it (``wanted``) and nothing is remembered.
         """
         path = self._path("selection", "state")
         try:
@@ -149,9 +148,9 @@ class ClientState:
 
     @property
     def feedback(self) -> ErrorFeedback:
-        """What earlier updates lost on the wire."""
+        """What earlier updates lost through the codec."""
         if self._feedback is None:
-            # Codecs that lose nothing do not load it.
+            # Imported here: lossless codecs do not need it.
             from fl_elastic.update.feedback import ErrorFeedback
 
             path = self._path("feedback", "state")
@@ -163,18 +162,18 @@ class ClientState:
         return self._feedback
 
     def keep_feedback(self) -> None:
-        """Keep what updates lost on the wire."""
+        """Save what updates lost through the codec."""
         path = self._path("feedback", "state")
         if path is not None:
             self.feedback.save(path)
 
     def received(self, packed: bytes, model: nn.Module) -> tuple[dict[str, NDArray[Any]], int]:
-        """Return weights and version of a packed model; of changed tensors, joined with the model kept here.
+        """Return weights and version of a packed model; changed tensors are combined with the model kept here.
 
         Raises
         ------
         StaleModelError
-            If only changed tensors came, and they do not fit the model kept here.
+            If only changed tensors came and they do not fit the model kept here.
         UpdateError
             If the bytes are damaged or of another model.
         """
@@ -182,7 +181,7 @@ class ClientState:
         try:
             return decode_weights(packed, self.manifest)
         except StaleModelError:
-            # The kept model is read only where it is needed.
+            # The kept model is read only when it is needed.
             store = self._model_store()
             known = None if store is None else store.load(self.manifest)
             return decode_weights(packed, self.manifest, known)
@@ -190,12 +189,12 @@ class ClientState:
     def received_list(
         self, arrays: list[NDArray[Any]], model: nn.Module
     ) -> dict[str, NDArray[Any]]:
-        """Return the weights of a model that came as a list, which may end with the digest of its frozen base.
+        """Return the weights of a model sent as a list of arrays, which may end with the digest of its frozen base.
 
         Raises
         ------
         UpdateError
-            If they are of another model, or of one with another base.
+            If they are of another model, or of one with another frozen base.
         """
         if self.manifest.base and len(arrays) != len(self.manifest):
             whole = Manifest.of(model, whole=True)
@@ -211,33 +210,33 @@ class ClientState:
         return dict(zip(self.manifest.names, arrays, strict=True))
 
     def _follow(self, packed: bytes, model: nn.Module) -> None:
-        """Go by the manifest of the whole model if the server holds its frozen part as well."""
+        """Switch to the manifest of the whole model if the server sends its frozen base as well."""
         if not self.manifest.base:
             return
         said = peek(packed)
         whole = Manifest.of(model, whole=True)
         if said.get("manifest") == whole.hash:
             _LOG.warning(
-                "the server sends the frozen part of the model as well, %s of %s tensors: to send what is trained "
-                "alone, begin with fl_elastic.flower.initial_arrays(model)",
+                "the server sends the frozen part of the model as well, %s of %s tensors: to send only what is "
+                "trained, begin with fl_elastic.flower.initial_arrays(model)",
                 len(whole) - len(self.manifest), len(whole),
             )  # fmt: skip
             self.go_by(whole)
         elif said.get("manifest") == self.manifest.hash and "base" not in said:
             _LOG.warning(
-                "the server does not say which frozen base its model has, so nobody compares it with this one: "
+                "the server does not say which frozen base its model has, so it cannot be compared with this one: "
                 "begin with fl_elastic.flower.initial_arrays(model)"
             )
 
     def go_by(self, manifest: Manifest) -> None:
-        """Be the memory about a model with another manifest from now on."""
+        """Use another manifest from now on, with what is remembered for it."""
         another = manifest.hash != self.manifest.hash
         self.manifest = manifest
         if another:
             self.selection, self._feedback = self._load_selection(), None
 
     def keep_model(self, weights: dict[str, NDArray[Any]], version: int) -> bool:
-        """Keep a model for `received`; return whether it is on disk."""
+        """Keep a model for later calls of `received`; return whether it is on disk."""
         store = self._model_store()
         return store is not None and store.save(weights, version)
 

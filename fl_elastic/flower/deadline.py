@@ -16,21 +16,22 @@ __all__ = ["Deadline"]
 
 @dataclass(frozen=True)
 class Deadline:
-    """Seconds that a client has, from getting the model to having sent its update.
+    """The time that a client has, from receiving the model to having sent its update.
 
     Parameters
     ----------
     seconds : float, optional
-        Fixed.
+        Fixed time.
     quantile : float, optional
-        Of the times that the fleet's devices need to train everything, from the fastest, 0, to the slowest, 1.
-        They are what devices say, and no less than they took by the server's clock. The fifth at either end, at
-        least one of three or more, does not count: no few devices that lie set the deadline.
+        Quantile of the times that the fleet's devices need to train everything: 0 is the fastest device, 1 the
+        slowest. A time is what the device claims, but at least what the server measured. The fifth of the times at
+        either end, at least one of three or more, does not count, so that a few devices that lie do not set the
+        deadline.
 
     Raises
     ------
     BudgetError
-        Unless exactly one is given, and possible.
+        Unless exactly one of them is given, with a possible value.
 
     Examples
     --------
@@ -53,11 +54,11 @@ class Deadline:
             raise BudgetError(f"deadline quantile {self.quantile} is not between 0 and 1")
 
     def of(self, fleet: Iterable[Capabilities]) -> float | None:
-        """Return the seconds for this fleet; None where they depend on devices and none is known."""
+        """Return the seconds for this fleet; None if they depend on devices and none is known."""
         return self.among(each.full_round_seconds for each in fleet)
 
     def among(self, times: Iterable[float]) -> float | None:
-        """Return the seconds where devices need these times; None where that decides and none is known."""
+        """Return the seconds if devices need these times; None if they decide and none is known."""
         if self.seconds is not None:
             return self.seconds
         inner = inner_times(times)

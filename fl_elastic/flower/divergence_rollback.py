@@ -1,4 +1,4 @@
-"""Roll the global model back where the losses that clients measure jump."""
+"""Roll the global model back when the losses that clients measure jump."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RollbackState:
     Parameters
     ----------
     rate_limit, first_loss, good_rounds, losses
-        Its limit, the first round's loss, good rounds since the last step back, the losses of the last rounds.
+        Rate limit, loss of the first round, good rounds since the last rollback, losses of the last rounds.
     had_model : bool
         Whether it had a model to go back to.
     """
@@ -47,19 +47,19 @@ class RollbackState:
 
 
 class DivergenceRollback:
-    """Compares what clients report of the model that they were sent with the rounds before.
+    """Compares the losses that clients report for the model of a round with those of the rounds before.
 
-    Clients report the mean loss of their training, which begins at the model they got. If the lower median over
-    a round's clients is more than twice the largest of the last five rounds, and a tenth of the first round's
-    more, the step before was bad: a server rate that was too long, or a poisoned merge. `kept` is then the
-    model before it, to go on from. After one step back no round that has nothing to go back to is judged, so
-    that liars who claim large losses delay a run and never stop it.
+    Clients report the mean loss of their training, which begins at the model that they received. The step before
+    was bad (a server rate that was too large, or a poisoned merge) if the lower median over a round's clients
+    exceeds twice the largest loss of the last five rounds plus a tenth of the first round's loss. The run then goes
+    on from the model before that step. After a rollback there is nothing to go back to, so the next round is not
+    judged: liars who claim large losses can delay a run but not stop it.
 
     Attributes
     ----------
     rate_limit : float
-        A round's step may be so many times as long as its clients': infinite at first, 1 after a step back, half
-        as much after each further one, at least a quarter; doubled, up to 1, after each ten good rounds.
+        Largest length of a round's step relative to its clients' steps: infinite at first, 1 after a rollback, half
+        as large after each further one, at least a quarter; doubled, up to 1, after each ten good rounds.
 
     Examples
     --------
@@ -79,17 +79,17 @@ class DivergenceRollback:
         self._kept: tuple[_Weights, Callable[[], None]] | None = None
 
     def jumped(self, losses: Iterable[float], diverged: int = 0) -> str:
-        """Return why the model that these losses are of is not to be kept; empty if it is.
+        """Return why the model with these losses must not be kept; empty if it is kept.
 
         Parameters
         ----------
         losses : iterable of float
-            What clients that started from the newest model report.
+            Losses of clients that started from the newest model.
         diverged : int
-            Clients that could not train from it, because their loss was not finite.
+            Number of clients that could not train from it because their loss was not finite.
         """
         found = sorted(each for each in losses if math.isfinite(each))
-        # Who reports a number is no less believed than who reports none.
+        # A client that reports a number is believed no less than one that reports a failure.
         found += [math.inf] * diverged
         if not found:
             return ""
@@ -109,11 +109,11 @@ class DivergenceRollback:
         return ""
 
     def keep(self, weights: _Weights, undo: Callable[[], None]) -> None:
-        """Keep the model before a step, and what puts back what the step changed besides."""
+        """Keep the model before a step, and a function that undoes the other changes of the step."""
         self._kept = weights, undo
 
     def step_back(self) -> _Weights:
-        """Return the model before the last step, and put back what that changed besides."""
+        """Return the model before the last step, and undo the step's other changes."""
         if self._kept is None:
             raise AssertionError("there is nothing to go back to")
         weights, undo = self._kept
@@ -123,21 +123,21 @@ class DivergenceRollback:
         return weights
 
     def to_state(self) -> RollbackState:
-        """Return what must be found again, and whether there is a model to go back to, which others keep."""
+        """Return the state to be stored; the model to go back to is stored elsewhere."""
         return RollbackState(
             self.rate_limit, self._first, self._good, tuple(self._losses), self._kept is not None
         )
 
     def restore(self, state: RollbackState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self.rate_limit, self._first = max(state.rate_limit, _LEAST), state.first_loss
         self._good, self._losses = state.good_rounds, [*state.losses][-_REMEMBERED:]
 
 
 def undo_of(owners: Iterable[object]) -> Callable[[], None]:
-    """Return a function that puts the objects' plain attributes back as they are now.
+    """Return a function that restores the objects' plain attributes to their present values.
 
-    Arrays are not copied: Flower's strategies and the optimisers here replace what they keep.
+    Arrays are not copied: Flower's strategies and the optimisers here replace arrays and do not change them.
     """
     kept = [
         (owner, {name: _held(value) for name, value in vars(owner).items() if _is_state(value)})

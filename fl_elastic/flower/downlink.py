@@ -28,7 +28,7 @@ Weights = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Changes:
-    """State of a `ChangeLog`: the versions that it knows, and by tensor the one at which it last changed."""
+    """State of a `ChangeLog`: the known versions, and for each tensor the version at which it last changed."""
 
     versions: tuple[int, ...] = ()
     changed: dict[str, int] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class DownlinkState:
-    """State of a `Downlink`: version and checksum of the model, which version each node holds, what changed."""
+    """State of a `Downlink`: version and checksum of the model, the nodes' versions, and the change log."""
 
     version: int = -1
     checksum: int = 0
@@ -54,8 +54,8 @@ class DownlinkState:
 class ChangeLog:
     """For each tensor of the global model, the version at which it last changed.
 
-    Versions before the first recorded one are unknown; record the initial model as a change from nothing to
-    make it known.
+    Versions before the first recorded one are unknown. Record the initial model as a change from nothing to make it
+    known.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class ChangeLog:
     def record(self, version: int, old: Weights, new: Weights) -> None:
         """Note which tensors differ, bit for bit, between the last recorded model and that of ``version``.
 
-        A version that is not above all recorded ones is another history (the server went back to a
+        A version that is not above all recorded ones belongs to another history (the server went back to a
         checkpoint): the log starts anew with it.
         """
         version = int(version)
@@ -86,7 +86,7 @@ class ChangeLog:
         self._versions.append(version)
 
     def amend(self, old: Weights, new: Weights) -> None:
-        """Note what differs between two models under the last recorded version, of which nobody holds the first."""
+        """Record the changes between two models of the last recorded version, the first of which nobody holds."""
         for name, array in new.items():
             if name not in old or not _same_bits(old[name], array):
                 self._changed[name] = self._versions[-1]
@@ -98,12 +98,12 @@ class ChangeLog:
         return frozenset(name for name, at in self._changed.items() if at > version)
 
     def to_state(self) -> Changes:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return Changes(tuple(self._versions), dict(self._changed))
 
     @classmethod
     def of_state(cls, state: Changes) -> ChangeLog:
-        """Return the log that `to_state` was asked for."""
+        """Return the log whose `to_state` returned this state."""
         log = cls()
         log._versions, log._changed = [*state.versions], dict(state.changed)
         return log
@@ -121,7 +121,7 @@ _PATIENCE_SECONDS = 3600.0
 
 
 def check_downlink_codec(codec: str) -> None:
-    """Raise RegistryError unless a model can be written so."""
+    """Raise RegistryError for a codec that cannot encode a model."""
     if not CODECS.make(codec).for_weights:
         raise RegistryError(
             f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
@@ -129,16 +129,16 @@ def check_downlink_codec(codec: str) -> None:
 
 
 class Downlink:
-    """Packs the model for each client, and remembers which version each one says it holds.
+    """Packs the model for each client, and remembers which version each client says it holds.
 
     Version v is the model that round v trains from; after round v's training, evaluation already sees v + 1.
 
     Parameters
     ----------
     codec : str
-        Registered codec that is fit for weights.
+        Registered codec that can encode weights.
     changes_only : bool
-        Whether a client that holds an earlier version is sent the tensors that changed since.
+        Whether a client that holds an earlier version is sent only the tensors that changed since.
 
     Raises
     ------
@@ -160,7 +160,7 @@ class Downlink:
         self._packed: dict[int | None, bytes] = {}
 
     def serve(self, weights: _Weights, manifest: Manifest, version: int) -> None:
-        """Send this model from now on; not modified, and not to be."""
+        """Send this model from now on; it is not copied and must not be modified."""
         before, self._weights, self._manifest = self._weights, weights, manifest
         self._packed = {}
         known, self._version = self._version, version
@@ -170,12 +170,12 @@ class Downlink:
         if version == known and checksum == self._checksum:
             return
         if version <= known:
-            # Not the model that clients hold under these numbers.
+            # The versions that clients hold are of another history.
             self.held = {}
         self.log.record(version, before, weights)
 
     def amend(self, weights: _Weights) -> None:
-        """Send this model under the same version from now on: nobody was told to keep the one before."""
+        """Send this model under the same version from now on; no client may have kept the replaced one."""
         before, self._weights, self._packed = self._weights, weights, {}
         if self.changes_only:
             self._checksum = _checksum(weights)
@@ -183,21 +183,21 @@ class Downlink:
 
     @property
     def weights(self) -> _Weights:
-        """The model."""
+        """The model that is served."""
         return self._weights
 
     @property
     def version(self) -> int:
-        """Its version."""
+        """Version of the model that is served."""
         return self._version
 
     @property
     def whole(self) -> bytes:
-        """The packed model."""
+        """The whole model, packed."""
         return self._message(None)
 
     def for_node(self, node: int) -> bytes:
-        """Return what to send to a client; those who hold the same version get the same object."""
+        """Return what to send to a client; clients that hold the same version get the same object."""
         whole = self.whole
         since = self.held.get(node)
         if since is None or self.log.since(since) is None:
@@ -213,7 +213,7 @@ class Downlink:
             self.forget(node)
 
     def forget(self, node: int) -> None:
-        """Send the whole model next time."""
+        """Send the whole model to this node next time."""
         self.held.pop(node, None)
 
     def _message(self, since: int | None) -> bytes:
@@ -227,13 +227,13 @@ class Downlink:
         return self._packed[since]
 
     def to_state(self) -> DownlinkState:
-        """Return what must be found again: nothing where models are always sent whole."""
+        """Return the state to be stored; empty if models are always sent whole."""
         if not self.changes_only:
             return DownlinkState()
         return DownlinkState(self._version, self._checksum, dict(self.held), self.log.to_state())
 
     def restore(self, state: DownlinkState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self.log, self.held = ChangeLog.of_state(state.changes), dict(state.held)
         self._version, self._checksum = state.version, state.checksum
         self._weights, self._packed = {}, {}
@@ -243,7 +243,7 @@ def _checksum(weights: _Weights) -> int:
     checksum = 0
     for name, array in weights.items():
         described = f"{name}/{array.dtype}/{array.shape}".encode()
-        # A tensor without dimensions has no buffer to look into.
+        # A zero-dimensional array has no buffer to view as bytes.
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         checksum = zlib.crc32(flat.data, zlib.crc32(described, checksum))
     return checksum
@@ -255,16 +255,16 @@ class MessagePacker:
     Parameters
     ----------
     kind : {"train", "evaluate"}
-        Of the messages.
+        Kind of the messages.
     downlink : Downlink
         Packs the model.
     grid : Grid
-        By which messages go out again.
+        Sends messages again.
 
     Attributes
     ----------
     sent_bytes : dict of int to int
-        What each node was sent.
+        Bytes sent to each node.
     """
 
     def __init__(self, kind: str, downlink: Downlink, grid: Grid) -> None:
@@ -285,9 +285,9 @@ class MessagePacker:
     def packed(
         self, messages: list[Message], task_for: Callable[[int], RoundTask]
     ) -> list[Message]:
-        """Replace the content of each message; those that are told the same share it.
+        """Replace the content of each message; nodes with the same task share one content.
 
-        Clients of Flower's own are not asked for anything but training.
+        Flower's own clients are only asked to train.
         """
         stock = self._downlink.stock
         messages = [
@@ -316,7 +316,7 @@ class MessagePacker:
         return messages
 
     def blank(self, nodes: Iterable[int]) -> list[Message]:
-        """Return messages to these nodes with the inner strategy's settings alone, to be packed anew."""
+        """Return messages to these nodes with only the inner strategy's settings, to be packed anew."""
         return [
             Message(RecordDict({"config": self._bare[node]}), node, self._kind)
             for node in nodes
@@ -324,7 +324,7 @@ class MessagePacker:
         ]
 
     def whole_again(self, nodes: Iterable[int]) -> Iterable[Message]:
-        """Send the whole model to nodes that said they need it; return the replies, none if time is up."""
+        """Send the whole model to nodes that need it; return the replies, none if no time is left."""
         grid = self.grid
         left = grid.seconds_left() if isinstance(grid, IncrementalGrid) else None
         known = [node for node in nodes if node in self._configs]

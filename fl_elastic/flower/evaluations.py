@@ -1,4 +1,4 @@
-"""Clients' test results, bounded so that no single client's claim decides."""
+"""Test results of clients, bounded so that no single client's claim decides."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from fl_elastic.flower.records import EvaluateReply
 __all__ = ["believable"]
 
 _ACCURACY = "accuracy"
-# Who is usual is known from so many on.
+# Number of clients from which on it is known what is usual.
 _FEWEST = 3
-# A client counts as no more than so many times the examples of the largest, one of five aside.
+# A client's examples count for at most this multiple of the largest number, without the top fifth of the clients.
 _EXAMPLES = 2.0
-# No number lies further from the others' than so many times how large these are, or how far apart.
+# No number may lie further from the others' than this multiple of their size or range.
 _BEYOND = 1000.0
 
 
 def believable(
     replies: Mapping[int, EvaluateReply],
 ) -> tuple[dict[int, EvaluateReply], dict[int, str]]:
-    """Return the evaluations that may be true, by node, with bounded counts, and why the others may not.
+    """Return the plausible evaluations by node, with bounded counts, and why the others are not plausible.
 
-    An accuracy is a share, unless those of others are none either, and no number lies a thousand times further off
-    than the others'. Of one or two clients all is believed.
+    An accuracy must be between 0 and 1, unless most of the others are not either. No number may be further from the
+    others' than a thousand times their size or range. With one or two clients everything is believed.
 
     Parameters
     ----------
     replies : mapping of int to EvaluateReply
-        By node.
+        Replies by node.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The fleet's cut: below it nobody trains, and the server moves it to where training gains most."""
+"""The fleet's cut, below which nobody trains; the server moves it to where training gains most."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fl_elastic.update import Manifest
 __all__ = ["FleetCut", "FrozenConsensus", "voters"]
 
 _LOG = logging.getLogger("fl_elastic")
-# A move makes every client compute its features anew, and what a place is worth is told by few batches. Moves that
-# promised a tenth more ended lower than the cut that stayed.
+# A move makes every client compute its features anew, and a place's worth is measured on few batches. Moves with a
+# promised gain of a tenth ended lower than keeping the cut.
 _WORTH_MOVING = 1.5
 _LONGEST_PAUSE = 8
 _EVERY = 5
-# So many of the fastest say what cuts are worth; of all clients one of so many may say what it likes.
+# Share and least number of the fastest clients that are asked; of all clients one in so many may lie.
 _ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
 
 
@@ -40,22 +40,22 @@ class CutState:
 class FleetCut:
     """Where the cut lies, and when clients are asked where it should lie.
 
-    Clients say what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`). Each
-    has one vote, for the place where it gains most; the median of these places, in the order of the model, decides,
-    of two the one nearer to the loss, and most have to gain by the move. So no few that say something else, of one
-    place or of several, move it beyond what others say. Once there
-    is a cut it only goes deeper: what a short step gains says little of what a whole run would lose above it, and
-    moving up again spoiled runs. While the cut stays clients are asked ever more rarely.
+    Each client says what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`),
+    and has one vote, for the place with the largest gain. The median of the voted places, in the order of the
+    model, decides; of two medians the one nearer to the loss is taken, and most clients have to gain by the move.
+    So a few liars do not move the cut beyond what others vote for. An existing cut only moves deeper: the gain of a
+    short step says little about what a whole run would lose above the cut, and moving up again spoiled runs. While
+    the cut stays, clients are asked more and more rarely.
 
     Parameters
     ----------
     config : RoundConfig
-        Whether there is a cut, and whether it moves.
+        Says whether there is a cut, and whether it moves.
 
     Attributes
     ----------
     group : str
-        The deepest group that anybody trains; empty for no cut.
+        The deepest group that is trained; empty for no cut.
     """
 
     def __init__(self, config: RoundConfig) -> None:
@@ -65,7 +65,7 @@ class FleetCut:
         self._stays = Backoff(_LONGEST_PAUSE)
 
     def due(self, server_round: int) -> bool:
-        """Whether clients are asked before this round: the first, or one before which a head was solved for."""
+        """Return whether clients are asked before this round: the first one, or one after a head was solved for."""
         return self._may_move_before(server_round) and self._stays.is_due
 
     def passed(self, server_round: int) -> None:
@@ -77,12 +77,12 @@ class FleetCut:
         return self._moves and (server_round - 1) % self._every == 0
 
     def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
-        """Move to the place of most worth that is not above the cut; return whether it is another one.
+        """Move the cut to the place of most worth, not above the present one; return whether it moved.
 
         Parameters
         ----------
         shares : sequence of mapping of str to float
-            Of each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
+            For each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
         """
         self._stays.failed()
         names = sorted({name for each in shares for name in each})
@@ -109,19 +109,19 @@ class FleetCut:
         return True
 
     def to_state(self) -> CutState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return CutState(self.group, replace(self._stays))
 
     def restore(self, state: CutState) -> None:
-        """Put back what `to_state` gave, where the cut moves."""
+        """Restore what `to_state` returned, if the cut moves."""
         if self._moves:
             self.group, self._stays = state.group, replace(state.stays)
 
 
 def voters(nodes: int) -> int:
-    """Return how many of the fastest are asked what cuts are worth.
+    """Return how many of the fastest clients are asked what cuts are worth.
 
-    A fifth of the clients may claim to be fast, and then say what they like: they are no majority of who is asked.
+    A fifth of all clients may falsely claim to be fast: they are then no majority of those asked.
 
     >>> [voters(nodes) for nodes in (1, 4, 5, 10, 30)]
     [3, 3, 3, 5, 13]
@@ -130,7 +130,7 @@ def voters(nodes: int) -> int:
 
 
 def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
-    """Return how far from the loss most say that a place lies; infinitely far if hardly anyone names it."""
+    """Return the distance of a place from the loss by the median of the clients; infinite if few name it."""
     places = [[*each].index(name) if name in each else inf for each in shares]
     return median_high(places)
 
@@ -139,15 +139,15 @@ _LONGEST_INDEX = 8
 
 
 class FrozenConsensus:
-    """Learns from the clients of a round which parameters may be trained: the server has no graph of the model.
+    """Learns from a round's clients which parameters may be trained, because the server has no graph of the model.
 
-    What more than half of them say counts, so that one that says something else, or trains what it likes, changes
-    nothing there. Where there is no such majority nothing is held back.
+    The statement made by more than half of the clients counts, so that a single client changes nothing. Without
+    such a majority no parameter is held back.
 
     Parameters
     ----------
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -156,7 +156,7 @@ class FrozenConsensus:
         self._clients = 0
 
     def hear(self, text: object) -> None:
-        """Take in what a client says: the indices of the parameters that may be trained, as JSON."""
+        """Count a client's statement: the indices of the parameters that may be trained, as JSON."""
         self._clients += 1
         count = len(self._manifest)
         if not isinstance(text, str) or len(text) > _LONGEST_INDEX * (count + 1):
@@ -171,12 +171,12 @@ class FrozenConsensus:
     def put_back(
         self, weights: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Return the weights, with what nobody may train as before; norms keep their statistics there."""
+        """Return the weights with what nobody may train put back; norms there keep their statistics."""
         may_train = self.may_train()
         return {name: each if name in may_train else before[name] for name, each in weights.items()}
 
     def may_train(self) -> frozenset[str]:
-        """Return the names of what may be trained."""
+        """Return the names of the parameters that may be trained."""
         ((said, votes),) = self._said.most_common(1) or [(frozenset[int](), 0)]
         names = self._manifest.names
         if 2 * votes <= self._clients:

@@ -1,4 +1,4 @@
-"""Requests of clients to have examples forgotten, and how the server dampens the global model for them."""
+"""Clients' requests to have examples forgotten, and how the server dampens the global model for them."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["UnlearningRequests", "dampened", "not_borne"]
 _LOG = logging.getLogger("fl_elastic")
 _WISH = re.compile(r"[0-9a-f]{16,64}")
 _MOST_REMEMBERED = 10_000
-# Squares so many times as large as usual, or of so many times as many examples, count as that.
+# Squares, and numbers of examples, larger than this multiple of the usual are cut down to it.
 _UNUSUAL = 10.0
 _FEWEST = 3
-# Everybody goes through all of its examples for each.
+# Attempts per request: for each attempt all clients pass over all of their examples.
 _ATTEMPTS = 3
 _LONGEST_WAIT = 64
 _SQUARES = "squares of gradients"
-# A loss may be twice as large, and by this share of the usual one and this number more.
+# A loss may double, and then grow by this share of the usual loss and by this number.
 _MARGIN, _NOTHING = 0.1, 0.1
 _Weights = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class TriedRequests:
-    """State of `UnlearningRequests`: by digest the round after which it was met, 0 where it cannot be."""
+    """State of `UnlearningRequests`: by digest, the round after which a request was met; 0 if it cannot be met."""
 
     rounds: dict[str, int]
 
@@ -54,29 +54,30 @@ class TriedRequests:
 
 
 class UnlearningRequests:
-    """Which nodes want examples forgotten, and which of these wishes were met.
+    """Which nodes want examples forgotten, and which of these requests were met.
 
-    A wish is a digest of the examples, which stay with the client. One that was met, or cannot be, is never taken
-    up again; one whose client did not send what it takes is tried a few times. Everybody passes over its data for
-    each, so a node that had one taken up waits for the next, each time for twice as many rounds.
+    A request is a digest of the examples, which stay with the client. A request that was met, or cannot be met, is
+    never taken up again. A request whose client did not send what is needed is tried a few times. Every request
+    makes all clients pass over their data, so after each request a node has to wait twice as many rounds for the
+    next one.
     """
 
     def __init__(self) -> None:
         self._wants: dict[int, str] = {}
-        # By node: when a wish is taken up again.
+        # By node: when its next request may be taken up.
         self._waits: dict[int, Backoff] = {}
-        # The round after which the model was dampened; 0 where that was undone, or could not be.
+        # The round after which the model was dampened; 0 if that was undone or is impossible.
         self._tried: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
 
     def hear(self, node: int, wish: object) -> None:
-        """Note what a node wants; nothing, if it is no wish."""
+        """Note a node's request; anything that is not a valid request counts as none."""
         self._wants.pop(node, None)
         if isinstance(wish, str) and _WISH.fullmatch(wish):
             self._wants[node] = wish
 
     def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Return the wishes of these nodes that nobody has tried to meet, of those who need not wait."""
+        """Return the untried requests of those of these nodes that need not wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
         return {
             node: wish
@@ -85,7 +86,7 @@ class UnlearningRequests:
         }
 
     def round_passed(self, nodes: Iterable[int], taken_up: Collection[int]) -> None:
-        """Note a round of these nodes, after which everybody is asked for what some of them want."""
+        """Note a round of these nodes; nodes in ``taken_up`` had their request taken up after it."""
         for node in nodes:
             wait = self._waits.setdefault(node, Backoff(_LONGEST_WAIT, tolerance=1))
             if node in taken_up:
@@ -97,43 +98,43 @@ class UnlearningRequests:
         return self._waits.get(node) or Backoff(_LONGEST_WAIT, tolerance=1)
 
     def met_of(self, node: int) -> str:
-        """Return the wish of a node that was met; empty where there is none."""
+        """Return a node's request if it was met, else an empty text."""
         wish = self._wants.get(node, "")
         return wish if self._tried.get(wish, 0) else ""
 
     def tried(self, wishes: Mapping[int, str], server_round: int) -> None:
-        """Note the round after which these were met, 0 for those that cannot be."""
+        """Note the round after which these requests were met; 0 for requests that cannot be met."""
         self._tried |= dict.fromkeys(wishes.values(), server_round)
         while len(self._tried) > _MOST_REMEMBERED:
             self._tried.pop(next(iter(self._tried)))
 
     def failed(self, wishes: Mapping[int, str]) -> None:
-        """Note that the clients of these did not send what it takes; they may do so in a later round."""
+        """Note that clients did not send what their requests need; they may do so in a later round."""
         self._failures.update(wishes.values())
         self.tried({n: wish for n, wish in wishes.items() if self._failures[wish] >= _ATTEMPTS}, 0)
 
     def not_yet(self, server_round: int) -> None:
-        """Note that the wishes met after a round are not: no head was solved for without their examples."""
+        """Note that requests of a round are not met yet, because no head was solved for without their examples."""
         self._tried = {
             wish: number for wish, number in self._tried.items() if number != server_round
         }
 
     def undone(self, server_round: int) -> None:
-        """Note that the model before a round was put back, and with it what clients wanted forgotten after it."""
+        """Note that the model before a round was restored, which undoes the requests met after that round."""
         undone = [wish for wish, number in self._tried.items() if number == server_round]
         if undone:
             self._tried |= dict.fromkeys(undone, 0)
             _LOG.warning(
-                "%d wishes to have examples forgotten were undone: the losses of the fleet jumped after them",
+                "%d requests to have examples forgotten were undone: the losses of the fleet jumped after them",
                 len(undone),
             )
 
     def to_state(self) -> TriedRequests:
-        """Return what must be found again: what was tried. Nodes say again what they want."""
+        """Return the state to be stored: which requests were tried. Nodes repeat what they want."""
         return TriedRequests(dict(self._tried))
 
     def restore(self, state: TriedRequests) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self._wants, self._tried = {}, dict(state.rounds)
 
 
@@ -154,26 +155,26 @@ def dampened(
     wishes: Mapping[int, str],
     alpha: float | None,
 ) -> tuple[_Weights, dict[int, int]]:
-    """Return the model in which what matters to forgotten examples is smaller, and whose examples these are.
+    """Return the model with smaller weights where forgotten examples matter, and the examples forgotten by node.
 
-    The second is by node how many of its examples are forgotten: 0 where so many cannot be, and no entry where the
-    node did not send what it takes. What is damaged, or of other parameters than most send, is left out and named
-    in the log; what is far larger than usual counts as what is just not unusual.
+    The second result has for each node the number of its forgotten examples: 0 if they are too many to forget, no
+    entry if the node did not send what is needed. Replies that are damaged, or of other parameters than most, are
+    left out and logged. Sums that are far larger than usual are scaled down to a bound.
 
     Parameters
     ----------
     replies : iterable of Message
-        To `fl_elastic.flower.tasks.squared_gradients.SumSquaredGradients`.
+        Replies to `fl_elastic.flower.tasks.squared_gradients.SumSquaredGradients`.
     weights : mapping of str to array
         The model.
     manifest : Manifest
-        Of it.
+        Manifest of the model.
     limits : Limits
-        What counts the server believes.
+        Bounds of the counts that the server believes.
     record : RoundRecord
-        Who was counted and who was not is entered into it, and how many weights were made smaller.
+        Filled with who was counted, who was not, and how many weights were made smaller.
     wishes : mapping of int to str
-        The nodes that may have examples forgotten.
+        Nodes whose examples may be forgotten, with their requests.
     alpha : float or None
         See `fl_elastic.update.squared_gradients.dampening`.
     """
@@ -183,9 +184,9 @@ def dampened(
     wanted = {node: each for node, each in sent_by.items() if each is not None}
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
-    # An alpha that goes by their share needs at least somebody else's examples.
+    # An alpha derived from the share of forgotten examples needs examples of somebody else.
     while wanted and (alpha or 1.0) * sum(each.examples for each in wanted.values()) >= examples:
-        # Who wants too much forgotten is no reason to forget nothing of the others.
+        # A client that wants too much forgotten does not keep the others' examples from being forgotten.
         most = max(wanted, key=lambda node: (wanted[node].examples, node))
         _LOG.warning(
             "round %s: node %s wants %d of %d examples forgotten, too many to tell what matters to them more",
@@ -215,12 +216,12 @@ def dampened(
 
 
 def not_borne(before: Mapping[int, float], after: Mapping[int, float]) -> str:
-    """Return why a dampened model is not kept: most clients report a loss far larger than before; empty if not.
+    """Return why a dampened model is not kept, if most clients report a far larger loss than before; else empty.
 
     Parameters
     ----------
     before, after : mapping of int to float
-        Loss by node, of those who reported it; infinite where it is not finite.
+        Loss by node, of the nodes that reported it; infinite if it is not finite.
 
     Examples
     --------
@@ -256,7 +257,7 @@ def _read(
 
 
 def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
-    """Return the squares of the parameters that most clients name."""
+    """Return the replies about the parameters that most clients name."""
     named = Counter(frozenset(sent.everything.sums) for sent in found)
     most = max(named, key=lambda names: named[names], default=frozenset())
     kept = []
@@ -271,7 +272,7 @@ def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
 
 
 def _usual(found: list[_Sent]) -> list[_Sent]:
-    """Return the squares of clients, none of which counts for many times more than the others."""
+    """Return the replies, bounded so that none counts for many times more than the others."""
     if len(found) < _FEWEST:
         return found
     size = _UNUSUAL * median(sent.everything.mean for sent in found)
@@ -293,7 +294,7 @@ def _usual(found: list[_Sent]) -> list[_Sent]:
 
 
 def _bounded(squares: SquaredGradients, factor: float, share: float) -> SquaredGradients:
-    """Return squares that are smaller, of fewer examples."""
+    """Return squares scaled by ``factor`` and by ``share``, of the same share of examples."""
     if factor == share == 1.0:
         return squares
     return replace(squares.times(factor * share), examples=max(int(share * squares.examples), 1))

@@ -1,4 +1,4 @@
-"""A Flower grid around another one: everything is the inner grid's, but what a subclass does itself."""
+"""A Flower grid around another one, which does everything that a subclass does not override."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GridWrapper(Grid):
     Parameters
     ----------
     inner : Grid
-        Does the work.
+        The grid that does the work.
     """
 
     def __init__(self, inner: Grid) -> None:

@@ -1,6 +1,6 @@
 """Valid names of a model's tensor groups, and what clients claim about them.
 
-The server knows the model's tensors alone.
+The server knows only the model's tensors, not its groups.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PER_ENTRY = 64
 
 
 class GroupNames:
-    """Tells names that tensor groups of a model can have from foreign ones.
+    """Recognises names that tensor groups of a model can have.
 
-    A group is called by the module that holds its parameters, or by its one parameter, with ``#2`` and so on
-    where several would have the same name. So there are no more groups than parameters, and each name is the
-    beginning of a parameter's.
+    A group is named after the module that holds its parameters, or after its one parameter, with ``#2`` and so on
+    if several would have the same name. So there are no more groups than parameters, and each name is the beginning
+    of a parameter's name.
 
     Parameters
     ----------
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
 
     Examples
     --------
@@ -58,13 +58,13 @@ class GroupNames:
 
     @property
     def most(self) -> int:
-        """How many groups there can be."""
+        """Largest possible number of groups."""
         return len(self._parameters)
 
     @cached_property
     def longest_text(self) -> int:
-        """How many characters a JSON object of a number for each group takes at most."""
-        # Every character may be written as six.
+        """Largest number of characters of a JSON object with one number per group."""
+        # JSON may escape every character as six.
         longest = max((len(name) for name in self._parameters), default=0)
         return self.most * (6 * longest + _PER_ENTRY) + 2
 
@@ -81,22 +81,22 @@ class GroupNames:
         return whole in self._beginnings and short and 2 <= int(number) <= max(self.most, 2)
 
     def fit(self, names: Collection[str]) -> bool:
-        """Whether these names can be those of the model's groups: each is possible, and there are not too many."""
+        """Return whether these can be the names of the model's groups: possible ones, and not too many."""
         return len(names) <= self.most and all(name in self for name in names)
 
 
 def read_importance(text: object, groups: GroupNames | None = None) -> dict[str, float]:
-    """Return shares of importance by group name; empty for anything that is not a fair distribution.
+    """Return shares of importance by group name; empty for anything that is not a valid distribution.
 
-    It comes from outside: an entry that is negative, not a number, or of a group that the model cannot have spoils
-    the whole, and a text that is too long for the model is not read.
+    The text comes from a client. One entry that is negative, not a number, or of an impossible group makes the
+    whole text invalid; a text that is too long for the model is not read.
 
     Parameters
     ----------
     text : object
-        A JSON object, if it is what it should be.
+        A JSON object, if it is valid.
     groups : GroupNames, optional
-        Which names are possible, where the model is known.
+        The possible names, if the model is known.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A grid that hands over each reply as it comes, so that it can be merged and dropped."""
+"""A grid that yields each reply when it arrives, so that it can be merged and dropped."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = [
 _LOG = logging.getLogger("fl_elastic")
 
 FORGET_AFTER = 5
-"""Rounds after which nobody waits for a late reply any more."""
+"""Number of rounds after which a late reply is no longer looked for."""
 
-# Under which Flower's server answers in place of nodes.
+# Node id under which Flower's SuperLink answers in place of nodes.
 _SUPERLINK = 1
 _SHORTEST_WAIT = 0.02
 _LONGEST_WAIT = 0.5
@@ -39,7 +39,7 @@ _BACK_OFF = 1.5
 
 @runtime_checkable
 class Patient(Protocol):
-    """A strategy that knows how long it waits for replies, and whether it wants those that come later."""
+    """A strategy that says how long to wait for replies, and whether it merges late ones."""
 
     @property
     def merges_late(self) -> bool:
@@ -50,24 +50,24 @@ class Patient(Protocol):
 
 
 class Listener(Protocol):
-    """Learns who answers, and decides for whom a round waits (`ClientAvailability`)."""
+    """Is told who answers, and decides for whom a round waits (see `ClientAvailability`)."""
 
     def heard(self, node: int, seconds: float | None = None) -> None:
-        """Note an answer, and after how many seconds one about training came."""
+        """Note an answer and, if it was about training, after how many seconds it came."""
 
     def missed(self, node: int) -> None:
         """Note that a round ended without a node's answer."""
 
     def awaits(self, node: int) -> bool:
-        """Whether a round waits for this node's answer."""
+        """Return whether a round waits for this node's answer."""
 
     def patience(self, nodes: Collection[int]) -> float | None:
-        """Return the seconds to wait for these nodes; None for as long as may be."""
+        """Return how many seconds to wait for these nodes; None for no limit."""
 
 
 @dataclass
 class _Sent:
-    """A message that is under way: to whom, since when, and how many more rounds its answer is looked for."""
+    """A message without a reply: its node, when it was sent, and for how many more rounds to look for the reply."""
 
     node: int
     since: float
@@ -76,25 +76,26 @@ class _Sent:
 
 
 class IncrementalGrid(GridWrapper):
-    """Wraps a grid; yields replies one by one instead of collecting all of a round.
+    """Wraps a grid; yields replies one by one instead of collecting all replies of a round.
 
     Parameters
     ----------
     grid : Grid
-        Does the work.
+        The grid that does the work.
     patience : callable, optional
-        Returns the seconds after which the replies to training messages that are not there are given up; None to
-        wait for all. Asked once the messages are sent.
+        Returns how many seconds to wait for replies to training messages; None to wait for all. Called when the
+        messages have been sent.
     late : bool
-        Whether a reply that was given up is still handed over with those of a later round's training.
+        Whether a late reply is still yielded, with the replies of a later round of training.
     forget_after : int
-        In how many later rounds it is looked for.
+        Number of later rounds in which a late reply is looked for.
     on_reply : callable, optional
-        Called with the replies received and expected.
+        Called with the numbers of replies received and expected.
     stop : threading.Event, optional
-        Once it is set, waiting for replies ends with `Interrupted`.
+        When it is set, waiting for replies ends with `Interrupted`.
     listener : Listener, optional
-        Is told who answered after how many seconds, and says for whom a round waits. Without one it waits for all.
+        Is told who answered after how many seconds, and decides for whom a round waits. Without one a round waits
+        for all.
     """
 
     streams = True
@@ -124,12 +125,12 @@ class IncrementalGrid(GridWrapper):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push the messages; return an iterator over replies, which ends when all are there or time is up."""
+        """Push the messages; return an iterator over replies that ends when all have arrived or time is up."""
         sent = list(messages)
         training = any(message.metadata.message_type == "train" for message in sent)
         pushed = list(self.inner.push_messages(sent))
         now = time.monotonic()
-        # Flower has None for a message that could not be stored.
+        # Flower returns None for a message that could not be stored.
         waiting = {
             identity: _Sent(message.metadata.dst_node_id, now, training)
             for identity, message in zip(pushed, sent, strict=False)
@@ -145,7 +146,7 @@ class IncrementalGrid(GridWrapper):
         return self._arriving(waiting, end, training)
 
     def seconds_left(self) -> float | None:
-        """Return how much of the time for the last training is left; None if it was not limited."""
+        """Return the seconds left for the last training; None if it has no limit."""
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
     def _arriving(
@@ -155,12 +156,12 @@ class IncrementalGrid(GridWrapper):
         awaited = self._awaited(waiting)
         over = False
         try:
-            # One last look when time is up: what came while others were merged was in time.
+            # Look once more when time is up: what arrived while others were merged was in time.
             while awaited and not over:
                 if self._stop.is_set():
                     raise Interrupted
                 over = end is not None and time.monotonic() >= end
-                # In the order in which they were sent, those of earlier rounds last.
+                # In the order of sending; messages of earlier rounds last.
                 late = list(self._outstanding) if training else []
                 arrived = []
                 for message in self.inner.pull_messages([*waiting, *late]):
@@ -190,7 +191,7 @@ class IncrementalGrid(GridWrapper):
                 self._remember(waiting)
 
     def _awaited(self, waiting: Mapping[str, _Sent]) -> set[str]:
-        """Return the messages without whose replies a round does not end; all of them if none were left."""
+        """Return the messages whose replies end a round; all of them if the listener awaits none."""
         listener = self._listener
         if listener is None:
             return set(waiting)
@@ -198,7 +199,7 @@ class IncrementalGrid(GridWrapper):
         return found or set(waiting)
 
     def _hear(self, message: Message, sent: _Sent) -> None:
-        """Say who answered; what the SuperLink says for a node is booked under that node, and is no sign of it."""
+        """Tell the listener who answered; an error that the SuperLink reports for a node is no answer of it."""
         if message.has_error() and message.metadata.src_node_id == _SUPERLINK:
             message.metadata.__dict__["_src_node_id"] = sent.node
         elif self._listener is not None:
@@ -206,7 +207,7 @@ class IncrementalGrid(GridWrapper):
             self._listener.heard(sent.node, took if sent.training else None)
 
     def _remember(self, missing: Mapping[str, _Sent]) -> None:
-        """Keep what is to be asked for later: the missing replies, and those of earlier rounds once less."""
+        """Remember missing replies for later rounds; those of earlier rounds are remembered for one round less."""
         for identity, sent in list(self._outstanding.items()):
             sent.rounds -= 1
             if sent.rounds < 1:
@@ -217,10 +218,10 @@ class IncrementalGrid(GridWrapper):
 
 
 def incremental(grid: Grid, strategy: object) -> Grid:
-    """Return a grid that streams replies to ``strategy`` for as long as it waits.
+    """Return a grid that streams replies to ``strategy`` for as long as the strategy waits.
 
-    A grid that streams or reports already stays as it is, as does any grid under a strategy that may want all
-    replies at once. A wrapper of Flower's gets the patience of the strategy inside of it.
+    A grid that already streams is returned as it is, as is any grid under a strategy that may need all replies at
+    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts.
     """
     if getattr(grid, "streams", False):
         return grid
@@ -238,12 +239,12 @@ def incremental(grid: Grid, strategy: object) -> Grid:
 
 
 def collecting(grid: Grid) -> Grid:
-    """Return the grid that collects all replies and books no times."""
+    """Return the grid that collects all replies and does not record times."""
     return grid.inner if isinstance(grid, IncrementalGrid) else grid
 
 
 def warned_of_a_wrapper(grid: Grid) -> bool:
-    """Log that a wrapper handed over a grid that waits for all replies, if so; return whether it did."""
+    """Warn if a wrapper strategy passes a grid that waits for all replies; return whether it does."""
     if getattr(grid, "streams", False):
         return False
     _LOG.warning(

@@ -1,4 +1,4 @@
-"""The arrays with which a server begins, and what the norm layers among them tell about the model."""
+"""The arrays with which a server begins, and what their norm layers reveal about the model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["fresh_statistics", "initial_arrays", "trained_before"]
 
 
 def initial_arrays(model: nn.Module, *, whole: bool = False) -> ArrayRecord:
-    """Return what a server begins with: of a model with a frozen base what is trained, and the base's digest.
+    """Return the arrays that a server begins with: the trained tensors, and the digest of a frozen base.
 
-    A client with another base refuses to train, and says so. Of a model of which everything is trained these are
-    all tensors.
+    A client with another frozen base refuses to train and says so. For a model without a frozen base these are all
+    tensors.
 
     Parameters
     ----------
     model : nn.Module
-        As on the devices.
+        The model as on the devices.
     whole : bool
         Whether to send the frozen base as well, for devices that do not have it.
 
@@ -42,7 +42,7 @@ def initial_arrays(model: nn.Module, *, whole: bool = False) -> ArrayRecord:
 def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) -> list[str]:
     """Return the running statistics that have never seen data: a mean of zeros beside a variance of ones.
 
-    Norms that keep them do not normalise at all.
+    A norm that keeps such statistics does not normalise at all.
     """
     fresh = []
     for name in manifest.names:
@@ -54,9 +54,9 @@ def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) ->
 
 
 def trained_before(weights: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether a model's norms are not as they were made: running statistics that have seen data, unequal scales.
+    """Return whether a model's norms have been trained: their statistics have seen data, or their scales differ.
 
-    A model without norms does not tell; it counts as fresh.
+    A model without norms counts as untrained.
 
     >>> trained_before({"norm.weight": np.ones(3), "norm.bias": np.zeros(3)})
     False

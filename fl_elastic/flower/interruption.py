@@ -1,4 +1,4 @@
-"""Ctrl-C during a simulation: the engine's threads and processes end in order instead of being waited for."""
+"""Ctrl-C during a simulation: stop the engine's threads and processes instead of waiting for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stopped_by_interrupt() -> Iterator[threading.Event]:
     The event is also set on leaving, so that a server thread which still waits for clients ends, too.
     """
     stop = threading.Event()
-    # Only the main thread may set handlers; elsewhere Ctrl-C stays with whoever has it.
+    # Only the main thread may set signal handlers; in other threads Ctrl-C is handled as before.
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""A ClientApp for real devices: it looks after the device by its node's settings, and anybody's client trains."""
+"""A ClientApp for real devices: it looks after the device by its node config, and trains any `ElasticClient`."""
 
 from __future__ import annotations
 
@@ -43,29 +43,30 @@ __all__ = ["JOURNAL", "CaredFor", "NodeConfig", "app_of", "node_app", "use_faste
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """What a node knows about itself: none of it comes from the server.
+    """What a node knows about itself; none of it comes from the server.
 
     Parameters
     ----------
     partition : int
-        Which part of the data is its own, where data are split by number.
+        Number of its part of the data, if data are split by number.
     state_dir : Path
-        What lasts.
+        Folder for what is kept between messages.
     data_root : str, optional
-        Where datasets are.
+        Folder of the datasets.
     name : str
-        For logs.
+        Name for logs.
     threads : int
-        Of torch; 0 for the fastest number by measurement.
+        Number of torch threads; 0 for the number that was measured to be fastest.
     speedup, deadline : float, optional
-        Its own budget for a round; with both, the earlier limit holds.
+        The device's own budget for a round; with both, the tighter limit holds.
     least_battery : float
-        Charge, from 0 to 1, below which it takes no part in a round; 0 for never.
+        Charge, from 0 to 1, below which the device takes no part in a round; 0 for no limit.
     mains_only : bool
-        Whether it takes part only on mains power. Where the platform does not tell, it does.
+        Whether it takes part only on mains power; if the power supply is unknown, it takes part.
     stream_dir : Path, optional
-        State folder of a learner of a stream on this device, whose samples take the place of other data.
+        State folder of a stream learner on this device, whose samples replace other data.
     joining : str
+        Registered rule by which the global model is joined with that learner's model.
         Registered rule by which the global model is joined with that learner's.
     """
 
@@ -88,7 +89,7 @@ class NodeConfig:
         Raises
         ------
         FleetError
-            If a setting is missing or not what it should be.
+            If a setting is missing or invalid.
         """
         state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
         if not state:
@@ -108,7 +109,7 @@ class NodeConfig:
         )
 
     def refusal(self, supply: PowerSupply) -> str:
-        """Return why the node takes no part with this power supply; empty if it does.
+        """Return why the node takes no part with this power supply; empty if it takes part.
 
         >>> settings = NodeConfig(0, Path("state"), least_battery=0.3)
         >>> settings.refusal(PowerSupply(on_mains=False, battery=0.2))
@@ -140,15 +141,15 @@ def _number(
 
 
 JOURNAL = "metrics.jsonl"
-"""In a node's state folder: a line per round that it took part in."""
+"""File in a node's state folder with one line per round that the node took part in."""
 
 MakeClient = Callable[[bool], ElasticClient]
-"""Returns the client of one message; True asks it to measure again what steps cost."""
+"""Returns the client for one message; the argument True asks it to measure the costs of steps again."""
 
 _LOG_FILE = "node.log"
 _EXECUTION_FILE = "execution.state"
 _LEAST_SECONDS = 1e-3
-# Measured over predicted step time that is no noise any more, in so many rounds after each other.
+# Ratio of measured to predicted step time that is not noise if it holds in this many consecutive rounds.
 _DRIFT, _DRIFT_ROUNDS = 1.5, 3
 _LOG = logging.getLogger("fl_elastic")
 
@@ -156,18 +157,22 @@ _LOG = logging.getLogger("fl_elastic")
 def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
     """Return a ClientApp that looks after the device on which it runs.
 
-    Around what `elastic_client_app` does, each message: keeps a log and, for each round, a line of a journal in the
-    node's state folder; takes no part while the battery is too low or the device off its mains; tells temperature,
-    throttling and energy; takes what loading took off the deadline; measures the costs again when steps have been
-    slower or faster than measured for three rounds; and uses the threads and the memory format that were measured
-    to be fastest. An `ElasticError` is told to the server instead of raised. How the node is set up, says its node
-    config: see `NodeConfig`.
+    Around the work of `elastic_client_app`, it does the following for each message:
+
+    - keeps a log and, for each round, a line of a journal in the node's state folder;
+    - takes no part while the battery is too low or the device is off its mains;
+    - reports temperature, throttling and energy;
+    - subtracts the time of loading from the deadline;
+    - measures the costs again after three rounds of steps that were slower or faster than measured;
+    - uses the threads and the memory format that were measured to be fastest.
+
+    An `ElasticError` is sent to the server instead of being raised. `NodeConfig` describes the node's settings.
 
     Parameters
     ----------
     client_fn : callable
-        ``client_fn(context)`` returns the `ElasticClient` of this node. One without a ``state_dir`` keeps its state
-        in the node's.
+        ``client_fn(context)`` returns the `ElasticClient` of this node. A client without a ``state_dir`` uses the
+        node's.
 
     Examples
     --------
@@ -196,7 +201,7 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
 
 
 def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientApp:
-    """Return a ClientApp that answers each message by what is made for its config and context."""
+    """Return a ClientApp that answers each message through the `CaredFor` of its config and context."""
     app = ClientApp()
 
     @app.train()
@@ -208,7 +213,7 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
         return _answered("evaluate", message, context)
 
     def _answered(kind: str, message: Message, context: Context) -> Message:
-        # A client's process lives for one message: what it does not need is not loaded.
+        # A client's process lives for one message, so it does not load what it does not need.
         without_compiler()
         arrays, config = read_instruction(kind, message.content)
         reply: RecordDict
@@ -225,18 +230,18 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
 
 @dataclass(frozen=True)
 class CaredFor:
-    """A node in one message: what is done around the training of its client.
+    """A node in one message: everything around the training of its client.
 
     Parameters
     ----------
     node : NodeConfig
-        How the node is set up.
+        The node's settings.
     config : dict
-        What the server says.
+        Config of the server's message.
     make_client : callable
         Returns the client; called once.
     case : str
-        What the journal's lines are about, where a node may train several things: drift is judged by those of the
+        What the journal's lines are about, if a node may train several things: drift is judged by the lines of the
         same case.
     """
 
@@ -246,7 +251,7 @@ class CaredFor:
     case: str = ""
 
     def train(self, arrays: list[NDArray[Any]]) -> RecordDict:
-        """Return the reply to a training message; a line about it goes into the node's journal.
+        """Return the reply to a training message; add a line about it to the node's journal.
 
         Raises
         ------
@@ -286,7 +291,7 @@ class CaredFor:
         return train_reply(packed, examples, metrics)
 
     def evaluate(self, arrays: list[NDArray[Any]]) -> RecordDict:
-        """Return the reply to an evaluation message, or to the question what the device can do."""
+        """Return the reply to an evaluation message, or to the question for the device's capabilities."""
         log_to_file(self.node.state_dir / _LOG_FILE)
         return evaluate_reply(*self.make_client(False).evaluate(arrays, self.config))
 
@@ -295,7 +300,7 @@ class CaredFor:
         return Journal(self.node.state_dir / JOURNAL)
 
     def _time_left(self, started: float) -> dict[str, Any]:
-        """Return what the server says, with the time that loading took already out of its deadline."""
+        """Return the server's config, with the time already spent on loading subtracted from the deadline."""
         deadline = self.config.get(DEADLINE)
         if deadline is None:
             return self.config
@@ -304,7 +309,7 @@ class CaredFor:
         }
 
     def _has_drifted(self) -> bool:
-        """Whether all rounds since the last measurement, at least three, ran slower or faster than it says."""
+        """Return whether all rounds since the last measurement, at least three, deviate in one direction."""
         ratios: list[float] = []
         for entry in reversed(read_journal(self._journal.path)):
             if entry.get("method") != self.case or len(ratios) == _DRIFT_ROUNDS:
@@ -321,16 +326,16 @@ class CaredFor:
 def use_fastest_execution(
     node: NodeConfig, model: Any, loss_fn: LossFn, batches: Iterable[Batch]
 ) -> None:
-    """Use the node's threads and memory format: what its config says, or else what was fastest when measured.
+    """Use the threads and memory format of the node's config, or else those measured to be fastest.
 
-    A batch is drawn only where the config does not say; without one, everything stays as it is.
+    A batch is read only if the config does not say; if there is no batch, nothing changes.
     """
     if node.threads:
         Execution(node.threads).apply(model)
         return
     batch = next(iter(batches), None)
     if batch is None:
-        # Whoever trains on these batches says what is wrong.
+        # Training on these batches will report the error.
         return
     most, key = processors().threads, profile_key(model, batch)
     case = f"{key.model} {key.batch_shape} {most} {key.device} {key.torch_version}"

@@ -1,4 +1,4 @@
-"""Choose where the head reads before round zero: a few clients send samples, and the server ranks the places."""
+"""Choose where the head reads before round zero: a few clients send samples, and the server ranks places."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _Weights = dict[str, NDArray[Any]]
 
 
 def asked_of(messages: Sequence[Message]) -> list[Message]:
-    """Return new messages to some of the nodes of these, evenly among them."""
+    """Return new messages to some of these messages' nodes, spread evenly over them."""
     order = sorted(messages, key=lambda message: message.metadata.dst_node_id)
     count = min(len(order), _MOST_ASKED)
     asked = [order[number * len(order) // count] for number in range(count)]
-    # What they are asked for afterwards goes into messages of its own.
+    # New messages, because later requests need messages of their own.
     return [Message(each.content, each.metadata.dst_node_id, "train") for each in asked]
 
 
@@ -48,22 +48,22 @@ def with_chosen_places(
     read: str,
     examples: int,
 ) -> _Weights:
-    """Return the weights of a model that ends where its head reads best; of the model as it is for the last layer.
+    """Return the weights of a model that ends where its head reads best; unchanged if that is the last layer.
 
     Parameters
     ----------
     replies : iterable of Message
-        To `fl_elastic.flower.tasks.rank_places.RankPlaces`.
+        Replies to `fl_elastic.flower.tasks.rank_places.RankPlaces`.
     weights : mapping of str to array
-        Of the model.
+        The model.
     manifest : Manifest
-        Of it.
+        Manifest of the model.
     record : RoundRecord
-        Who was counted and who was not is entered into it.
+        Filled with who was counted and who was not.
     read : str
         ``auto``, or names of the places.
     examples : int
-        How many each client was asked for.
+        Number of examples that each client was asked for.
     """
     left_out = partial(record.leave_out, what="choosing where to read")
     found = _alike(list(_read(replies, manifest, record, left_out, examples)), left_out)
@@ -76,7 +76,7 @@ def with_chosen_places(
     try:
         sample = Sample.together(samples)
         record.ranked_features = sum(rows.shape[1] for rows in sample.rows.values())
-        # Those that are read together have to be afforded together.
+        # Places that are read together must be affordable together.
         most = min(MOST_FEATURES, *(reply.most for _, reply in found))
         chosen = choose_reading(sample, most_features=most, read=read)
     except UpdateError as error:
@@ -99,7 +99,7 @@ def with_chosen_places(
             f"{PROJECTION}.matrix": directions.matrix,
         }
     name = np.frombuffer(str(reading).encode(), dtype=np.uint8).copy()
-    # In the order in which a readout has them.
+    # In the order in which a Readout has them.
     return (
         {READ_FROM: name}
         | {f"{BODY}.{manifest.names[each]}": weights[manifest.names[each]] for each in kept}
@@ -112,7 +112,7 @@ def with_chosen_places(
 
 
 def _log(choice: Choice, sample: Sample, found: list[tuple[int, PlacesReply]]) -> None:
-    """Say what each place would have been worth."""
+    """Log the error at each place."""
     seconds = {
         place: max(reply.seconds.get(place, 0.0) for _, reply in found)
         for place in choice.best.places
@@ -154,7 +154,7 @@ def _read(
 def _alike(
     found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
 ) -> list[tuple[int, PlacesReply]]:
-    """Return the replies that name the same features, outputs and tensors as most do, of the places they share."""
+    """Return the replies whose features, outputs and tensors agree with most, at the places they share."""
 
     def shape(reply: PlacesReply) -> tuple[object, ...]:
         return reply.sample.targets.shape[1], reply.classes, reply.last
@@ -187,7 +187,7 @@ def _alike(
 def _believed(
     found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
 ) -> tuple[list[tuple[int, PlacesReply]], list[Sample]]:
-    """Return the replies without absurdly large numbers, and their samples, the larger ones counting for less."""
+    """Return the replies without absurdly large numbers, and their samples, larger ones with smaller weights."""
     sizes = sizes_of_samples([reply.sample for _, reply in found])
     for (node, _), size in zip(found, sizes, strict=True):
         if size > ABSURD:

@@ -1,8 +1,8 @@
 """The records in which packed models and updates travel through Flower.
 
-One set of record keys serves both kinds of client: those that Flower's adapter for ``NumPyClient`` reads and writes
-(``fitins.*``, ``fitres.*``, ``evaluateins.*``, ``evaluateres.*``). The Message-API app reads them itself, so
-a fleet may mix both. The list of arrays holds one array: the packed buffer.
+One set of record keys serves both kinds of client: Flower's adapter for ``NumPyClient`` reads and writes these keys
+(``fitins.*``, ``fitres.*``, ``evaluateins.*``, ``evaluateres.*``), and the Message-API app reads them itself, so a
+fleet may mix both. The list of arrays holds one array: the packed buffer.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ERROR = "fl_elastic.error"
 """Metric key under which a client says why it could not train."""
 
 LOSS = "train-loss"
-"""Metric key of the loss on a client's own examples."""
+"""Metric key of the training loss on a client's own examples."""
 
 IMPORTANCE = "fl_elastic.importance"
 """Metric key under which a client reports the importance of its groups, as JSON."""
@@ -74,25 +74,26 @@ FORGET = "fl_elastic.forget"
 """Metric key under which a client names examples that it wants forgotten, by their digest."""
 
 TENSORS = "fl_elastic.tensors"
-"""Metric key of the indices of the arrays in a reply, as a JSON list, where they are not those of all tensors."""
+"""Metric key of the indices of the arrays in a reply, as a JSON list, if they are not all tensors."""
 
 _LOG = logging.getLogger("fl_elastic")
 _NUMPY = "numpy.ndarray"
 _Metrics = Mapping[str, Any]
-# Of metrics and their names; and of those that are left out so many are named, by their beginning.
+# Bounds: number of metrics, length of a name; how many of those left out are named, and how much of each name.
 _MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
-# What clients and servers of the library say to each other.
+# Prefix of what clients and servers of the library tell each other.
 _OWN = "fl_elastic."
-# Of a fit's report, and of what a device can do.
+# Texts of a fit's report and of a device's capabilities.
 _TEXTS = ("based-on", "device", "group-costs")
 _BEYOND = 1e308
 
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What a client answered to a training instruction; update and importance are not yet read.
+    """A client's answer to a training instruction; update and importance are not decoded yet.
 
-    ``size`` is that of a whole model, in the place of ``packed``; ``left_out`` says which metrics are not believed.
+    ``size`` is that of a whole model, if it came in place of ``packed``; ``left_out`` says which metrics are not
+    believed.
     """
 
     packed: bytes | memoryview
@@ -108,7 +109,7 @@ class TrainReply:
 
 @dataclass(frozen=True)
 class EvaluateReply:
-    """What a client answered to an evaluation instruction; ``left_out`` says which metrics are not believed."""
+    """A client's answer to an evaluation instruction; ``left_out`` says which metrics are not believed."""
 
     loss: float
     num_examples: int
@@ -120,8 +121,8 @@ class EvaluateReply:
 def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
     """Return the content of a ``train`` or ``evaluate`` message to a client.
 
-    Scalars of ``config`` are passed on; ``NumPyClient`` admits no lists. ``server-round`` is given under both its
-    new and its legacy spelling.
+    Scalars of ``config`` are passed on; ``NumPyClient`` admits no lists. ``server-round`` is passed under its new
+    and its legacy spelling.
     """
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     scalars: dict[str, Any] = {k: v for k, v in config.items() if not isinstance(v, list)}
@@ -135,12 +136,13 @@ def instruction(kind: str, packed: bytes, config: ConfigRecord) -> RecordDict:
 def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]], dict[str, Any]]:
     """Return the arrays and config of a message, as a ``NumPyClient`` would get them.
 
-    Those of a strategy of Flower's own, without `PartialUpdates`, are a whole model; `as_asked` answers it.
+    A message of one of Flower's own strategies, without `PartialUpdates`, contains a whole model; `as_asked`
+    answers it.
 
     Raises
     ------
     UpdateError
-        If the message comes from a strategy that speaks another language.
+        If the message has the records of neither kind of strategy.
     """
     if _is_stock(content):
         (record,), (told,) = content.array_records.values(), content.config_records.values()
@@ -157,18 +159,18 @@ def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]]
 
 
 def _is_stock(content: RecordDict) -> bool:
-    """Whether a message has the one record of arrays and the one of settings that Flower's own strategies send."""
+    """Return whether a message has one record of arrays and one of settings, as Flower's own strategies send."""
     own = any(name.startswith(("fitins.", "evaluateins.")) for name in content)
     return not own and len(content.array_records) == len(content.config_records) == 1
 
 
 def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
-    """Return a reply as it is, or as Flower's own strategies read it where one of those asked.
+    """Return a reply unchanged, or in the form that Flower's own strategies read if one of those asked.
 
     Raises
     ------
     UpdateError
-        If it is a failure, which those have no record for: Flower makes an error of it.
+        If the reply is a failure, for which those strategies have no record; Flower turns it into an error.
     """
     if not _is_stock(asked):
         return reply
@@ -191,7 +193,7 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
 
 
 def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics) -> RecordDict:
-    """Return the content of a reply to a training instruction; what the server will not believe is logged."""
+    """Return the content of a reply to a training instruction; log metrics that the server will not believe."""
     _say_left_out(metrics)
     packed = {str(index): _as_array(array) for index, array in enumerate(arrays)}
     return RecordDict(
@@ -205,7 +207,7 @@ def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics
 
 
 def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordDict:
-    """Return the content of a reply to an evaluation instruction; what the server will not believe is logged."""
+    """Return the content of a reply to an evaluation instruction; log metrics that the server will not believe."""
     _say_left_out(metrics)
     return RecordDict(
         {
@@ -218,7 +220,7 @@ def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordD
 
 
 def refuse_metrics(metrics: _Metrics) -> None:
-    """Raise UpdateError where a server would leave some of these metrics out."""
+    """Raise UpdateError if a server would leave out some of these metrics."""
     own = [name for name in metrics if name.startswith(_OWN)]
     left = left_out_of(metrics) or ", ".join(
         f"{name[:_SHOWN]!r} (the library's own)" for name in own
@@ -226,7 +228,7 @@ def refuse_metrics(metrics: _Metrics) -> None:
     if left:
         raise UpdateError(
             f"metrics that no server would keep: {left}. Give finite numbers under at most {_MOST} names, of at "
-            f"most {_LONGEST} characters that can be shown"
+            f"most {_LONGEST} printable characters"
         )
 
 
@@ -237,7 +239,7 @@ def _say_left_out(metrics: _Metrics) -> None:
 
 
 def answer_in(message: Message) -> TrainReply:
-    """Return what a client answered in place of training; UpdateError where it failed, or that is no reply."""
+    """Return a client's answer to a request other than training; raise UpdateError if it failed or is no reply."""
     if message.has_error():
         raise UpdateError(message.error.reason or "no reason given")
     return read_train_reply(message.content)
@@ -254,7 +256,7 @@ def read_train_reply(content: RecordDict) -> TrainReply:
         If it is no reply, or reports another failure.
     """
     try:
-        # Each view of the records of one type is made anew.
+        # Read the view once: each access makes a new one.
         configs = content.config_records
         status, metrics = configs["fitres.status"], dict(configs["fitres.metrics"])
         arrays = content.array_records["fitres.parameters"]
@@ -287,7 +289,7 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     StaleModelError
         If the client needs the whole model.
     UpdateError
-        If it cannot be averaged.
+        If the reply is invalid or cannot be averaged.
     """
     try:
         status = content.config_records["evaluateres.status"]
@@ -312,7 +314,7 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return the metrics of a client that could not do what it was asked.
+    """Return the metrics by which a client reports a failure.
 
     >>> failure(KeyError("speed"))[ERROR]
     "KeyError: 'speed'"
@@ -349,7 +351,7 @@ def _read_buffer(array: Array) -> memoryview:
         return plain
     try:
         values = bytes_to_ndarray(array.data)
-    # The bytes come from outside; numpy raises a different error for each way they can be wrong.
+    # The bytes come from a client; numpy raises a different error for each way in which they can be wrong.
     except Exception as error:
         raise UpdateError(f"packed buffer cannot be read: {error}") from None
     if not isinstance(values, np.ndarray):
@@ -362,16 +364,16 @@ def _read_buffer(array: Array) -> memoryview:
 
 
 def _plain_bytes(data: bytes) -> memoryview | None:
-    """Return the bytes in what numpy wrote for a vector of bytes, where they are; None if it is anything else.
+    """Return a view of the bytes in an array that numpy wrote for a vector of bytes; None for anything else.
 
-    numpy's own reader copies them, which takes a sixth of what merging an update does.
+    numpy's own reader copies the bytes, which takes a sixth of the time of merging an update.
     """
     stream = BytesIO(data)
     try:
         if read_magic(stream) != (1, 0):
             return None
         shape, _, dtype = read_array_header_1_0(stream)
-    # As below: whatever numpy raises, the careful way says what is wrong.
+    # Whatever numpy raises here, the slower way below says what is wrong.
     except Exception:
         return None
     numbers = memoryview(data)[stream.tell() :]
@@ -379,9 +381,9 @@ def _plain_bytes(data: bytes) -> memoryview | None:
 
 
 def believed_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    r"""Return the finite numbers, of at most 256 names of at most 200 characters that can be shown.
+    r"""Return the finite numbers among metrics, at most 256, with printable names of at most 200 characters.
 
-    See `left_out_of` for the others. What lays names out in a narrower alphabet makes them fit itself.
+    See `left_out_of` for the others. Whoever needs names of a narrower alphabet adapts them.
 
     Examples
     --------
@@ -415,12 +417,12 @@ def left_out_of(metrics: Mapping[str, Any]) -> str:
 
 
 def _is_own(name: object) -> bool:
-    """Whether the library itself says it, not as a metric: some of it is text for whoever reads the reply."""
+    """Return whether an entry is a message of the library and not a metric; some are texts for the receiver."""
     return str(name).startswith(_OWN) or name in _TEXTS
 
 
 def _fault(name: object, value: object) -> str:
-    """Return what is wrong with a metric; empty for nothing."""
+    """Return what is wrong with a metric; empty if nothing is."""
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():
         return "no name that can be shown"
     if name.startswith(_OWN):

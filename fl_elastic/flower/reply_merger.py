@@ -1,4 +1,4 @@
-"""Take the replies of a round in, one by one: read, check, merge, and keep only what is still needed."""
+"""Take in the replies of a round one by one: read, check, merge, and keep only what is still needed."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from fl_elastic.update.partial import Limits, check_variances
 __all__ = ["ReplyMerger"]
 
 _LOG = logging.getLogger("fl_elastic")
-# Of the clients one of so many may do what is unusual.
+# One of so many clients may deviate from the others.
 _PARTS = 5
-# Flower's code of an error that the client itself raised.
+# Flower's code for an error that the client itself raised.
 _RAISED = 2
-# In the words of the errors by which clients refuse to go on.
+# Wording of the errors by which clients report a loss that is not finite.
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
 
@@ -41,23 +41,23 @@ class ReplyMerger:
     Attributes
     ----------
     round : Round
-        What is merged, and what else is known of it, is kept here.
+        Holds what is merged, and what else is known of the round.
     inner : Strategy
-        Says what it has to see of a reply.
+        Determines what must be kept of a reply.
     fleet : ClientRegistry
         Keeps the ledger.
     downlink : Downlink
-        Keeps what clients hold.
+        Keeps which versions clients hold.
     limits : Limits
-        What counts are believed.
+        Bounds of the counts that are believed.
     sizes : UpdateNormClipper
-        Shortens changes that are too large, unless noise has to cover them all.
+        Shortens changes that are too large, unless added noise has to cover them all.
     late : dict of int to Message
-        The newest update of an earlier round by node. It is merged once all replies are in, and only where there is
-        none of this round: a node has one voice in a round, however many updates it held back.
+        The newest update of an earlier round by node. It is merged once all replies are in, and only if the node
+        has no update of this round: a node has one vote per round, however many updates it held back.
     doubted : list of tuple
-        How large, node and message of updates that are merged once it is known what the others of the round do; of
-        more than a fifth of the clients the smallest are not unusual.
+        Size, node and message of unusually large updates, which are merged once those of the others are known. If
+        more than a fifth of the clients are doubted, the smallest of these are not unusual.
     """
 
     round: Round
@@ -70,7 +70,7 @@ class ReplyMerger:
     doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
     def take_all(self, replies: Iterable[Message]) -> None:
-        """Merge replies as they come, in a fixed order where they come together; send again what did not do."""
+        """Merge replies as they come, those that come together in a fixed order; repeat requests that failed."""
         together = self._complete or isinstance(replies, Sequence)
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
@@ -86,7 +86,7 @@ class ReplyMerger:
                 self._clear(arrived)
 
     def _send_again(self) -> None:
-        """Send the whole model to those that could not use its changes, and take in their replies."""
+        """Send the whole model to clients that could not use its changes, and take in their replies."""
         stale, self.round.stale = self.round.stale, {}
         if not stale:
             return
@@ -94,21 +94,21 @@ class ReplyMerger:
             stale.pop(message.metadata.src_node_id, None)
             self.take(message)
         for node, reason in {**stale, **self.round.stale}.items():
-            # One that is taken for a client of Flower's own stays so: there was no time to hear otherwise.
+            # A node that is taken for one of Flower's own clients stays so: it had no time to show otherwise.
             self.reject(node, reason)
 
     @property
     def _complete(self) -> bool:
-        """Whether each reply is to hold a whole model for the inner strategy."""
+        """Whether each reply must hold a whole model for the inner strategy."""
         return sees_each_client(self.inner)
 
     def take(self, message: Message) -> None:
-        """Merge one reply, or note why not."""
+        """Merge one reply, or record why it is not merged."""
         if message.has_error():
             node, reason = message.metadata.src_node_id, message.error.reason
             raised, stock = message.error.code == _RAISED, self.downlink.stock
             if raised and node in self.round.packer.sent_bytes and stock.supposed(node):
-                # It may be a client of Flower's own, which takes the model in another form.
+                # It may be one of Flower's own clients, which take the model in another form.
                 self.round.stale[node] = f"client failed: {reason}"
                 _LOG.info("node %s did not take the packed model: it is sent a plain one", node)
                 return
@@ -136,7 +136,7 @@ class ReplyMerger:
 
     @staticmethod
     def _clear(content: RecordDict) -> None:
-        # Flower's records refer to each other in circles: else several replies would wait for the collector.
+        # Flower's records have reference cycles: without this, several replies would wait for the collector.
         for record in content.array_records.values():
             record.clear()
 
@@ -152,7 +152,7 @@ class ReplyMerger:
         self.round.record.rejected.append(Rejection(number, node, reason))
 
     def _waits(self, node: int, staleness: int, message: Message) -> None:
-        """Keep a late update until the end of the round; of several from one node, only the newest."""
+        """Keep a late update until the end of the round; of several from one node only the newest."""
         known = self.late.get(node)
         if known is not None:
             self._superseded(node)
@@ -163,7 +163,7 @@ class ReplyMerger:
         self.late[node] = staleness, message
 
     def _take(self, message: Message, *, waits: bool = False, heard: bool = False) -> bool:
-        """Merge one reply, or note why not; return whether its content is of no more use."""
+        """Merge one reply, or record why not; return whether its content is no longer needed."""
         node = message.metadata.src_node_id
         try:
             update, staleness, reply = self._read(message)
@@ -223,13 +223,13 @@ class ReplyMerger:
             self.round.losses.append(float(loss))
         metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})
         self.round.metrics.append(RecordDict({"metrics": metrics}))
-        # The reply's own arrays are not needed any more: memory stays that of one update.
+        # Drop the reply's arrays, so that only one update is in memory at a time.
         message.content = RecordDict({**whole, "metrics": metrics})
         self.round.usable.append(message)
         return True
 
     def reject(self, node: int, reason: str) -> None:
-        """Log a reply that is left out, and enter it into the record."""
+        """Log a reply that is left out, and add it to the record."""
         reason, number = one_line(reason), self.round.record.server_round
         _LOG.warning("round %s: reply of node %s left out: %s", number, node, reason)
         self.round.record.rejected.append(Rejection(number, node, reason))
@@ -241,7 +241,7 @@ class ReplyMerger:
         return {"arrays": completed(update, self.round.weights, self.round.manifest)}
 
     def _read(self, message: Message) -> tuple[PartialUpdate, int, TrainReply]:
-        """Return an update, how many rounds it is late, and what else the client says."""
+        """Return an update, its staleness in rounds, and the client's reply."""
         node, stock = message.metadata.src_node_id, self.downlink.stock
         if node not in stock:
             reply = read_train_reply(message.content)
@@ -255,8 +255,8 @@ class ReplyMerger:
         return update, 0, TrainReply(bytes(0), update.num_examples, metrics, size=size)
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:
-        """Return the update and how many rounds it is late."""
-        # The reply is read by nobody else: its numbers are merged where they are.
+        """Return the update and its staleness in rounds."""
+        # Nobody else reads the reply, so its numbers are merged in place.
         update = decode(
             reply.packed,
             self.round.manifest,

@@ -50,25 +50,25 @@ class Round:
     weights : dict of str to ndarray
         The model that clients start from.
     mean : PartialMean
-        Merges updates.
+        Merges the updates.
     packer : MessagePacker
-        The messages that went out.
+        Has the messages that were sent.
     record : RoundRecord
-        What is handed to ``on_round`` in the end.
+        Record of the round, passed to ``on_round`` at the end.
     usable, failed : list of Message
-        Replies that were merged, with no more content than the inner strategy needs, and errors.
+        Replies that were merged, reduced to what the inner strategy needs, and errors.
     metrics : list of RecordDict
         Metrics of each usable reply.
     importance : list of dict
-        What clients said about importance, where anybody asked.
+        Importance as reported by the clients, if it was asked for.
     losses : list of float
-        Of training from the newest model.
+        Training losses of clients that started from the newest model.
     diverged : int
-        Clients that could not train from it, as their loss was not finite.
+        Number of clients that could not train from it because their loss was not finite.
     stale : dict of int to str
         Nodes that need the whole model, and why.
     frozen_consensus : FrozenConsensus, optional
-        Hears what may be trained, where the fleet has a cut or a head that is solved for.
+        Learns what may be trained, if the fleet has a cut or a head that is solved for.
     """
 
     weights: _Weights
@@ -86,16 +86,16 @@ class Round:
 
     @property
     def number(self) -> int:
-        """Its number, which is the version of the model that clients start from."""
+        """Number of the round, which is the version of the model that clients start from."""
         return self.record.server_round
 
     @property
     def manifest(self) -> Manifest:
-        """Of the model."""
+        """Manifest of the model."""
         return self.mean.manifest
 
     def merged(self) -> _Weights:
-        """Return the merged model; the model as it was if the updates cannot be merged."""
+        """Return the merged model, or the unchanged model if the updates cannot be merged."""
         try:
             merged = self.mean.finish(self.weights)
             self.record.stayed = dict(self.mean.stayed)
@@ -122,18 +122,18 @@ class Round:
 def longest_step(
     limit: float, manifest: Manifest, *, relative: bool, extrapolate: bool
 ) -> float | None:
-    """Return how many times as long as its clients' a round's step may be; None for any length.
+    """Return the largest length of a round's step relative to its clients' steps; None for no limit.
 
     Parameters
     ----------
     limit : float
-        What the fleet's losses admit.
+        Limit set by the fleet's losses.
     manifest : Manifest
-        Of the model; one with running statistics goes no further than its clients did.
+        Manifest of the model; a model with running statistics moves no further than its clients did.
     relative : bool
-        Whether the step goes by the change that the clients made.
+        Whether the step is a multiple of the change that the clients made.
     extrapolate : bool
-        Whether the user wants it to go further in any case.
+        Whether the user allows it to go further even with running statistics.
     """
     if relative and not extrapolate and Role.STATISTIC in manifest.roles:
         limit = min(limit, 1.0)
@@ -147,19 +147,19 @@ class AcceptedReply:
     Attributes
     ----------
     node_id : int
-        Who sent it.
+        The client's node.
     steps : dict of str to int
-        In how many local steps each tensor was trained.
+        Number of local steps in which each tensor was trained.
     num_examples : int
         Weight of the client.
     uplink_bytes : int
         Size of the packed update.
     metrics : dict
-        Numbers that came with it.
+        The client's metrics.
     downlink_bytes : int
-        What the client was sent in this round; 0 for an update that is late.
+        Bytes sent to the client in this round; 0 for a late update.
     staleness : int
-        Rounds that it is late.
+        By how many rounds the update is late.
     """
 
     node_id: int
@@ -182,12 +182,12 @@ class Rejection:
 
 @dataclass
 class RoundRecord:
-    """One round of training.
+    """Record of one round: who was asked, who answered, and what was done.
 
     Attributes
     ----------
     server_round : int
-        Its number.
+        Number of the round.
     deadline : float, optional
         Seconds that clients were given.
     downlink_bytes : int
@@ -199,22 +199,22 @@ class RoundRecord:
     stayed : dict of str to int
         Tensors that too few clients trained for a robust rule, and how many did.
     shortened : dict of int to int
-        Nodes that changed tensors by many times more than is usual, and how many tensors.
+        Nodes with changes many times larger than usual, and the number of tensors concerned.
     trains : bool
-        Whether clients trained; False where they sent sums for a head in closed form or squares of gradients, or
-        said what cuts are worth.
+        Whether clients trained; False if they sent sums for a head in closed form or squared gradients, or said
+        what cuts are worth.
     stepped_back : str
-        Why the round's updates were dropped and the model before was put back; empty where it was not.
+        Why the round's updates were dropped and the previous model was restored; empty if that did not happen.
     cut : str
-        The deepest group that anybody trained; empty for no cut.
+        The deepest group that was trained; empty for no cut.
     dampened : int
-        Weights that were made smaller, so that the model forgets examples of a client.
+        Number of weights made smaller to forget a client's examples.
     asked : tuple of int
         Nodes that were asked to train.
     head_features : int
-        Features of the head that was solved for; 0 where none was.
+        Number of features of the head that was solved for; 0 if none was.
     ranked_features : int
-        Features, all together, of the places among which it was chosen where a head reads.
+        Total number of features of the places among which the head's place was chosen.
     """
 
     server_round: int
@@ -235,14 +235,14 @@ class RoundRecord:
 
     @property
     def silent(self) -> list[int]:
-        """Nodes that were asked to train and from which nothing came before the round ended."""
+        """Nodes that were asked to train but did not answer before the round ended."""
         came = {each.node_id for each in self.accepted if not each.staleness}
         came |= {each.node_id for each in self.rejected if each.server_round == self.server_round}
         return [node for node in self.asked if node not in came]
 
     @property
     def availability(self) -> str:
-        """Who was asked and who answered, in words.
+        """A sentence about who was asked and who answered.
 
         >>> record = RoundRecord(3, asked=(1, 2, 3))
         >>> record.accepted.append(AcceptedReply(2, {}, 8, 100, {}))
@@ -260,14 +260,14 @@ class RoundRecord:
         return ", ".join(said)
 
     def leave_out(self, node: int, reason: str, what: str) -> None:
-        """Log a reply that does not count, as in ``round zero: node 3 is left out: REASON``, and enter it."""
+        """Log a reply that is left out, as in ``round zero: node 3 is left out: REASON``, and record it."""
         reason = one_line(reason)
         _LOG.warning("%s: node %s is left out: %s", what, node, reason)
         self.rejected.append(Rejection(self.server_round, node, reason))
 
 
 def log_record(record: RoundRecord, rule: str) -> None:
-    """Log who was asked and who answered, and what a round did not believe."""
+    """Log who was asked and who answered, and which claims of the round were not believed."""
     number = record.server_round
     _LOG.info("round %s: %s", number, record.availability)
     if record.stayed:
@@ -292,14 +292,14 @@ def log_record(record: RoundRecord, rule: str) -> None:
 
 
 def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
-    """Order replies by content, so that floating-point sums do not depend on who was faster."""
+    """Sort replies by content, so that floating-point sums do not depend on the order of arrival."""
 
     def key(message: Message) -> tuple[bytes, str]:
         if message.has_error():
             return b"", ""
         content = message.content
         arrays = [array for record in content.array_records.values() for array in record.values()]
-        # Evaluations have no arrays, and updates may be alike: what else they say decides.
+        # Evaluations have no arrays, and updates may be equal: then metrics and configs decide.
         others = [*content.metric_records.items(), *content.config_records.items()]
         return b"".join(checksum(b"", array.data) for array in arrays), str(others)
 
@@ -307,11 +307,11 @@ def in_fixed_order(replies: Iterable[Message]) -> list[Message]:
 
 
 def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
-    """Give every client all metrics that anybody sent: Flower ends the run over unequal keys.
+    """Give every client all metrics that any client sent, because Flower ends the run over unequal keys.
 
-    One that a client lacks is, for it, the weighted mean over those who sent it, so that a weighted mean over all
-    clients is theirs. How many these are stands beside it, as NAME-clients, with every client. Of more than 512
-    names those that most clients sent are kept.
+    A client without a metric gets the weighted mean over those that sent it, so that the weighted mean over all
+    clients does not change. Every client also gets NAME-clients, the number of clients that sent it. Of more than
+    512 names, those that most clients sent are kept.
 
     Examples
     --------
@@ -358,7 +358,7 @@ def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
 
 
 def one_line(reason: str) -> str:
-    """Shorten what a client says to one line, so that it can neither flood nor forge the log.
+    """Shorten a client's text to one line, so that it can neither flood nor forge the log.
 
     >>> one_line("no" + chr(10) + "memory")
     'no memory'

@@ -1,4 +1,4 @@
-"""Configuration of a federation's rounds: deadline, head in closed form, cut, what is sent and forgotten."""
+"""Configuration of a federation's rounds: deadline, head in closed form, cut, downlink and forgetting."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ __all__ = ["GIVEN_PLACES", "RoundConfig"]
 GIVEN_PLACES = (
     "give server and clients a fl_elastic.readout.Readout as their model, and leave read at 'last'"
 )
-"""How a head reads elsewhere than the last layer where no client may show features of examples."""
+"""How to read elsewhere than at the last layer if no client may show features of examples."""
 
 _NONE, _LAST = "none", "last"
 _FIXED = "fixed:"
 _PLANS = ("local", "server", "none")
-# Features move most in the first rounds; a pass over the data for each would take longer than it is worth.
+# Features move most in the first rounds; to look after each of them would cost more than it is worth.
 _LOOK_AFTER = 2
 
 
 @dataclass(frozen=True)
 class RoundConfig:
-    """How the rounds of a federation go.
+    """Configuration of a federation's rounds.
 
     Parameters
     ----------
     deadline : Deadline, optional
-        Each client plans its round to fit; left out, clients keep to their own budgets alone.
+        Each client plans its round to meet it; by default clients only keep to their own budgets.
     read : str
-        Where a head in closed form reads (`fl_elastic.update.closed_form.closed_form_head`). Before the first
-        round clients send sums, from which the server solves for the head without a step. ``"none"`` for no such
-        head; ``"last"`` for what enters the model's last linear layer; ``"auto"`` for the places of the model, or
-        of its input, at which a few clients' examples are told best by a head that has not seen them
-        (`fl_elastic.readout.choice`), ``"auto>640"`` for at most so many numbers of an example; or names of places
-        such as ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected
-        onto 256 directions. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
+        Where a head in closed form reads (`fl_elastic.update.closed_form.closed_form_head`): before the first round
+        clients send sums, from which the server solves for the head without a training step. ``"none"`` for no such
+        head; ``"last"`` for the input of the model's last linear layer; ``"auto"`` for the places of the model, or
+        of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.choice`);
+        ``"auto>640"`` for at most so many features per example; or names of places such as
+        ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected onto 256
+        directions. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
     plan : {"local", "server", "none"}
-        Who chooses what is trained: each client for itself; the server, the same for all, as the slowest client of
-        the round can afford it (robust rules then have all clients to compare); or nobody: rounds do not train, and
-        the head in closed form is the result.
+        Who chooses what is trained. ``"local"``: each client. ``"server"``: the server, the same for all, such that
+        the slowest client of the round can afford it (robust rules can then compare all clients). ``"none"``:
+        nobody; rounds do not train, and the head in closed form is the result.
     solve_every : int
-        The server solves for the head again after so many rounds, and after the last, from sums of the features as
-        they are then; in between nobody trains it, so that it does not drift apart where clients have few classes
-        each. After the second round it solves as well, for a model to test and hand out: training goes on under the
-        head that it has, for features come to suit that. Where training has made the features worth less, the
-        model of the time before is put back, and clients take a quarter of their learning rates from then on. 0 has
-        the head trained like everything else after the first time.
+        After so many rounds, and after the last one, the server solves for the head again, from sums of the present
+        features. In between nobody trains the head, so that it does not drift apart among clients with few classes
+        each. The server also solves after the second round, only to get a model to test and hand out: training goes
+        on under the old head, to which the features adapt. If training has made the features worth less, the model
+        of the previous solve is restored, and clients use a quarter of their learning rates from then on. With 0
+        the head is solved for once and then trained like everything else.
     sums_privacy : SumsPrivacy, optional
         Differential privacy of the sums for a head, which is then solved for once (``solve_every=0``): clients clip
-        their features and add noise before they send, or the server does to the total of secure aggregation.
+        their features and add noise before they send, or the server adds it to the total of secure aggregation.
     cut : str
-        The fleet's cut: ``"none"``, ``"fixed:GROUP"``, the deepest group (or module) that anybody trains, or
+        The fleet's cut. ``"none"``; ``"fixed:GROUP"``, with the deepest group (or module) that is trained; or
         ``"moving"``: the server puts it where clients say that training gains most
-        (`fl_elastic.training.cut_worth`), and later moves it deeper, never up. What lies below it stays
+        (`fl_elastic.training.cut_worth`), and later only moves it deeper. What lies below the cut stays
         bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
-        it travels, to clients as well.
+        travels in either direction.
     delta_downlink : bool
-        Clients keep the model they got, and are sent the tensors that changed since. With a cut they always do.
+        Whether clients keep the model and are sent only the tensors that changed since. Always true with a cut.
     forget : bool or float
-        Whether a client may have examples forgotten (``ElasticClient.forget``), by the server making weights
-        smaller (`fl_elastic.losses.squared_outputs` tells which). A number is how many times as much a weight must
-        matter to them as to everything; True leaves that to the share of examples that are to be forgotten. False
-        does not listen to such requests, for who may say what is to be forgotten can do harm to the model. A head
-        in closed form is solved for anew instead, at once, from sums without the examples.
+        Whether a client may have examples forgotten (``ElasticClient.forget``). The server then makes weights
+        smaller that matter to these examples (by the loss `fl_elastic.losses.squared_outputs`). A number is the
+        factor by which a weight must matter more to them than to all examples; True derives it from the share of
+        these examples. False ignores such requests, because whoever may request forgetting can harm the model. A
+        head in closed form is not dampened but solved for again at once, from sums without the examples.
 
     Raises
     ------
     RegistryError
-        If a value is none of these.
+        If a value is invalid, or values contradict each other.
 
     Notes
     -----
-    With a head in closed form, or a cut, norms keep their statistics (`TrainerOptions.keep_statistics`): head and
-    features were found with them.
+    With a head in closed form, or a cut, norms keep their statistics (`TrainerOptions.keep_statistics`), because
+    head and features were computed with them.
 
     Examples
     --------
@@ -137,12 +137,12 @@ class RoundConfig:
 
     @property
     def reads_inside(self) -> bool:
-        """Whether that head may read elsewhere than what enters the model's last layer."""
+        """Whether that head may read elsewhere than at the input of the model's last layer."""
         return self.read not in (_NONE, _LAST)
 
     @property
     def cut_group(self) -> str:
-        """The deepest group that anybody trains, where that is fixed; empty where it is not."""
+        """The deepest group that is trained, if it is fixed; empty if not."""
         return self.cut.removeprefix(_FIXED) if self.cut.startswith(_FIXED) else ""
 
     @property
@@ -152,7 +152,7 @@ class RoundConfig:
 
     @property
     def uncovered(self) -> str:
-        """What differential privacy does not cover of these terms, and what to use instead; empty for nothing."""
+        """The first setting that differential privacy does not cover, and its replacement; empty if none."""
         told = (
             (
                 self.solves_head and self.sums_privacy is None,
@@ -179,7 +179,7 @@ class RoundConfig:
         return self.solves_head or self.has_cut
 
     def solves_after(self, server_round: int) -> bool:
-        """Whether the head that rounds are trained under is solved for after this round, the last one aside.
+        """Return whether rounds after this one train under a newly solved head; the last round is not considered.
 
         >>> config = RoundConfig(read="last", solve_every=5)
         >>> config.solves_after(4), config.solves_after(5), config.solves_after(10)
@@ -200,6 +200,6 @@ class RoundConfig:
 
     @property
     def needs_capabilities(self) -> bool:
-        """Whether the server has to ask what the devices can do."""
+        """Whether the server has to ask devices for their capabilities."""
         by_speed = self.deadline is not None and self.deadline.quantile is not None
         return by_speed or self.plan == "server" or self.cut == "moving"

@@ -1,4 +1,4 @@
-"""What a client works on for one message: a model with the server's weights, and the batches that meet it."""
+"""What a client works on for one message: a model with the server's weights, and batches for it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["RoundData"]
 
 @dataclass(frozen=True, eq=False)
 class RoundData:
-    """Data of a client's loaders. Samples of a stream are `fl_elastic.flower.stream_data.StreamData`.
+    """Data of a client's loaders; for samples of a stream see `fl_elastic.flower.stream_data.StreamData`.
 
     Attributes
     ----------
     manifest : Manifest
-        Of the server's model.
+        Manifest of the server's model.
     model : nn.Module
-        What is trained and evaluated.
+        The model that is trained and evaluated.
     batches, tests : iterable of batches
-        To train on, and to evaluate on.
+        Training and test data.
     loss_fn : callable
-        Of ``batches``.
+        Loss of ``batches``.
     """
 
     manifest: Manifest
@@ -48,37 +48,37 @@ class RoundData:
     keeps_features: ClassVar[bool] = False
     """Whether the batches are features already, so that no frozen prefix runs."""
     one_pass: ClassVar[bool] = False
-    """Whether a second pass over the batches would meet the same draws."""
+    """Whether a second pass over the batches would draw the same samples."""
 
     @property
     def plain_loss(self) -> LossFn:
-        """The loss of `examples` and ``tests``."""
+        """Loss of `examples` and ``tests``."""
         return self.loss_fn
 
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
-        """Return batches that hold each example once; those of the server's classes alone, if asked for."""
+        """Return batches that hold each example once; ``of_server`` restricts them to the server's classes."""
         return self.batches
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the model as the server knows it."""
+        """Return the weights of the model in the server's form."""
         return weights_of(self.model, self.manifest, self.manifest.names)
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return what the server is told of a fit that started from this version of its model."""
+        """Return the update of a fit that started from this version of the server's model."""
         return trainer.update(version)
 
     def known_sums(self) -> HeadSums | None:
-        """Return the sums for a head in closed form where they are there without a pass over the examples."""
+        """Return the sums for a head in closed form if they are known without a pass over the examples."""
         return None
 
     def in_server_order(self, sums: HeadSums) -> HeadSums:
-        """Return sums over `examples` of the server's classes for all of the server's outputs."""
+        """Return the sums over `examples` of the server's classes, arranged by the server's outputs."""
         return sums
 
     def squares(self, compute: Callable[[LossFn], Squares], loss_fn: LossFn) -> Squares:
-        """Return squares of gradients by the server's outputs, from what computes them for a loss."""
+        """Return squared gradients by the server's outputs; ``compute`` computes them for a loss."""
         return compute(loss_fn)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Hand on what a task that succeeded has made; return what the server is told besides."""
+        """Pass on the result of a successful task; return further metrics for the server."""
         return {}

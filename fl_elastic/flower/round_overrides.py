@@ -1,4 +1,4 @@
-"""A client's settings in one round: its own, overridden by those of the server's task."""
+"""A client's settings in one round: its own, with those of the server's task on top."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:
     Parameters
     ----------
     budget : Budget
-        Of the device.
+        The device's budget.
     task : RoundTask
-        With the server's deadline.
+        Has the server's deadline.
     share : float
-        Bytes of an update as the codec writes it over those in fp32, which plans count: the way to the server is
-        that much faster and wider.
+        Bytes of an update as the codec writes it over its bytes in fp32, in which plans count: bandwidth and uplink
+        bytes are divided by it.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
         kept_head=task.kept_head or own.kept_head,
         keep_statistics=training.keep_statistics or own.keep_statistics,
     )
-    # Where the server chooses, everything is trained only if it says so.
+    # If the server chooses the groups, everything is trained only when it says so.
     every = 0 if training.groups else options.full_update_every
     return replace(options, part=part, full_update_every=every)
 
@@ -71,23 +71,23 @@ def round_optimizer(
     config: Mapping[str, Any],
     configure: Configure | None,
 ) -> OptimizerFn:
-    """Return what makes the same optimiser, set as the server says.
+    """Return a function that makes the client's optimiser with the server's settings.
 
     Parameters
     ----------
     optimizer_fn : callable
-        Of the client.
+        Makes the client's optimiser.
     task : Train
-        With the learning rate, or a factor of it.
+        Has the learning rate, or a factor of it.
     config : mapping
-        Of the message, for ``configure``.
+        Config of the message, for ``configure``.
     configure : callable, optional
-        ``configure(optimizer, config)`` sets what else the config says, after the rate and before its factor.
+        ``configure(optimizer, config)`` applies further settings, after the rate is set and before its factor.
     """
     if configure is None and task.rate == 1.0 and task.lr is None:
         return optimizer_fn
 
-    # As it would be asked for names of parameters.
+    # Keeps the signature, by which names of parameters are passed or not.
     @wraps(optimizer_fn)
     def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = optimizer_fn(parameters)

@@ -28,12 +28,14 @@ from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 __all__ = ["HeadCheckpoint", "Solved", "bias_beside", "with_closed_form_head"]
 
 _LOG = logging.getLogger("fl_elastic")
-# Who has features so many times as large, or as small, as usual does not count; an example of one whose features
-# lie further from the others' counts as less, so that it weighs as no more than so many usual ones.
+# A client's sums are left out if its features are larger, or smaller, than usual by the first factor. An example
+# with features far from the others' gets less weight, so that it counts as at most the second number of usual
+# examples.
 _UNUSUAL, _LARGER = 10.0, 3.0
-# Who is usual is known from so many on, of whom at most one of so many is left out for what its sums do to others.
+# Number of clients from which on it is known what is usual; at most one in so many is left out because its sums
+# make the others' heads worse.
 _FEWEST, _LEFT_OUT = 3, 5
-# Other clients' examples may be a little harder; of the mean's error so much is nothing.
+# Other clients' examples may be a little harder: tolerated factor, and tolerated share of the mean's error.
 _SPOILED, _NOTHING = 1.25, 0.02
 # No tensor's name begins with a dot.
 _ERROR, _NODES = ".error", ".nodes"
@@ -44,7 +46,7 @@ class _Sent:
     node: int
     sums: HeadSums
     reply: AcceptedReply
-    # Of the client, who may have had the time for some of them only.
+    # Number of all examples of the client, whose sums may cover only some for lack of time.
     examples: int
 
     @property
@@ -55,9 +57,9 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The model with a head in closed form, the layer that it is, its error on what was held out, and whose it is.
+    """A model with a head in closed form: its layer, held-out error, and the nodes whose sums it is from.
 
-    Without a layer, and of unknown error, where no client sent sums.
+    If no client sent sums, ``layer`` is empty and the error is NaN.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -75,7 +77,7 @@ class Solved:
         head: ClosedFormHead,
         nodes: frozenset[int],
     ) -> Solved:
-        """Return a model with a head in the layer that has a weight of this name."""
+        """Return a model with this head in the layer whose weight has this name."""
         solved = dict(weights)
         kind, shape = manifest.array_dtype(weight), manifest.shape(weight)
         solved[weight] = head.weight.astype(kind).reshape(shape)
@@ -86,7 +88,7 @@ class Solved:
 
 
 def bias_beside(weight: str, manifest: Manifest) -> str:
-    """Return the name of the bias of the layer that has a weight of this name; empty if it has none."""
+    """Return the name of the bias beside this weight; empty if the layer has none."""
     bias = weight.removesuffix("weight") + "bias"
     fits = bias in manifest.index and manifest.shape(bias) == manifest.shape(weight)[:1]
     return bias if fits else ""
@@ -94,7 +96,7 @@ def bias_beside(weight: str, manifest: Manifest) -> str:
 
 @dataclass(frozen=True, eq=False)
 class HeadCheckpointState:
-    """State of a `HeadCheckpoint`: the model, the least error of a head so far, and whose sums its head is from."""
+    """State of a `HeadCheckpoint`: the model, its head's nodes, and the least error of a head so far."""
 
     weights: dict[str, NDArray[Any]]
     least_error: float
@@ -106,24 +108,25 @@ class HeadCheckpointState:
 
 
 class HeadCheckpoint:
-    """The model as it was when its head was last solved for: what is tested and handed out.
+    """The model as it was when its head was last solved for; this model is tested and handed out.
 
-    Until the next time the features move on under a head that stays. Where that made them worth less, as a learning
-    rate does that suits a random head, the model of the time before is put back.
+    Between solves the head is frozen while the features train. If training made the features worth less, as a
+    learning rate for a random head does, the model of the previous solve is restored.
 
     Parameters
     ----------
     snapshot : callable, optional
-        Returns what puts back whatever else a round changes, such as a server optimiser's moments.
+        Returns a function that restores what a round changes besides the model, such as a server optimiser's
+        moments.
 
     Attributes
     ----------
     weights : dict of str to array
-        The model; empty as long as no head was solved for.
+        The model; empty until a head was solved for.
     nodes : frozenset of int
-        Whose sums its head is from.
+        Nodes whose sums its head is from.
     went_back : bool
-        Whether the last time a model was put back.
+        Whether the last call of `take` restored an earlier model.
     """
 
     def __init__(self, snapshot: Callable[[], Callable[[], None]] = lambda: lambda: None) -> None:
@@ -141,17 +144,17 @@ class HeadCheckpoint:
         anyway: bool = False,
         before: Callable[[], Solved] | None = None,
     ) -> str:
-        """Take over a model; return why it was not, and the one before is put back; empty if it was.
+        """Take over a model; return why the earlier one was restored instead, or an empty text.
 
         Parameters
         ----------
         solved : Solved
-            The model as it is now.
+            The present model.
         anyway : bool
-            Take it whatever it is worth, as where it has forgotten examples that the one before knows.
+            Take it even if its error is larger, for example because the earlier model knows forgotten examples.
         before : callable, optional
-            Returns `weights` with a head solved for anew, where some of those are gone whose sums are in the old
-            one: that head does not come back, and the new one's error tells whether features or examples changed.
+            Returns `weights` with a head solved for anew, needed if some nodes behind the old head are gone: the
+            old head is then not restored, and the new head's error shows whether features or examples have changed.
         """
         self.went_back, least = False, self._least
         if not anyway and self.weights and _spoiled(solved.error, least):
@@ -174,16 +177,16 @@ class HeadCheckpoint:
         return ""
 
     def to_state(self) -> HeadCheckpointState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return HeadCheckpointState(self.weights, self._least, self.nodes)
 
     def restore(self, state: HeadCheckpointState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self.weights, self._least, self.nodes = state.weights, state.least_error, state.nodes
 
 
 def _spoiled(error: float, least: float) -> bool:
-    """Whether an error is so much more than the least, or explains so much less, that it is no accident.
+    """Return whether an error is larger than the least one, or explains less, by more than chance.
 
     >>> _spoiled(0.45, 0.4), _spoiled(0.6, 0.4), _spoiled(0.99, 0.84), _spoiled(0.02, 0.01)
     (False, True, True, False)
@@ -199,29 +202,29 @@ def with_closed_form_head(
     record: RoundRecord,
     holds: Callable[[int, int | None], None],
 ) -> Solved:
-    """Return the model with the head that the clients' sums give; as it is, if no client could send any.
+    """Return the model with the head that the clients' sums give; unchanged if no client sent any.
 
-    What is damaged, of another layer than most name, far from what is usual, or makes the head worse on what the
-    others hold out is left out and named in the log.
+    Sums are left out and logged if they are damaged, of another layer than most clients name, or far from usual, or
+    if they make the head worse on what the other clients hold out.
 
     Parameters
     ----------
     replies : iterable of Message
-        To `fl_elastic.flower.tasks.solve_head.SolveHead`.
+        Replies to `fl_elastic.flower.tasks.solve_head.SolveHead`.
     weights : mapping of str to array
         The model.
     manifest : Manifest
-        Of it.
+        Manifest of the model.
     limits : Limits
-        What counts the server believes.
+        Bounds of the counts that the server believes.
     record : RoundRecord
-        Of round zero: who was counted and who was not is entered into it.
+        Record of round zero; filled with who was counted and who was not.
     holds : callable
-        Hears of each node which version of the model it says it keeps, if any.
+        Called with each node and the version of the model that it says it keeps, if any.
     """
     left_out = partial(record.leave_out, what="round zero")
     found = sorted(_read(replies, manifest, limits, left_out, holds), key=lambda sent: sent.node)
-    # In the order of nodes, so that the same examples are held out together each time.
+    # Sorted by node, so that the same examples are held out together each time.
     kept = _usual(_of_one_layer(found, left_out), left_out)
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
@@ -260,7 +263,7 @@ def _read(
 
 
 def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
-    """Return the sums for the layer, and the kind of target, that most clients name."""
+    """Return the sums for the layer and kind of target that most clients name."""
     kinds = Counter((sent.sums.weight, sent.sums.classes) for sent in found)
     most = max(kinds, key=lambda kind: kinds[kind], default=None)
     kept = []
@@ -273,10 +276,10 @@ def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> l
 
 
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
-    """Return the sums of clients like the others, each with the weight of all of its examples.
+    """Return the sums of usual clients, each weighted by the number of its examples.
 
-    Who had the time for some of its examples only stands for all of them, and nobody for more than is usual, in
-    number and size. All together count as many examples as were seen.
+    Sums over some of a client's examples stand for all of them, but no client counts for more than is usual in
+    number and size. The total weight is the number of examples that were seen.
     """
     kept, most = found, np.inf
     if len(found) >= _FEWEST:
@@ -309,7 +312,7 @@ def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Se
 def _solved(
     kept: list[_Sent], has_bias: bool, left_out: Callable[[int, str], None]
 ) -> tuple[list[_Sent], ClosedFormHead]:
-    """Return the head, and whose sums it is from: not of those that make it worse for the others."""
+    """Return the head and the clients it is from, without those whose sums make it worse for the others."""
     at_once = -(-len(kept) // (2 * _LEFT_OUT))
     may_go = -(-len(kept) // _LEFT_OUT) if len(kept) >= _FEWEST else 0
     while True:

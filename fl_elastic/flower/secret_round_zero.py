@@ -1,4 +1,4 @@
-"""Round zero in secret: sums that hide single examples by noise, or of which the server sees the total alone."""
+"""Round zero in secret: sums with noise that hides single examples, or sums of which the server sees the total."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ __all__ = ["SUMS_OF", "noisy_answer", "secret_answer", "secret_head", "with_priv
 
 _LOG = logging.getLogger("fl_elastic")
 SUMS_OF = "fl_elastic.sums-of"
-"""Metric key under which a client says of which layer and kind of target its sums are; nothing of its data."""
+"""Metric key under which a client names layer and kind of target of its sums, and nothing of its data."""
 
-# Who claims so many times as many examples as usual does not count.
+# A client that claims more than this multiple of the usual number of examples is left out.
 _UNUSUAL, _FEWEST = 10.0, 3
 _Weights = Mapping[str, NDArray[Any]]
 
 
 def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
-    """Return a client's sums of clipped features with noise, packed; how many examples it has is not said."""
+    """Return a client's sums of clipped features with noise, packed; its number of examples is kept secret."""
     total, _ = client.sums_apart(task)
     if task.noise is None or task.clip is None:
         raise UpdateError("sums with noise need a clip and its noise")
-    # From the system's entropy: a seed that is known would take the noise off.
+    # Seeded by the system's entropy: noise of a known seed could be subtracted.
     sums = noised(total, task.noise, np.random.default_rng())
     return Answer.packed(encode_noisy_sums(sums, client.manifest), 1)
 
@@ -63,7 +63,7 @@ def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
     index = client.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
-    # Noise on the total would need as much again for a part of it.
+    # With noise, a part of the total would need as much noise again.
     parts = [total] if task.clip is not None else [total, held]
     numbers = fixed.write(np.concatenate([as_vector(each) for each in parts]))
     return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
@@ -77,27 +77,27 @@ def secret_head(
     arrays: Sequence[NDArray[Any]],
     privacy: SumsPrivacy | None,
 ) -> tuple[dict[int, NDArray[Any]], ClosedFormHead, int]:
-    """Return weight and bias by the index of their tensors, the head, and how many examples it is from.
+    """Return weight and bias by the index of their tensors, the head, and the number of examples it is from.
 
     Parameters
     ----------
     said : iterable of object
-        What clients say under `SUMS_OF`.
+        The clients' metrics under `SUMS_OF`.
     means : array
-        What the workflow of secure aggregation makes of the clients' arrays.
+        Result of the secure aggregation workflow for the clients' arrays.
     clients : int
-        How many it added up.
+        Number of clients in it.
     fixed : FixedPoint
-        How numbers were written.
+        Format of the numbers.
     arrays : sequence of array
         The model.
     privacy : SumsPrivacy, optional
-        Of the total.
+        Differential privacy of the total.
 
     Raises
     ------
     UpdateError
-        If clients do not say the same, or the numbers are no sums over examples.
+        If clients name different layers, or the numbers cannot be sums over examples.
     """
     weight, bias, classes = _layer(said, arrays)
     shape = layer_shape(arrays[weight].shape)
@@ -127,17 +127,17 @@ def with_private_head(
     holds: Callable[[int, int | None], None],
     privacy: SumsPrivacy,
 ) -> Solved:
-    """Return the model with the head that the clients' noisy sums give; as it is, if no client could send any.
+    """Return the model with the head that the clients' noisy sums give; unchanged if no client sent any.
 
-    Sums that no noise makes of clipped examples are left out and named in the log. Lies within the clip cannot be
-    told from noise.
+    Sums that cannot be clipped examples plus noise are left out and logged. Lies within the clip cannot be told
+    from noise.
 
     Parameters
     ----------
     replies, weights, manifest, record, holds
         See `fl_elastic.flower.round_zero.with_closed_form_head`.
     privacy : SumsPrivacy
-        What clients were told to do.
+        What clients were told to apply.
     """
     left_out = partial(record.leave_out, what="round zero")
     noise, found = privacy.noise, list[tuple[AcceptedReply, HeadSums]]()
@@ -200,7 +200,7 @@ def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int,
 
 
 def _refuse_impossible(total: HeadSums) -> None:
-    """Raise UpdateError where a total can be of no examples: one that lies spoils it, and nobody sees who."""
+    """Raise UpdateError for a total of no possible examples: one liar spoils it, and nobody sees who."""
     examples, own = float(total.products[-1, -1]), np.diag(total.products)[:-1]
     scale = np.sqrt(np.maximum(own, 1e-9))
     correlations = total.products[:-1, :-1] / np.outer(scale, scale)

@@ -1,8 +1,8 @@
 """Partial training under secure aggregation: all clients of a round send the same tensors; only their sum is seen.
 
 Flower's secure aggregation belongs to its legacy strategies, and adds lists of arrays of equal shapes. So the
-server chooses one set of tensor groups for all, and clients answer with those tensors alone, as arrays rather than
-packed.
+server chooses one set of tensor groups for all clients, and clients answer with only those tensors, as arrays and
+not packed.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ _Fitted = tuple[ClientProxy, FitRes]
 class SecurePartialUpdates(LegacyStrategy):
     """Lets clients under ``SecAggPlusWorkflow`` train and send a part of the model, the same for all.
 
-    The server learns which tensors were trained, which it chose itself, and their weighted mean; beside that what
-    clients put in their metrics, such as the loss and the importance of groups.
+    The server learns the weighted mean of the tensors that it chose, and what clients put in their metrics, such as
+    the loss and the importance of groups.
 
     The workflow rounds weights to steps of ``2 * clipping_range / quantization_range``, times ``max_weight`` over
-    the client's examples: give it a ``max_weight`` not far above the examples of a client.
+    the client's number of examples: choose a ``max_weight`` not far above that number.
 
     Parameters
     ----------
     inner : flwr.server.strategy.Strategy
         Samples clients and takes the mean, as a legacy strategy does; it sees whole models.
     config : RoundConfig, optional
-        Deadline and head; the plan is always the server's. With ``read="last"`` the first round that
-        comes about is one for sums: the head is solved for from the total of all clients, and of a fifth of their
+        Deadline and head; the plan is always the server's. With ``read="last"`` the first successful round is for
+        sums: the head is solved for from the total of all clients' sums, and from that of a fifth of their
         examples. With ``sums_privacy`` the server adds noise to the total.
     workflow : SecAggPlusWorkflow, optional
-        That the strategy is run by: sums are written in its steps, so round zero needs it.
+        The workflow that runs the strategy; needed for round zero, whose sums are written in its steps.
 
     Raises
     ------
     RegistryError
-        If the terms ask for what cannot be had under secure aggregation.
+        If the config asks for what is impossible under secure aggregation.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class SecurePartialUpdates(LegacyStrategy):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Let the inner strategy choose clients, and add what all of them are to train."""
+        """Let the inner strategy choose clients, and add the groups that all of them train."""
         self._arrays = parameters_to_ndarrays(parameters)
         chosen = self.inner.configure_fit(
             server_round=server_round, parameters=parameters, client_manager=client_manager
@@ -132,7 +132,7 @@ class SecurePartialUpdates(LegacyStrategy):
         results: list[_Fitted],
         failures: list[_Fitted | BaseException],
     ) -> tuple[Parameters | None, dict[str, Any]]:
-        """Complete what was trained with the global model, and delegate.
+        """Fill what was trained into the global model, and delegate.
 
         A tensor that was not trained keeps its value, whatever the inner strategy does with it.
         """
@@ -147,14 +147,14 @@ class SecurePartialUpdates(LegacyStrategy):
         whole = [trained.get(index, array) for index, array in enumerate(self._arrays)]
         for _, fit in results:
             fit.parameters = ndarrays_to_parameters(whole)
-            # Flower merges metrics by the user's function; these are not for it.
+            # Flower passes metrics to the user's merging function, which does not expect these.
             fit.metrics = {k: v for k, v in fit.metrics.items() if k not in (IMPORTANCE, TENSORS)}
         merged, metrics = self.inner.aggregate_fit(
             server_round=server_round, results=results, failures=failures
         )
         if merged is None:
             return None, metrics
-        # Legacy strategies round even the mean of equal numbers, and average integers, too.
+        # Legacy strategies round even the mean of equal numbers, and also average integers.
         new = [
             array.astype(old.dtype) if index in trained and old.dtype.kind == "f" else old
             for index, (array, old) in enumerate(
@@ -189,7 +189,7 @@ class SecurePartialUpdates(LegacyStrategy):
         return self.inner.evaluate(server_round, parameters)
 
     def _question(self, fixed: FixedPoint) -> SolveHead:
-        """Return what is asked in place of training in the first round."""
+        """Return the task that replaces training in the first round."""
         privacy = self.fleet.config.sums_privacy
         clip = None if privacy is None else privacy.clip
         return SolveHead(fixed_point=fixed.to_text(), clip=clip)
@@ -197,10 +197,10 @@ class SecurePartialUpdates(LegacyStrategy):
     def _solved(
         self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
     ) -> Parameters | None:
-        """Return the model with the head that the total of all sums gives; None where it is no such total."""
+        """Return the model with the head that the total of all sums gives; None if the total is invalid."""
         from fl_elastic.flower.secret_round_zero import SUMS_OF, secret_head
 
-        # Rounds begin as without where there is none.
+        # Rounds go on in any case: without a head they train as usual.
         self._fixed = None
         try:
             if not results:
@@ -225,20 +225,20 @@ class SecurePartialUpdates(LegacyStrategy):
         )
 
     def _ask(self, proxy: ClientProxy, server_round: int) -> None:
-        """Ask a client what it can do, again and ever more rarely if it does not say."""
+        """Ask a client for its capabilities; one that does not answer is asked more and more rarely."""
         if proxy.node_id in self.fleet.capabilities or not self.fleet.try_to_ask(proxy.node_id):
             return
         question = EvaluateIns(ndarrays_to_parameters([]), Describe().to_config())
         try:
             answer = proxy.evaluate(question, timeout=_PATIENCE_SECONDS, group_id=server_round)
-        # A client that fails makes the proxy raise; the round goes on without its answer.
+        # The proxy raises if a client fails; the round goes on without its answer.
         except Exception as error:
             self.fleet.learn(proxy.node_id, {}, one_line(repr(error)))
             return
         self.fleet.learn(proxy.node_id, answer.metrics)
 
     def _trained(self, results: list[_Fitted]) -> dict[int, NDArray[Any]]:
-        """Return the mean of what was trained, which is the same in every result, by the index of the tensor."""
+        """Return the trained tensors' means by tensor index; they are the same in every result."""
         said = {str(fit.metrics.get(TENSORS)) for _, fit in results}
         if len(said) != 1:
             raise UpdateError(f"clients trained {len(said)} different sets of tensors")

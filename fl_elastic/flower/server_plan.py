@@ -1,4 +1,4 @@
-"""One plan for all clients of a round, for what has to be the same everywhere: secure sums, whole-update rules."""
+"""One plan for all clients of a round, needed for secure sums and for rules over whole updates."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 class ServerPlanner:
-    """Chooses the groups of most importance that a slow client of a round can afford.
+    """Chooses the most important groups that a slow client of a round can afford.
 
-    Costs are what clients say. They count if most of those that named costs, or as many as any others, name the
-    same groups; and of those the slowest fifth, at least one of three or more, does not decide: it takes fewer
-    steps.
+    Costs are the clients' claims. They count if they name the set of groups that most clients with costs name. Of
+    those clients the slowest fifth, at least one of three or more, does not decide; it takes fewer steps.
 
-    Groups that were left out gain worth from round to round, as they do on a client that chooses for itself. Once
-    one was left out for as many rounds as a client that chooses for itself would leave it, all are trained, in
-    fewer steps where need be: no step of a slow client may be long enough for it.
+    Groups that were left out gain worth from round to round, as on a client that chooses for itself. Once one was
+    left out for as many rounds as such a client would leave it out, all groups are trained, in fewer steps if need
+    be: otherwise a group too expensive for one step of a slow client would never be trained.
     """
 
     def __init__(self) -> None:
@@ -45,16 +44,16 @@ class ServerPlanner:
         Parameters
         ----------
         cohort : sequence of Capabilities
-            Of the round's clients, as far as they are known.
+            Capabilities of the round's clients, as far as they are known.
         importance : mapping of str to float
-            The fleet's, by group name; empty as long as nobody has measured it.
+            The fleet's importance by group name; empty until it was measured.
         deadline : float, optional
             Seconds of the round.
 
         Returns
         -------
         tuple of str
-            Empty if nobody said what groups cost: clients then choose for themselves.
+            Empty if no client named its costs: clients then choose for themselves.
         """
         known = [(each, each.groups) for each in cohort if each.groups is not None]
         if not known:
@@ -64,7 +63,7 @@ class ServerPlanner:
         self._state.fit_to(costs.names)
         self._state.scores = [importance.get(name, 0.0) for name in costs.names]
         worth = self._state.worth(np.array(costs.sent_bytes) + 1.0)
-        # The fleet's, not to be remembered here.
+        # The scores belong to the fleet and are not remembered here.
         self._state.scores = []
         found = prefix_knapsack(
             np.array(costs.update_seconds) + _sending(slowest, costs), costs.path_seconds, worth,
@@ -75,11 +74,11 @@ class ServerPlanner:
         return tuple(name for name, on in zip(costs.names, mask, strict=True) if on)
 
     def to_state(self) -> SelectionState:
-        """Return what must be found again."""
+        """Return the state to be stored."""
         return self._state
 
     def restore(self, state: SelectionState) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
         self._state = state
 
 
@@ -87,7 +86,7 @@ def _slow(
     known: Sequence[tuple[Capabilities, GroupCosts]], deadline: float | None
 ) -> tuple[Capabilities, GroupCosts]:
     """Return the client whose time decides, and its costs."""
-    # Of equally many the names that come first in order, whoever answered first.
+    # Ties go to the names that come first in order, so that it does not matter who answered first.
     (names, _), *_ = sorted(Counter(costs.names for _, costs in known).items(), key=_most_first)
     alike = [pair for pair in known if pair[1].names == names]
     alike.sort(key=lambda pair: _share(pair[0], deadline))
@@ -107,12 +106,12 @@ def _allowed(client: Capabilities, deadline: float | None) -> float:
 
 
 def _share(client: Capabilities, deadline: float | None) -> float:
-    """Return how much of a whole round a client can afford."""
+    """Return the share of a whole round that a client can afford."""
     return _allowed(client, deadline) * client.steps / client.full_round_seconds
 
 
 def _sending(client: Capabilities, costs: GroupCosts) -> NDArray[np.float64]:
-    """Return what sending each group takes out of each step."""
+    """Return the seconds per step that sending each group takes."""
     if client.bandwidth <= 0:
         return np.zeros(len(costs.names))
     return np.array(costs.sent_bytes) / client.bandwidth / client.steps

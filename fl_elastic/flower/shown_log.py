@@ -8,17 +8,17 @@ __all__ = ["show_log"]
 
 
 class _BesideFlowers(logging.Handler):
-    """Hands lines on to Flower's logger, whose handlers follow the output of an app wherever it goes."""
+    """Passes lines on to Flower's logger, whose handlers show an app's output."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Let Flower's logger write it."""
+        """Pass a record to Flower's logger."""
         logging.getLogger("flwr").handle(record)
 
 
 def show_log() -> None:
-    """Show lines of logger ``fl_elastic`` beside Flower's, from INFO on, unless somebody has said where they go.
+    """Show lines of logger ``fl_elastic`` beside Flower's, from INFO on, unless logging is set up already.
 
-    Python drops what is below a warning where no handler is set up, as in an app that ``flwr run`` starts.
+    Without a handler, as in an app that ``flwr run`` starts, Python drops everything below a warning.
     """
     own = logging.getLogger("fl_elastic")
     if own.hasHandlers():

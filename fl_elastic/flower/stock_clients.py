@@ -1,6 +1,6 @@
-"""Clients of Flower that know nothing of packed models, in a fleet that does: they get and give whole models.
+"""Flower's own clients, which know nothing of packed models, in a fleet that uses them: they exchange whole models.
 
-What such a client is, its answers tell: one that cannot read the packed model is sent the plain one in the same
+Such a client is recognised by its answers. One that cannot read the packed model is sent the plain one in the same
 round, in the records of both kinds of client, and from then on in those of its own kind.
 """
 
@@ -28,18 +28,18 @@ __all__ = ["StockClients", "evaluation_of", "group_of"]
 _Weights = Mapping[str, NDArray[Any]]
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
-# How Flower's examples call what the library calls loss and accuracy.
+# Names that Flower's examples use for loss and accuracy.
 _SHORT = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy"}
 _LISTS, _RECORDS, _EITHER = "a NumPyClient", "a ClientApp", "a client of Flower"
 
 
 class StockClients:
-    """Which nodes run them, and the messages for those.
+    """Knows which nodes run Flower's own clients, and makes and reads messages for them.
 
     Attributes
     ----------
     kinds : dict of int to str
-        What is known of each node so far.
+        Kind of each such node, as far as it is known.
     """
 
     def __init__(self) -> None:
@@ -50,19 +50,19 @@ class StockClients:
         return node in self.kinds
 
     def supposed(self, node: int) -> bool:
-        """Take a node that failed over the packed model for one of them; return False where it is known better."""
+        """Assume that a node that failed on the packed model is such a client; return False if it is not."""
         if node in self._own or node in self.kinds:
             return False
         self.kinds[node] = _EITHER
         return True
 
     def refuted(self, node: int) -> None:
-        """Forget what was only supposed."""
+        """Forget an assumption about a node."""
         if self.kinds.get(node) == _EITHER:
             del self.kinds[node]
 
     def is_own(self, node: int) -> None:
-        """Note that a node speaks the library's language."""
+        """Note that a node runs a client of this library."""
         self._own.add(node)
 
     def instruction(
@@ -73,13 +73,13 @@ class StockClients:
         Parameters
         ----------
         node : int
-            One of them.
+            A node with such a client.
         kind : {"train", "evaluate"}
-            Of the message.
+            Kind of the message.
         weights : mapping of str to ndarray
             The model.
         config : ConfigRecord
-            The inner strategy's.
+            The inner strategy's settings.
         keys : tuple of str
             Names under which the inner strategy sends model and settings.
         """
@@ -111,18 +111,18 @@ class StockClients:
         steps: Sequence[int],
         limits: Limits,
     ) -> tuple[PartialUpdate, dict[str, Any], int]:
-        """Return a reply's model as an update of all tensors, its metrics, and its bytes.
+        """Return a reply's model as an update of all tensors, its metrics, and its size in bytes.
 
         Parameters
         ----------
         message : Message
             The reply.
         weights, manifest, version
-            Of the model that this round started from.
+            The model that this round started from.
         steps : sequence of int
-            What others say; such a client does not, and is taken for the usual one.
+            Steps of the other clients; such a client reports none, and is assumed to take the median.
         limits : Limits
-            What is believed.
+            Bounds of what is believed.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class StockClients:
                     f"tensor {name!r} is {array.dtype} of shape {array.shape}, the model has {manifest.shape(name)}"
                 )
             delta = np.asarray(array, np.float32) - np.asarray(weights[name], np.float32)
-            # One that trains a part of the model leaves the rest as it was, bit by bit.
+            # A client that trains a part of the model leaves the rest unchanged, bit by bit.
             if delta.any() or not np.isfinite(delta).all():
                 deltas[name] = delta
         update = PartialUpdate(deltas, dict.fromkeys(deltas, usual), examples, version)
@@ -158,7 +158,7 @@ class StockClients:
     def _read(
         self, node: int, content: RecordDict
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Return arrays, examples and metrics; of which kind the client is, is known from then on."""
+        """Return arrays, examples and metrics of a reply, and note the client's kind."""
         try:
             if "fitres.parameters" in content:
                 listed = content.array_records["fitres.parameters"]
@@ -173,7 +173,7 @@ class StockClients:
                 metrics = {str(name): value for name, value in told.items()}
                 examples = _examples(metrics)
                 self.kinds[node] = _RECORDS
-        # The bytes come from outside; numpy and Flower raise a different error for each way they can be wrong.
+        # The bytes come from a client; numpy and Flower raise a different error for each way they can be wrong.
         except Exception as error:
             raise UpdateError(
                 f"a whole model cannot be read: {type(error).__name__}: {error}"
@@ -187,7 +187,7 @@ class StockClients:
 
 
 def group_of(version: int) -> str:
-    """Return what a message is marked with, and its reply by Flower: the version of the model in it."""
+    """Return the group id of a message, which Flower copies to its reply: the version of the model in it."""
     return f"fl_elastic-{version}"
 
 
@@ -197,7 +197,7 @@ def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
     Raises
     ------
     UpdateError
-        If it cannot be averaged.
+        If the reply is invalid or cannot be averaged.
     """
     if content.config_records or len(content.metric_records) != 1:
         return read_own_evaluate_reply(content, max_examples)
@@ -224,7 +224,7 @@ def _examples(metrics: Mapping[str, Any]) -> Any:
 
 
 def _called_alike(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics, the training loss under the library's own name: ``train-loss``, not ``train_loss``."""
+    """Return metrics with the training loss under the library's name: ``train-loss`` instead of ``train_loss``."""
     found = {
         LOSS if name == LOSS.replace("-", "_") else name: value
         for name, value in believed_metrics(metrics).items()

@@ -71,7 +71,7 @@ __all__ = ["PartialUpdates"]
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
-# The server waits so many times the deadline: the device's clock starts later, when it has the model.
+# Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.
 _GRACE = 1.5
 _QUARTER = Deadline(quantile=0.25)
 _Weights = dict[str, NDArray[Any]]
@@ -80,48 +80,47 @@ _Weights = dict[str, NDArray[Any]]
 class PartialUpdates(Strategy):
     """Lets clients send only what they trained, under an unchanged strategy of Flower.
 
-    Sends the model as one packed buffer, checks and merges packed partial updates as they come, and hands the
-    inner strategy what it expects: FedAvg, FedAvgM, FedAdam and the like get the merged model as one reply with the
-    summed weight, which for a linear strategy is the same; a differential-privacy wrapper gets one complete
-    reply per client, with the global value for every tensor that the client did not train. A reply that does
-    not fit is logged and left out, and the round goes on.
+    Sends the model as one packed buffer, checks and merges packed partial updates as they arrive, and passes the
+    inner strategy what it expects. FedAvg, FedAvgM, FedAdam and other linear strategies get the merged model as one
+    reply with the summed weight, which for them is equivalent. A differential-privacy wrapper gets one complete
+    reply per client, with the global value for every tensor that the client did not train. An invalid reply is
+    logged and left out, and the round goes on.
 
     The inner strategy sees parameters only. Running statistics (BatchNorm) are averaged over the clients that
-    updated them, untouched by a server optimiser, and not at all under differential privacy, whose noise they would
-    escape. Integer buffers keep the server's value.
+    updated them and are not changed by a server optimiser; under differential privacy they are not averaged at all,
+    because they would escape its noise. Integer buffers keep the server's value.
 
-    Nothing that a client says is believed beyond what the model, the fleet and earlier rounds make possible:
-    changes many times larger than usual are shortened (`UpdateNormClipper`), a node that is silent is not waited
-    for in every round (`ClientAvailability`), and where the losses that clients report jump, the model before is
-    put back (`DivergenceRollback`). A server's optimiser takes a model with running statistics no further than its
-    clients went. Under differential privacy sizes and losses are not looked at, as noise does not cover what the
-    server does about them.
+    Claims of clients are bounded by what the model, the fleet and earlier rounds make possible: changes many times
+    larger than usual are shortened (`UpdateNormClipper`), a silent node is not waited for in every round
+    (`ClientAvailability`), and the previous model is restored if the reported losses jump (`DivergenceRollback`). A
+    server optimiser moves a model with running statistics no further than its clients did. Under differential
+    privacy sizes and losses are ignored, because the noise does not cover decisions that the server bases on them.
 
-    Replies are merged one by one as they come, and dropped: memory does not grow with the number of clients, unless
-    a robust rule or differential privacy has to see them all, or the grid hands them over together.
+    Replies are merged one by one as they arrive, and dropped: memory does not grow with the number of clients,
+    unless a robust rule or differential privacy has to see them all, or the grid returns them together.
 
     Parameters
     ----------
     inner : Strategy
-        From ``flwr.serverapp.strategy``.
+        A strategy from ``flwr.serverapp.strategy``.
     rule : str or AggregationRule, optional
         A registered name, or an object; ``contributors`` by default, always ``all`` under differential privacy.
     merge : MergeOptions, optional
         Weights, step normalisation and staleness.
     config : RoundConfig, optional
-        Deadline, head in closed form, cut and the like.
+        Deadline, head in closed form, cut and other settings of the rounds.
     server_optimizer : ServerOptimizer, optional
-        Applied lazily, per tensor that was trained, before the inner strategy.
+        Applied before the inner strategy, only to tensors that were trained.
     average : ModelAverage, optional
-        Mean of the global models of the last rounds: what `start` has tested and returns. Clients train, and are
-        asked to evaluate, the newest model.
+        Mean of the global models of the last rounds, which `start` tests and returns. Clients train and evaluate
+        the newest model.
     limits : Limits, optional
         Counts beyond which a reply is rejected.
     codec : str
-        How the model is sent to the clients.
+        Codec of the model that is sent to the clients.
     on_round : callable, optional
-        Called with the `RoundRecord` after each round's training. One with a method ``evaluated`` hears of each
-        test as well, see `fl_elastic.flower.tracking`.
+        Called with the `RoundRecord` after each round's training. If it has a method ``evaluated``, that is called
+        after each test, see `fl_elastic.flower.tracking`.
 
     Raises
     ------
@@ -137,9 +136,9 @@ class PartialUpdates(Strategy):
     keeps = frozenset(
         {"average", "downlink", "fleet", "guard", "server_optimizer", "sizes", "solved"}
     )
-    """Attributes whose state belongs into a checkpoint."""
+    """Attributes whose state belongs in a checkpoint."""
     not_inside = "another PartialUpdates: give it the strategy inside of that one"
-    """Why no other one is put around it."""
+    """Error message: no other PartialUpdates is put around this one."""
 
     def __init__(
         self,
@@ -175,11 +174,11 @@ class PartialUpdates(Strategy):
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
         self._weights: _Weights = {}
-        # The digest of what every device has already, if the model has a frozen base.
+        # The digest of the frozen base, which every device already has.
         self._base: _Weights = {}
         self._round: Round | None = None
         self._warned = False
-        # The deadline of a preset that waits for the model to say which one it is.
+        # The deadline of a preset that is chosen when the model is known.
         self._open_preset: Deadline | None = None
 
     @classmethod
@@ -192,26 +191,28 @@ class PartialUpdates(Strategy):
         pretrained: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> PartialUpdates:
-        """Return the strategy that docs/measured/unequal-clients.md compares with others; the log says what it is.
+        """Return the strategy that docs/measured/unequal-clients.md compares with others; its settings are logged.
 
-        Each tensor is merged over those who trained it, the server goes further while rounds agree, and the mean of
-        its last models is tested and returned. What comes late is merged with less weight.
+        Each tensor is merged over the clients that trained it, the server takes longer steps while rounds agree,
+        and the mean of its last models is tested and returned. Late updates are merged with less weight.
 
-        A pretrained model instead gets a head in closed form that reads where the fleet's sums say, so that the
-        model may end there (`fl_elastic.readout.readout.Readout`), is solved for again after every fifth round, and
-        a cut that moves: nobody trains below it, clients keep the features there, and only what lies above travels.
+        A pretrained model instead gets a head in closed form, which reads at the place with the least error by the
+        fleet's sums and is solved for again after every fifth round; the model may then end there
+        (`fl_elastic.readout.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
+        features there, and only what lies above travels.
 
         Parameters
         ----------
         inner : Strategy
-            From ``flwr.serverapp.strategy``, such as ``FedAvg()``.
+            A strategy from ``flwr.serverapp.strategy``, such as ``FedAvg()``.
         deadline : float or Deadline
-            Seconds of a round; left out, what a quarter of the devices need to train everything that is trained.
+            Seconds of a round; by default the time in which a quarter of the devices can train everything that is
+            trained.
         initial_arrays : ArrayRecord, optional
-            What `start` will be given: tells by the model's norms whether it was trained before.
+            The arrays that `start` will be given; their norms show whether the model is pretrained.
         pretrained : bool, optional
-            Whether the model has learned features from other data already, and ends in a linear layer. Left out, as
-            ``initial_arrays`` tell; without these it is decided when `start` is given them.
+            Whether the model has learned features from other data already, and ends in a linear layer. By default
+            ``initial_arrays`` decide; without these it is decided when `start` is given them.
         on_round : callable, optional
             Called with the `RoundRecord` after each round's training.
 
@@ -231,7 +232,7 @@ class PartialUpdates(Strategy):
         return made
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Go by the preset for pretrained models, if that was left open and this is one."""
+        """Switch to the preset for pretrained models, if the choice was left open and this is such a model."""
         limit, self._open_preset = self._open_preset, None
         if limit is not None and _trained_before(arrays):
             settings = _preset(limit, pretrained=True)
@@ -244,7 +245,7 @@ class PartialUpdates(Strategy):
 
     @property
     def availability(self) -> ClientAvailability:
-        """Who answers, and how long that takes."""
+        """Which clients answer, and how fast."""
         return self.fleet.availability
 
     def patience(self) -> float | None:
@@ -262,10 +263,10 @@ class PartialUpdates(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the rounds on a grid that hands over each reply as it comes; otherwise as Flower's own.
+        """Run the rounds like Flower's own strategies, but on a grid that yields each reply as it arrives.
 
-        With an `average`, that is what ``evaluate_fn`` is given and what the result holds; where the head is solved
-        for again and again, the model of the last time.
+        With an `average`, ``evaluate_fn`` and the result get the mean; if the head is solved for repeatedly, they
+        get the model of the last solve.
         """
         self.begin_with(initial_arrays)
         self.runs_until(num_rounds)
@@ -283,15 +284,15 @@ class PartialUpdates(Strategy):
         return result
 
     def runs_until(self, last_round: int) -> None:
-        """Note which round is the last one: a head that is solved for again is solved for after it."""
+        """Note which round is the last one: a head that is solved for repeatedly is also solved for after it."""
         self._auxiliary.last_round = last_round
 
     def round_zero(
         self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None
     ) -> ArrayRecord:
-        """Return the model with a head in closed form, if the terms ask for one; otherwise as it is.
+        """Return the model with a head in closed form if the config asks for one, else unchanged.
 
-        The inner strategy chooses the clients, as for a round of training. ``on_round`` is called with its record.
+        The inner strategy chooses the clients, as for a round of training. ``on_round`` is called with the record.
         """
         if not self.config.solves_head:
             return arrays
@@ -300,7 +301,7 @@ class PartialUpdates(Strategy):
         self._check_statistics(manifest)
         messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
         self.fleet.serve(manifest)
-        # A deadline that follows from what training takes says nothing of a pass, whose sums are exact if complete.
+        # A deadline derived from training times does not apply to a pass; complete sums are exact.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
         whole = self._weights
         if self.config.reads_inside and not self.fleet.read:
@@ -316,18 +317,18 @@ class PartialUpdates(Strategy):
         packer = MessagePacker("train", self.downlink, grid)
         solved = self._auxiliary.solve(messages, packer, self._weights, record, timeout)
         if not record.head_features and self._weights is not whole:
-            # Cut off for a head that nobody sent sums for.
+            # The model was cut off for a head for which nobody sent sums.
             self.fleet.serve(self._keep(whole, 0))
             solved = whole
         return as_record({**solved, **self._base})
 
     def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Take this model and the state as it is now for those before the last round: a jump goes back to them."""
+        """Use this model and the present state as those before the last round, in case losses jump."""
         weights = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
         self.guard.keep(weights, undo_of([*chain(self.inner), *self._own_state()]))
 
     def _check_statistics(self, manifest: Manifest) -> None:
-        """Say so if norms are to keep statistics that have never seen data."""
+        """Warn if norms keep statistics that have never seen data."""
         fresh = fresh_statistics(self._weights, manifest) if self.config.keeps_statistics else []
         if fresh:
             _LOG.warning(
@@ -349,7 +350,7 @@ class PartialUpdates(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the inner strategy choose clients and settings; pack the model and the round's terms for them."""
+        """Let the inner strategy choose clients and settings; pack the model and each client's task for them."""
         manifest = self._remember(arrays, server_round)
         if not self._trains:
             return []
@@ -367,18 +368,18 @@ class PartialUpdates(Strategy):
         self.fleet.serve(manifest)
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
-        # The inner strategy writes into the config it is given; the caller's stays as it was.
+        # Copied, because the inner strategy writes into its config.
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
         if not sees_each_client(self.inner):
-            # Noise is for as many clients as were drawn.
+            # Under differential privacy the noise is scaled for all sampled clients.
             chosen = {message.metadata.dst_node_id for message in messages}
             due = self.availability.due(chosen)
             self.availability.passed_over(chosen - due)
             messages = [each for each in messages if each.metadata.dst_node_id in due]
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
-        # Only now are those connected that the inner strategy waits for.
+        # Asked only now, because the inner strategy has waited until enough nodes are connected.
         self.fleet.meet(grid, config)
         if not self.fleet.cut.due(server_round):
             self.fleet.cut.passed(server_round)
@@ -462,7 +463,7 @@ class PartialUpdates(Strategy):
 
     @property
     def _trains(self) -> bool:
-        """Whether rounds train: there is nothing to train where a head that is solved for reads the input alone."""
+        """Whether rounds train: not if the plan is "none", or the solved head reads only the input."""
         body = f"{BODY}."
         alone = bool(self.fleet.read and self.fleet.kept_head) and not any(
             name.startswith(body) for name in self._weights
@@ -470,7 +471,7 @@ class PartialUpdates(Strategy):
         return self.config.plan != "none" and not alone
 
     def _report(self, this: Round) -> None:
-        """Hand over the record of the round."""
+        """Log the record of the round, and pass it to ``on_round``."""
         this.record.downlink_total_bytes = this.packer.total_bytes
         log_record(this.record, RULES.name_of(self.rule))
         self._tell(this.record)
@@ -480,7 +481,7 @@ class PartialUpdates(Strategy):
             self.on_round(record)
 
     def _step_back(self, this: Round, reason: str) -> ArrayRecord:
-        """Put the model before the last round back; this round's updates start from a bad one and are dropped."""
+        """Restore the model before the last round; this round's updates start from a bad model and are dropped."""
         this.record.stepped_back = reason
         self._keep(self.guard.step_back(), this.number + 1)
         self.fleet.unlearning.undone(this.number - 1)
@@ -490,13 +491,13 @@ class PartialUpdates(Strategy):
 
     @property
     def _guarded(self) -> bool:
-        """Whether sizes and losses may be looked at: not where noise has to cover all that clients change."""
+        """Whether sizes and losses may be used: not if noise has to cover everything that clients send."""
         return not sees_each_client(self.inner)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Hand the inner strategy loss and metrics of the replies that fit."""
+        """Pass loss and metrics of the valid replies to the inner strategy."""
         translated: list[Message] = []
         read: dict[int, EvaluateReply] = {}
         came: list[Message] = []
@@ -556,7 +557,7 @@ class PartialUpdates(Strategy):
         return manifest
 
     def _amend(self, weights: _Weights) -> None:
-        """Go on from this model in place of the round's."""
+        """Go on from this model instead of the round's."""
         self._weights = weights
         self.downlink.amend(weights)
 
@@ -571,7 +572,7 @@ class PartialUpdates(Strategy):
     def _go_on(
         self, this: Round, aggregated: ArrayRecord, merged: _Weights, stepped: _Weights
     ) -> None:
-        """Take the inner strategy's parameters, and the rest of the merged model, for the next round."""
+        """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
         each, before = sees_each_client(self.inner), this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
         new = whole_model(parameters, before if each else stepped, this.manifest)
@@ -592,7 +593,7 @@ class PartialUpdates(Strategy):
             self.average.add(self._weights)
 
     def _own_state(self) -> list[object]:
-        """Return what a round changes besides the model."""
+        """Return the objects, besides the model, that a round changes."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
 
 
@@ -601,7 +602,7 @@ def _trained_before(arrays: ArrayRecord) -> bool:
 
 
 def _preset(limit: Deadline, *, pretrained: bool) -> dict[str, Any]:
-    """Return what a strategy for unequal devices is made with, and say in the log what that is."""
+    """Return the settings of a strategy for unequal devices, and log them."""
     # Flower's own logger, which a server app shows.
     log = logging.getLogger("flwr")
     if pretrained:

@@ -1,4 +1,4 @@
-"""What a strategy carries from round to round: its state as named arrays, and the mean of its models."""
+"""What a strategy keeps from round to round: its state as named arrays, and the mean of its models."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ __all__ = [
 ]
 
 _OBJECT = "!object!"
-# Adaptive clipping learns it.
+# A number that adaptive clipping learns.
 _NUMBER = "clipping_norm"
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @runtime_checkable
 class Remembering(Protocol):
-    """An object with a state of its own: a dataclass that `fl_elastic.state.codec` takes."""
+    """An object with a state: a dataclass that `fl_elastic.state.codec` supports."""
 
     def to_state(self) -> Any:
-        """Return what must outlast a restart; always of the same class."""
+        """Return the state that must survive a restart; always of the same class."""
 
     def restore(self, state: Any) -> None:
-        """Put back what `to_state` gave."""
+        """Restore what `to_state` returned."""
 
 
 def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return arrays as Flower's record of them."""
+    """Return the arrays as one of Flower's records."""
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def names_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return the class names of the strategy, with its server optimiser and average, and of those it wraps."""
+    """Return the class names of the strategy and those it wraps, with server optimiser and average."""
     values = list(vars(strategy).values())
     kinds = (ServerOptimizer, ModelAverage)
     optimizers = [type(value).__name__ for value in values if isinstance(value, kinds)]
@@ -61,7 +61,7 @@ def names_of(strategy: Strategy) -> tuple[str, ...]:
 
 
 def collect(strategy: Strategy) -> Archive:
-    """Return what the strategy and those it wraps carry from round to round; facts are of objects, by place."""
+    """Return the state of the strategy and of those it wraps; facts are of objects, by attribute path."""
     facts: dict[str, Any] = {}
     return Archive(facts, _collect(strategy, "", facts))
 
@@ -90,17 +90,17 @@ def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, 
 
 
 def _all_arrays(values: Iterable[object]) -> bool:
-    # What numpy computes from arrays without dimensions are bare numbers.
+    # numpy turns results of zero-dimensional arrays into plain scalars.
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
 def restore(strategy: Strategy, state: Archive) -> None:
-    """Put what `collect` found back into the strategies.
+    """Restore the state that `collect` returned.
 
     Raises
     ------
     CheckpointError
-        If it names anything that `collect` does not take, or does not fit what is there.
+        If it names something that `collect` does not save, or does not fit the strategy.
     """
     try:
         _restore(strategy, state)
@@ -142,16 +142,16 @@ def _restore(strategy: Strategy, state: Archive) -> None:
 
 
 def _own(owner: object, name: str) -> Any:
-    """Return a public attribute of the object itself, not of its class; None if it has not made it yet."""
+    """Return a public attribute of the object itself, not of its class; None if it does not exist yet."""
     if not name.isidentifier() or name.startswith("_") or hasattr(type(owner), name):
         raise CheckpointError(f"{name[:80]!r} is nothing that {type(owner).__name__} keeps")
     return vars(owner).get(name)
 
 
 def _may_become(kind: str, name: str, value: object) -> bool:
-    """Whether an attribute with this value may hold what was collected as this kind.
+    """Return whether an attribute with this value may hold what was collected as this kind.
 
-    Strategies begin with None where arrays come later.
+    None is accepted for arrays, because strategies begin with None and set arrays later.
     """
     if kind == "object":
         return isinstance(value, Remembering) and not isinstance(value, Strategy)
@@ -176,7 +176,7 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
-    """Return the mean of the strategy's global models, or that whose head was last solved for; else ``arrays``."""
+    """Return the mean of the global models, or the model of the last solve; ``arrays`` if there is neither."""
     solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
     if isinstance(solved, HeadCheckpoint) and solved.weights:
         found = as_record(solved.weights)
@@ -190,7 +190,7 @@ def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
 
 
 def tested(strategy: Strategy, evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:
-    """Return the server's test of the model, given the mean where the strategy keeps one."""
+    """Return the server's test function, applied to the mean model if the strategy keeps one."""
     if evaluate_fn is None:
         return None
     test = evaluate_fn

@@ -1,4 +1,4 @@
-"""A federation client whose data is a stream, and whose model the stream's learner goes on with."""
+"""A federation client whose data are a stream, and whose model is taken up by the stream's learner."""
 
 from __future__ import annotations
 
@@ -35,49 +35,50 @@ __all__ = ["StreamClient"]
 class StreamClient(ElasticClient):
     """Takes part in rounds with the samples of a stream, beside the learner of that stream.
 
-    In each round the global model is joined with the one that the learner has saved, trained on samples of the
-    store within the budget, and what was trained is sent. The joined model is left for the learner, which takes it
-    up at its next sample if that is no worse. Learner and rounds may be different processes: they meet in the state
-    folder alone.
+    In each round the global model is joined with the model that the learner saved, and trained within the budget on
+    samples of the store; the changes are sent. The joined model is left for the learner, which takes it up at its
+    next sample if it is no worse. Learner and rounds may be different processes: they share only the state folder.
 
-    Where the fleet has a cut, what lies below it is the federation's, as everywhere; the joining is of what lies
-    above. Features there are kept for as long as the store has their samples. A learner with latent replay takes
-    part if its frozen part ends at the fleet's cut or below, and is the federation's to the bit: its store's
-    features are what rounds train on, and later ones are stored in the precision that the server asks for. Sums
-    for a head in closed form are over every labelled sample once; a learner whose own head is in closed form has
-    them already, and answers without a pass over its samples.
+    If the fleet has a cut, everything below it is the federation's, and only what lies above is joined. Features
+    there are kept as long as the store has their samples. A learner with latent replay can take part if its frozen
+    part ends at the fleet's cut or below and equals the federation's, bit by bit: rounds train on the features in
+    its store, and new features are stored in the precision that the server asks for. Sums for a head in closed form
+    cover every labelled sample once; a learner whose own head is in closed form knows them without a pass over its
+    samples.
 
     Parameters
     ----------
     model : nn.Module
-        As the server knows it.
+        The server's model.
     stream_dir : path-like
+        State folder of the `StreamLearner`, with its store ``samples.db``.
         State folder of the `StreamLearner`, with its store ``samples.db`` in it.
     budget : Budget
         What one round may spend.
     joining : str or JoiningRule
         How the global model is joined with the device's own.
     classes : sequence of int, optional
-        Labels of the server's outputs, in order; 0, 1, 2 and so on, if left out.
+        Labels of the server's outputs, in order; by default 0, 1, 2 and so on.
     optimizer_fn, loss_fn : callable
-        As `ElasticClient` takes them.
+        As in `ElasticClient`.
     replay : str or Replay
-        Recipe of the batches.
+        How batches are drawn from the store.
     steps : int
         Training steps of a round, if the budget pays for them.
     left : {"by_share", "joined", "trained"}
-        What is left for the learner: the joined model as it is, or after the round's training. By share: of that
-        training as much of each tensor as was the device's own; training on few samples of one device makes the
-        federation's part worse, since nobody averages it.
+        The model that is left for the learner. ``joined``: the joined model before the round's training.
+        ``trained``: the one after it. ``by_share``: of each tensor's change in training, the share that was the
+        device's own; training on few samples of one device makes the federation's part worse, because nobody
+        averages it.
     prepare, seed, head
-        As the learner has them.
+        As in the learner.
     **settings
-        Of `ElasticClient`; ``state_dir`` is the folder ``rounds`` in ``stream_dir`` unless given.
+        Further arguments of `ElasticClient`; ``state_dir`` is by default the folder ``rounds`` in ``stream_dir``.
 
     Raises
     ------
     StreamError
-        If a setting means nothing.
+        If a setting is invalid.
 
     Examples
     --------
@@ -114,7 +115,7 @@ class StreamClient(ElasticClient):
             settings["optimizer_fn"] = optimizer_fn
         settings.setdefault("state_dir", folder / "rounds")
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
-        # What a learner keeps and joins is the whole model, whatever of it is frozen.
+        # A learner keeps and joins the whole model, including its frozen parameters.
         self._state.go_by(Manifest.of(model, whole=True))
         self._prepare, self._head = prepare, head
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
@@ -131,7 +132,7 @@ class StreamClient(ElasticClient):
         )  # fmt: skip
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Raise StreamError: the learner forgets samples, and the sums that this client sends are then without."""
+        """Raise StreamError: samples are forgotten by the learner, and then missing in this client's sums."""
         raise StreamError(
             "the samples of a stream are the learner's: let it forget them, by StreamLearner.forget or "
             "fl-elastic stream forget"
@@ -159,7 +160,7 @@ class StreamClient(ElasticClient):
             yield data
 
     def _federations(self, task: RoundTask, *, trains: bool) -> dict[str, float]:
-        """Return the tensors that are the federation's in every device, each with a share of 1."""
+        """Return the tensors that are the federation's on every device, each with a share of 1."""
         layout, names = self._settings.layout, set[str]()
         if task.cut and trains:
             graph = self._costs(self._batches()[0], self._options(task)).graph

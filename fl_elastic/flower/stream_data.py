@@ -38,23 +38,23 @@ __all__ = ["LEFT", "Joined", "StreamData", "StreamSettings"]
 
 _LOG = logging.getLogger("fl_elastic")
 LEFT = ("by_share", "joined", "trained")
-"""What may be left for the learner, see `fl_elastic.flower.StreamClient`."""
+"""Values of ``left``: what is left for the learner, see `fl_elastic.flower.StreamClient`."""
 
 
 @dataclass(frozen=True, eq=False)
 class StreamSettings:
-    """What stays the same from message to message.
+    """Settings that do not change from message to message.
 
     Parameters
     ----------
     folder : Path
         State folder of the learner.
     layout : Layout
-        Which tensors of the server's model are the head and running statistics.
+        Names of the server's tensors that are the head and the running statistics.
     classes : tuple of int
         Labels of the server's outputs, in order.
     plain_loss : callable
-        Of outputs and class indices.
+        Loss of outputs and class indices.
     joining, replay, steps, seed, left
         See `fl_elastic.flower.StreamClient`.
     """
@@ -85,9 +85,9 @@ class Joined:
     received : LabelledWeights
         The server's model.
     shares : Shares
-        How much of the joined one is the server's.
+        The server's share of the joined model.
     model : LabelledWeights
-        The joined one.
+        The joined model.
     """
 
     received: LabelledWeights
@@ -97,18 +97,18 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class StreamData(RoundData):
-    """A learner as it was saved last, with the samples of its store.
+    """A learner's saved state, with the samples of its store.
 
     Attributes
     ----------
     settings : StreamSettings
-        What stays the same.
+        Settings that do not change.
     seen : LearnerSnapshot
-        The learner; its model is what is trained.
+        The learner; its model is trained.
     position : StreamPosition
-        How far the stream was at the last round.
+        Position in the stream at the last round.
     joined : Joined or None
-        None as long as no model of the server has come.
+        None until a model of the server has come.
     """
 
     settings: StreamSettings = field(kw_only=True)
@@ -120,7 +120,7 @@ class StreamData(RoundData):
 
     @classmethod
     def of(cls, settings: StreamSettings, seen: LearnerSnapshot, manifest: Manifest) -> StreamData:
-        """Return the samples of a learner, and the model that it has saved.
+        """Return the samples of a learner and the model that it saved.
 
         Raises
         ------
@@ -144,22 +144,22 @@ class StreamData(RoundData):
 
     @property
     def plain_loss(self) -> LossFn:
-        """The loss without what replay adds."""
+        """The loss without the terms that replay adds."""
         return self.settings.plain_loss
 
     def with_server(
         self, weights: Mapping[str, NDArray[Any]], fixed: Mapping[str, float], *, trains: bool
     ) -> StreamData:
-        """Join the server's model with the learner's; return the data with the joined one.
+        """Join the server's model with the learner's; return the data with the joined model.
 
         Parameters
         ----------
         weights : mapping of str to array
             The server's model.
         fixed : mapping of str to float
-            Tensors whose share is not the joining rule's to choose.
+            Tensors whose share is not chosen by the joining rule.
         trains : bool
-            Whether the joined model is trained or tested: other tasks are about the server's model as it is.
+            Whether the joined model is trained or tested; other tasks use the server's model unchanged.
         """
         seen, settings = self.seen, self.settings
         received = LabelledWeights(weights, settings.classes, settings.layout.head)
@@ -171,7 +171,7 @@ class StreamData(RoundData):
         ]
         for label in settings.classes:
             seen.classifier.learn(label)
-        # Learning a class may make the head another module; the rows of new labels are set by the joining.
+        # Learning a class may replace the head module; the joining sets the rows of new labels.
         own = replace(labelled_weights(seen.classifier), labels=_known(seen))
         manifest = Manifest.of(seen.classifier.model, whole=True)
 
@@ -185,12 +185,12 @@ class StreamData(RoundData):
         return replace(self, model=seen.trained, joined=begun)
 
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
-        """Return every labelled sample once; a target is its label's place among the classes."""
+        """Return every labelled sample once; a target is the index of its label among the classes."""
         labels = self.settings.classes if of_server else self.seen.classifier.classes.labels
         return self.seen.every_sample(labels, self.settings.replay.batch_size)
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the model as the server knows it: its classes, and its own values of what is personal."""
+        """Return the weights in the server's form: its classes, and its own values of personal tensors."""
         if self.joined is None:
             return super().weights()
         received = self.joined.received
@@ -201,13 +201,13 @@ class StreamData(RoundData):
         }
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return what was trained and is not personal, against the server's model."""
+        """Return the update, relative to the server's model, without personal tensors."""
         assert self.joined is not None
         trained = labelled_weights(self.seen.classifier)
         return seen_from(self.joined.received, trained, trainer.update(version), self._personal)
 
     def known_sums(self) -> HeadSums | None:
-        """Return the sums that the learner's head was made from, if that is in closed form."""
+        """Return the sums behind the learner's head, if that head is in closed form."""
         weight = f"{self.seen.classifier.head_name}.weight"
         sums = self.seen.head_sums(weight, self.settings.classes)
         if sums is None:
@@ -218,11 +218,11 @@ class StreamData(RoundData):
         return sums.with_outputs(self.manifest.shape(weight)[0])
 
     def in_server_order(self, sums: HeadSums) -> HeadSums:
-        """Return sums with a column for each of the server's outputs."""
+        """Return the sums with one column for each of the server's outputs."""
         return sums.of_outputs(self.manifest.shape(sums.weight)[0])
 
     def squares(self, compute: Callable[[LossFn], Squares], loss_fn: LossFn) -> Squares:
-        """Return the squares by the server's outputs, in its order."""
+        """Return the squared gradients by the server's outputs, in their order."""
         labels = self.seen.classifier.classes.labels
         places = [labels.index(label) for label in self.settings.classes]
         everything, forgotten = compute(
@@ -234,7 +234,7 @@ class StreamData(RoundData):
         )
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Leave the result of a training for the learner; return what the server may want to know of the stream."""
+        """Leave the result of training for the learner; return metrics of the stream for the server."""
         if isinstance(task, Evaluate) or not task.brings_model:
             return {}
         if isinstance(task, Train):
@@ -269,7 +269,7 @@ class StreamData(RoundData):
         return replace(squares, sums=overlaid(theirs, mine).weights)
 
     def _leave(self) -> None:
-        """Leave the result for the learner, and note how far the stream was."""
+        """Leave the result for the learner, and save the position in the stream."""
         begun, seen = self.joined, self.seen
         assert begun is not None
         trained = labelled_weights(seen.classifier)
@@ -283,14 +283,14 @@ class StreamData(RoundData):
             RoundInbox(self.settings.folder).leave(result)
             seen.position(self.position).save(self.settings.folder)
         except OSError as error:
-            # The server gets its update all the same.
+            # The server still gets its update.
             _LOG.warning(
                 "the round's result could not be left in %s: %s", self.settings.folder, error
             )
 
 
 def _known(seen: LearnerSnapshot) -> tuple[int, ...]:
-    """Return the labels that the learner itself has rows for."""
+    """Return the labels for which the learner itself has rows."""
     stored = [label for label in seen.store.classes if label is not None]
     return tuple(
         label
@@ -301,7 +301,7 @@ def _known(seen: LearnerSnapshot) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """A loader of the held-out window, which says why where there is none."""
+    """A loader of the held-out window; it raises an error that says why if there is none."""
 
     seen: LearnerSnapshot
 

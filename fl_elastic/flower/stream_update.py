@@ -1,4 +1,4 @@
-"""How a stream's learner takes part: what is the federation's, how models are joined, what the server is told."""
+"""How a stream's learner takes part: which tensors are the federation's, how models are joined, what is sent."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ def seen_from(
     update: PartialUpdate,
     personal: Sequence[str],
 ) -> PartialUpdate:
-    """Return what was trained and is not personal, against the received model and in its order of classes.
+    """Return the update relative to the received model, in its order of classes and without personal tensors.
 
-    What the device had learned before the round, between its model and the global one, is part of it.
+    The update includes what the device had learned before the round: the difference of its model and the global
+    one.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def seen_from(
     trained : LabelledWeights
         The device's model after the round, with at least the same labels.
     update : PartialUpdate
-        What the round's training changed of it.
+        Changes made by the round's training.
     personal : sequence of str
         Beginnings of the names of tensors that are not sent.
     """
@@ -80,7 +81,7 @@ def _within(delta: NDArray[Any], masks: Masks | None) -> NDArray[Any]:
 
 
 def _in_order(masks: Masks, received: LabelledWeights, trained: LabelledWeights) -> Masks:
-    """Return the masks of a tensor of the head for the server's rows; one of all rows is none."""
+    """Return the masks of a head tensor for the server's rows; None in place of a mask of all rows."""
     rows, *others = masks
     if rows is None:
         return masks
@@ -92,7 +93,7 @@ def _in_order(masks: Masks, received: LabelledWeights, trained: LabelledWeights)
 
 
 def layout_of(classifier: Classifier, manifest: Manifest) -> Layout:
-    """Return which tensors are the head, running statistics, and parameters of layers that keep those."""
+    """Return which tensors are the head, running statistics, and parameters of layers with such statistics."""
     statistics = tuple(n for n in manifest.names if manifest.role(n) is not Role.PARAMETER)
     layers = {name.rpartition(".")[0] for name in statistics}
     norms = tuple(
@@ -111,10 +112,10 @@ def best_of(
     rows: Sequence[Row],
     classes: ClassMap,
 ) -> Shares:
-    """Load the candidate that is right most often, and return it.
+    """Load the candidate with the highest accuracy, and return it.
 
-    Of equal ones that with the least loss: a loss alone prefers what is less sure of itself, as means are. The
-    first one is taken where there are fewer than 8 samples to tell.
+    Ties are broken by the least loss. Loss alone would prefer models that are less confident, as means of models
+    are. With fewer than 8 samples the first candidate is taken.
 
     Parameters
     ----------
@@ -125,11 +126,11 @@ def best_of(
     body : Body
         The model.
     loss_fn : callable
-        Of outputs and class indices.
+        Loss of outputs and class indices.
     rows : sequence of Row
         Samples that are new to both models.
     classes : ClassMap
-        Of the model's outputs.
+        Classes of the model's outputs.
     """
     chosen = candidates[0]
     if len(candidates) > 1 and len(rows) >= _LEAST_SAMPLES:
@@ -150,13 +151,13 @@ def below_cut(graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: La
     Parameters
     ----------
     graph : BackwardGraph
-        Of a step of the model.
+        Graph of a step of the model.
     cut : str
-        The deepest group that anybody trains.
+        The deepest group that is trained.
     names : tuple of str
-        Of the model's tensors.
+        Names of the model's tensors.
     layout : Layout
-        Tells which are running statistics: those of layers above the cut are the device's own.
+        Says which tensors are running statistics: those of layers above the cut are the device's own.
 
     Raises
     ------
@@ -175,14 +176,14 @@ def refuse_other_features(
     sent: Mapping[str, NDArray[np.generic]],
     saved: Mapping[str, NDArray[np.generic]],
 ) -> None:
-    """Raise StreamError if a round is of another model than the features that a learner keeps, or would change it.
+    """Raise StreamError if a round does not fit the features that a learner keeps, or would change them.
 
     Parameters
     ----------
     upper : Upper
-        What the learner trains.
+        The part of the model that the learner trains.
     task : RoundTask
-        Of the round.
+        Task of the round.
     sent, saved : mapping of str to array
         The server's model, and the learner's.
     """

@@ -1,4 +1,4 @@
-"""Numbers of each round for TensorBoard, MLflow, Weights & Biases, or whatever takes numbers by name."""
+"""Numbers of each round for TensorBoard, MLflow, Weights & Biases, or any other tracker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Log = Callable[[Mapping[str, float], int], object]
 
 
 class RoundMetrics:
-    """Hands the numbers of each round on: give it to a strategy as ``on_round``.
+    """Passes the numbers of each round on; give it to a strategy as ``on_round``.
 
-    Training is told after each round that trains, and what clients found when they tested the model, if they do.
+    It logs each round that trains, and the clients' test results if there are any.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class RoundMetrics:
             self.log(round_metrics(record), record.server_round)
 
     def evaluated(self, server_round: int, metrics: Mapping[str, Any]) -> None:
-        """Log what clients found in testing."""
+        """Log the clients' test results."""
         numbers = {
             f"evaluate/{name}": float(value) for name, value in metrics.items() if _is(value)
         }
@@ -54,9 +54,9 @@ class RoundMetrics:
 
 
 def round_metrics(record: RoundRecord) -> dict[str, float]:
-    """Return the numbers of a round: clients, bytes, and the means of what clients say, by examples.
+    """Return the numbers of a round: clients, bytes, and the clients' metrics as means weighted by examples.
 
-    Of what some of them lack, the mean is over the others, and their number stands beside it, as NAME-clients.
+    A metric that some clients lack is averaged over the others, and NAME-clients is their number.
     """
     merged = record.accepted
     found: dict[str, float] = {
@@ -84,7 +84,7 @@ def round_metrics(record: RoundRecord) -> dict[str, float]:
 
 
 def to_tensorboard(folder: str) -> RoundMetrics:
-    """Return what writes each round into a folder that TensorBoard shows."""
+    """Return an ``on_round`` that writes each round into a folder that TensorBoard shows."""
     writer = _needed("torch.utils.tensorboard", "tensorboard").SummaryWriter(folder)
 
     def log(metrics: Mapping[str, float], step: int) -> None:
@@ -96,9 +96,9 @@ def to_tensorboard(folder: str) -> RoundMetrics:
 
 
 def to_mlflow() -> RoundMetrics:
-    """Return what logs each round to the active run of MLflow, or to a new one."""
+    """Return an ``on_round`` that logs each round to the active run of MLflow, or to a new one."""
     mlflow = _needed("mlflow", "mlflow-skinny")
-    # It refuses a whole call for one character that it does not allow.
+    # MLflow refuses a whole call because of one forbidden character.
     return RoundMetrics(
         lambda metrics, step: mlflow.log_metrics(
             {_ODD_FOR_MLFLOW.sub("_", name): value for name, value in metrics.items()}, step=step
@@ -107,9 +107,9 @@ def to_mlflow() -> RoundMetrics:
 
 
 def to_wandb(run: Any = None, **settings: Any) -> RoundMetrics:
-    """Return what logs each round to a run of Weights & Biases: a given one, or one that ``init`` gives."""
+    """Return an ``on_round`` that logs each round to a given run of Weights & Biases, or to one from ``init``."""
     run = _needed("wandb", "wandb").init(**settings) if run is None else run
-    # One step may come in two parts, of training and of testing.
+    # A round may be logged in two parts, for training and for testing.
     return RoundMetrics(lambda metrics, step: run.log(dict(metrics), step=step))
 
 

@@ -1,4 +1,4 @@
-"""What an inner strategy of Flower needs to see of partial updates, and what its complete models say back."""
+"""What an inner strategy of Flower needs to see of partial updates, and what its results mean for the model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ __all__ = [
     "whole_model",
 ]
 
-# The words of Flower's strategies.
+# Wording of the log lines of Flower's strategies.
 _RECEIVED = "%s: Received %s results and %s failures"
 _SERVER_DP = (
     DifferentialPrivacyServerSideFixedClipping,
@@ -63,7 +63,7 @@ _CLIENT_DP = (
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyClientSideAdaptiveClipping,
 )
-# Not linear in the replies: a merged update has no meaning for them, and a completed one fabricates agreement.
+# Not linear in the replies: a merged update has no meaning for them, and completed updates would fake agreement.
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
@@ -77,7 +77,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
     Raises
     ------
     RegistryError
-        If it is no strategy, partial updates cannot be merged under it, or not by this rule.
+        If it is no strategy, or partial updates cannot be merged under it, or not by this rule.
     """
     check_strategy(inner)
     for strategy in chain(inner):
@@ -106,7 +106,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
 
 
 def check_strategy(inner: object) -> None:
-    """Return if it is a strategy of flwr.serverapp; RegistryError if it is a class, or something else."""
+    """Raise RegistryError unless this is a strategy object of flwr.serverapp."""
     if isinstance(inner, Strategy):
         return
     if isinstance(inner, type):
@@ -125,7 +125,7 @@ def chain(inner: Strategy) -> list[Strategy]:
 
 
 def sees_each_client(inner: Strategy) -> bool:
-    """Whether the strategy clips or weighs clients one by one, as differential privacy does.
+    """Return whether the strategy treats clients one by one, as differential privacy does by clipping.
 
     Any other linear strategy gets the finished mean as one reply with the summed weight.
     """
@@ -133,18 +133,18 @@ def sees_each_client(inner: Strategy) -> bool:
 
 
 def takes_the_mean_as_it_is(inner: Strategy) -> bool:
-    """Whether its merged model is the mean it is given, as Flower's own `FedAvg` multiplies one reply by 1."""
+    """Return whether its result is the mean it is given, as Flower's `FedAvg` multiplies a single reply by 1."""
     return getattr(inner.aggregate_train, "__func__", None) is FedAvg.aggregate_train
 
 
 def goes_by_the_change(inner: Strategy) -> bool:
-    """Whether its steps are the merged change times a rate, and the momentum of earlier ones."""
+    """Return whether its step is the merged change times a rate, plus the momentum of earlier changes."""
     return any(isinstance(strategy, FedAvgM) for strategy in chain(inner))
 
 
 @contextmanager
 def counted_replies(merged: int) -> Iterator[None]:
-    """Let Flower's log say how many replies were merged, where its strategy is given one in place of all."""
+    """Let Flower's log report how many replies were merged, when its strategy gets one in place of all."""
 
     def counted(record: logging.LogRecord) -> bool:
         if record.msg == _RECEIVED and isinstance(record.args, tuple) and len(record.args) == 3:
@@ -161,7 +161,7 @@ def counted_replies(merged: int) -> Iterator[None]:
 
 
 def weight_key(inner: Strategy) -> str:
-    """Return the metric by which the innermost strategy weighs replies."""
+    """Return the metric by which the innermost strategy weights replies."""
     return str(getattr(chain(inner)[-1], "weighted_by_key", "num-examples"))
 
 
@@ -174,12 +174,12 @@ def metrics_aggregator(inner: Strategy) -> Callable[[list[RecordDict], str], Met
 def handed_on(
     inner: Strategy, this: Round, merged: Mapping[str, NDArray[Any]]
 ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-    """Let the inner strategy aggregate: every client's reply if it must see them, else the merged model for all.
+    """Let the inner strategy aggregate: every client's reply if it must see them, else the merged model.
 
     Raises
     ------
     CheckpointError
-        If it cannot, for what clients sent was checked: it is what it kept, or got from a checkpoint.
+        If it cannot; as the replies were checked, the reason is its own state, which may be from a checkpoint.
     """
     metrics = completed_metrics(this.metrics, weight_key(inner))
     usable, each = this.usable, sees_each_client(inner)
@@ -187,11 +187,11 @@ def handed_on(
         for message, content in zip(usable, metrics, strict=True):
             message.content["metrics"] = content["metrics"]
     elif usable:
-        # In an order that does not depend on who was faster.
+        # Sorted, so that the order of arrival does not matter.
         metrics.sort(key=str)
         usable[0].content = _for_all(inner, this, merged, metrics)
         usable = usable[:1]
-    # Not every strategy of Flower stands a round without any reply.
+    # Not every strategy of Flower can handle a round without any reply.
     if not usable and not this.failed:
         return None, None
     with counted_replies(len(this.usable)):
@@ -217,7 +217,7 @@ def _for_all(
 ) -> RecordDict:
     """Return one reply with the merged model, the summed weight and the mean metrics.
 
-    For a strategy that gives the model back as it is, one tensor stands for all of them.
+    For a strategy that returns the mean unchanged, one tensor stands for all of them.
     """
     most = 1 if takes_the_mean_as_it_is(inner) else None
     arrays = parameters_of(merged, this.manifest, most)
@@ -225,13 +225,13 @@ def _for_all(
 
 
 def parameters_of(weights: _Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
-    """Return the parameters, which are all that an inner strategy may see; the first ``most`` of them."""
+    """Return the parameters, which are all that an inner strategy may see; only the first ``most`` if given."""
     names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
     return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
 
 
 def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> ArrayRecord:
-    """Return the parameters of one client, with the global value where it did not train.
+    """Return all parameters of one client, with the global value of those that it did not train.
 
     Raises
     ------
@@ -243,14 +243,14 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
         for name in manifest.names
         if manifest.role(name) is Role.PARAMETER
     }
-    # Flower scales the change to the clipping norm, dividing by its own norm.
+    # Flower divides by the norm of the change.
     if all(np.array_equal(array, weights[name]) for name, array in arrays.items()):
         raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
     return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
 
 
 def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
-    """Join the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+    """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
 
     Raises
     ------
@@ -272,16 +272,16 @@ def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -
 def no_longer_than(
     limit: float, base: _Weights, asked: _Weights, moved: _Weights, manifest: Manifest
 ) -> Weights:
-    """Return the moved model, its step shortened to ``limit`` times the one that the clients asked for.
+    """Return the moved model, its step shortened to ``limit`` times the step that the clients asked for.
 
     Parameters
     ----------
     limit : float
-        Of the norms of the parameters' changes.
+        Bound on the norm of the parameters' change, relative to the clients' change.
     base, asked, moved : mapping of str to ndarray
-        The model before the round, as the clients' updates have it, and as a server's optimiser has it.
+        The model before the round, after the clients' updates, and after the server optimiser's step.
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
     """
     names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
     wanted, taken = (
@@ -305,8 +305,8 @@ def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 def _as_vector(array: NDArray[Any]) -> Array:
-    """Give a tensor without dimensions one: Flower's clipping and optimisers lose such tensors.
+    """Add a dimension to a zero-dimensional tensor, which Flower's clipping and optimisers would lose.
 
-    numpy turns their sums into bare numbers, which in-place operations then miss.
+    numpy turns sums of such arrays into plain scalars, which in-place operations then do not change.
     """
     return Array(np.atleast_1d(array))

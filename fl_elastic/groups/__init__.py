@@ -1,4 +1,4 @@
-"""Any ``nn.Module`` as tensor groups in backward order, found by walking its autograd graph."""
+"""Tensor groups of any ``nn.Module`` in backward order, found by walking its autograd graph."""
 
 from typing import TYPE_CHECKING
 

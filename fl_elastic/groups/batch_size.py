@@ -1,4 +1,4 @@
-"""How many examples a batch has: the one place that says it, for weights, counts and means alike."""
+"""The number of examples in a batch, defined in one place for weights, counts and means."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fl_elastic.groups.pairs import as_pair
 __all__ = ["CountExamples", "batch_size", "counted", "drawn_examples"]
 
 CountExamples: TypeAlias = Callable[[Any, Any], int]
-"""``count_examples(inputs, targets)`` returns how many examples a batch has."""
+"""``count_examples(inputs, targets)`` returns the number of examples in a batch."""
 
-# Batches of graphs say how many they hold under one of these names (PyTorch Geometric, DGL).
+# Batches of graphs store their number of graphs under one of these names (PyTorch Geometric, DGL).
 _GRAPHS = ("num_graphs", "batch_size")
 
 
 def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
-    """Return how many examples a batch has.
+    """Return the number of examples in a batch.
 
-    There is a target for each example, so the targets say it: inputs may have their time steps, their tokens or
-    their nodes first. Where there are several targets per example, as of tokens, or none at all, the inputs say it.
-    Of two lists of the same length, as of pictures and boxes, each entry is an example.
+    The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
+    If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
+    length, such as pictures and boxes, each entry is an example.
 
     Parameters
     ----------
     batch : batch
         See `fl_elastic.groups.pairs.as_pair`.
     count_examples : callable, optional
-        ``count_examples(inputs, targets)``, which knows better.
+        ``count_examples(inputs, targets)``; if given, it decides.
 
     Raises
     ------
     TrainingError
-        If ``count_examples`` returns no count.
+        If ``count_examples`` does not return a count.
 
     Examples
     --------
@@ -58,7 +58,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
             return len(inputs)
     told, given = list(_lengths(targets)), list(_lengths(inputs))
     if not told:
-        # Nothing else is as long as the shortest: offsets of bags beside their words.
+        # The shortest entry counts: next to the offsets of bags, only their words are longer.
         return min(given, default=1)
     if len(set(told)) > 1:
         told = [each for each in told if each in given] or [min(told)]
@@ -76,8 +76,8 @@ def counted(
 ) -> Iterator[tuple[Any, int]]:
     """Yield the batches of a loader, each with its number of examples.
 
-    A DataLoader's own word about how many it draws holds where targets would say more, as those of tokens do whose
-    first axis is time.
+    If a DataLoader says how many examples it draws, that limits the number by the targets, which may be too large:
+    for tokens the first axis of the targets may be time.
 
     Examples
     --------
@@ -96,10 +96,10 @@ def counted(
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
-    """Return how many examples a DataLoader draws in an epoch of so many batches; None if it does not say."""
+    """Return the number of examples that a DataLoader draws in ``batches`` batches; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
     if drawn is None:
-        # Without automatic batches the dataset gives whole batches, whose size only they know.
+        # Without automatic batching the dataset yields whole batches of unknown size.
         return None
     if type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
         return sum(len(batch) for batch in drawn)
@@ -116,7 +116,7 @@ def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
 
 
 def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
-    """Return how many examples a DataLoader draws for each batch; None if it does not say."""
+    """Return the number of examples that a DataLoader draws for each batch; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
     if drawn is not None and type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
         return (len(batch) for batch in drawn)
@@ -131,7 +131,7 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the loader's own word; a DataLoader of a stream has ``__len__`` but cannot answer."""
+    """Return the loader's length, or None; a DataLoader of a stream has a ``__len__`` that raises TypeError."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:
@@ -139,7 +139,7 @@ def _length(loader: Any) -> int | None:
 
 
 def _lengths(value: Any) -> Iterator[int]:
-    """Yield the length of the first axis of each tensor inside a value, and what packed ones and graphs say."""
+    """Yield the first length of each tensor inside a value, and the sizes of packed sequences and graphs."""
     if isinstance(value, PackedSequence):
         yield int(value.batch_sizes[0]) if len(value.batch_sizes) else 0
     elif isinstance(value, Tensor):
@@ -159,7 +159,7 @@ def _lengths(value: Any) -> Iterator[int]:
 
 
 def _second_lengths(inputs: Any) -> set[int]:
-    """Return the lengths of the second axes of tensors: where time is the first axis, examples are the second."""
+    """Return the lengths of the second axes of tensors, where examples are if time comes first."""
     if isinstance(inputs, Tensor):
         return {inputs.size(1)} if inputs.dim() > 1 and not inputs.is_nested else set()
     if isinstance(inputs, PackedSequence):
@@ -175,7 +175,7 @@ def _is_listed(value: Any) -> bool:
 
 
 def _of_all_examples(entries: Sequence[Any]) -> bool:
-    """Whether each entry holds something of every example, as of a model with several inputs and outputs."""
+    """Return whether each entry has a row per example, as for a model with several inputs and outputs."""
     lengths = {len(each) if isinstance(each, Tensor) and each.dim() else -1 for each in entries}
     return len(lengths) == 1 and -1 not in lengths
 

@@ -1,4 +1,4 @@
-"""Which modules ran in one forward pass, in what nesting, and which autograd nodes they met."""
+"""Record the module calls of one forward pass: their nesting, and the autograd nodes at their ends."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Call:
     Attributes
     ----------
     module : str
-        Its name in the model; empty for the model itself.
+        Name of the module; empty for the model itself.
     parents : tuple of int
-        Indices of the calls that it ran inside of, outermost first.
+        Indices of the calls around this one, outermost first.
     input_node, output_node : node or None
-        Autograd node of the only tensor that went in, and of the tensor that came out.
+        Autograd node of the only input tensor, and of the output tensor.
     output_shape : tuple of int or None
-        Shape of that tensor; None if something else came out.
+        Shape of the output tensor; None if the output is something else.
     is_random : bool
-        Whether the module drops things at random in its present mode.
+        Whether the module drops values at random in its present mode.
     """
 
     module: str
@@ -48,7 +48,7 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
     def entering(name: str) -> Any:
         def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             if not name:
-                # Called anew after it failed: what it had recorded hangs on no graph.
+                # A new call of the whole model after a failed one: earlier records belong to no graph.
                 calls.clear()
                 stack.clear()
             node = _only_node((*arguments, *keywords.values()))
@@ -73,14 +73,14 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
 
 
 def _is_random(module: nn.Module) -> bool:
-    """Whether this is a dropout of any kind that is active; there is no common base class to ask."""
+    """Return whether this is an active dropout of any kind; there is no common base class to test for."""
     name = type(module).__name__
     drops = "Dropout" in name or name in ("StochasticDepth", "DropPath")
     return drops and module.training and bool(getattr(module, "p", 1.0))
 
 
 def _only_node(values: tuple[Any, ...]) -> Any:
-    """Return the autograd node of the one tensor among the arguments of a call, if it is the first and only."""
+    """Return the autograd node of a call's argument if that is a single tensor, else None."""
     if len(values) == 1 and isinstance(values[0], Tensor):
         return values[0].grad_fn
     return None

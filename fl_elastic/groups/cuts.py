@@ -1,4 +1,4 @@
-"""Places where one tensor is all that the rest of the model sees: where a frozen prefix may end."""
+"""Cuts: places at which one tensor is all that the rest of the model sees, where a frozen prefix may end."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def find_cuts(
     position : mapping
         Index of each live autograd node.
     starts : set of int
-        Indices of the nodes that work on the model's input itself.
+        Indices of the nodes that read the model's input directly.
     calls : sequence of Call
         Every module call of the forward pass.
 
     Notes
     -----
-    A node is a bottleneck if no edge of the graph leads from above it to below it. Of the bottlenecks between
-    the same two groups the one nearest to the loss is kept, where the tensor has been pooled most. The output of
-    a dropout is none, because its randomness belongs to the part that is trained.
+    A node is a bottleneck if no edge of the graph leads from above it to below it. Of the bottlenecks between the
+    same two groups, the one nearest to the loss is chosen, where the tensor has been pooled most. The output of a
+    dropout is not used, because its randomness belongs to the trained part.
     """
     bottlenecks = _bottlenecks(nodes, starts)
     often = Counter(call.module for call in calls)
@@ -49,7 +49,7 @@ def find_cuts(
             place = position.get(node) if node is not None else None
             if place is None or place not in bottlenecks or place in random:
                 continue
-            # Where the same tensor also goes past the module, giving it to the module alone is not enough.
+            # If the tensor also bypasses the module, replacing only the module's input is not enough.
             skipped = None if at_input and users[place] > 1 else _skipped(calls, index)
             if skipped is None:
                 continue
@@ -66,7 +66,7 @@ def find_blocks(
     starts: Set[int],
     calls: Sequence[Call],
 ) -> tuple[Block, ...]:
-    """Return the modules whose input and output are both such a tensor, with more than one node inside."""
+    """Return the modules whose input and output are both bottlenecks, with more than one node inside."""
     bottlenecks = _bottlenecks(nodes, starts)
     often = Counter(call.module for call in calls)
     blocks = []
@@ -84,8 +84,8 @@ def find_blocks(
 def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, int]:
     """Return the bottleneck nodes, each with the number of groups above it, nearer to the loss.
 
-    Groups in backward order are numbered by their deepest node; a bottleneck whose groups above are not the first
-    ones (a tied tensor on both sides) is left out.
+    Groups in backward order are numbered by their deepest node. A bottleneck is left out if the groups above it are
+    not the first ones, because a tied tensor is on both sides.
     """
     found: dict[int, int] = {}
     furthest = 0
@@ -95,7 +95,7 @@ def _bottlenecks(nodes: Sequence[BackwardNode], starts: Set[int]) -> dict[int, i
             below = {n.group for n in nodes[index:] if n.group is not None}
             if groups and below and not below & groups:
                 found[index] = len(groups)
-        # Past a node that works on the input itself there is another way to it.
+        # A node that reads the input directly opens a way to the input past all later nodes.
         furthest = len(nodes) if index in starts else max([furthest, *node.inputs])
         if node.group is not None:
             groups.add(node.group)
@@ -110,8 +110,8 @@ def _rank(cut: Cut) -> tuple[int, bool, int]:
 def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, ...]], ...] | None:
     """Return the outermost modules that ran before the call at ``index`` and do not contain it.
 
-    None if one of them puts out something else than a tensor, for which nothing can stand in, or also runs around
-    that call.
+    None if one of them outputs something else than a tensor, which cannot be replaced, or also runs around that
+    call.
     """
     around = {*calls[index].parents}
     skipped: dict[str, tuple[int, ...]] = {}
@@ -122,7 +122,7 @@ def _skipped(calls: Sequence[Call], index: int) -> tuple[tuple[str, tuple[int, .
                 call.output_shape,
             ):
                 return None
-            # Called once before and once around the cut: standing in for it would hide the cut.
+            # A module called both before and around the cut: replacing it would hide the cut.
             if any(calls[parent].module == call.module for parent in around):
                 return None
             skipped[call.module] = call.output_shape

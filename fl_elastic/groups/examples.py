@@ -1,4 +1,4 @@
-"""Inputs of a batch in any form, example by example."""
+"""Access to the examples of a batch's inputs, whatever form the inputs have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every entry of nested dicts, tuples and lists with its path; anything else is one entry without a path.
+    """Yield every entry of nested dicts, tuples and lists with its path; anything else is one entry.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def count_rows(inputs: Any) -> int:
 
 
 def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:
-    """Return of which entries the inputs are made, and which of them have a row per example.
+    """Return the entries of the inputs, and for each whether it has a row per example.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:
 
 
 def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
-    """Apply ``change`` to every tensor that has a row per example; what all examples share stays.
+    """Apply ``change`` to every tensor with a row per example; what all examples share is not changed.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def take_examples(inputs: Any, rows: slice | list[int]) -> Any:
 
 
 def few_of(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two of a batch's examples, which tell shapes as well as all do; the batch if it cannot be divided.
+    """Return two examples of a batch, which suffice to learn shapes; the whole batch if it cannot be divided.
 
     Examples
     --------
@@ -121,7 +121,7 @@ def few_of(batch: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def join_examples(parts: Sequence[Any]) -> Any:
-    """Return the inputs of several batches of the same layout as one; what all examples share is the first one's.
+    """Join the inputs of several batches of the same layout; what all examples share is taken from the first.
 
     Examples
     --------

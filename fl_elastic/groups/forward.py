@@ -1,4 +1,4 @@
-"""Call any model on any batch: tensors, tuples or dicts in; the loss function reads the outputs."""
+"""Call any model on any batch: tensors, tuples or dicts in, outputs to the loss function."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
 _OF_CLASSES = (cross_entropy, nll_loss, classification_loss, own_loss_or_cross_entropy)
-_IGNORED = -100  # what torch's losses of classes leave out if nothing else is said
+_IGNORED = -100  # default ignore_index of torch's classification losses
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
 def all_finite(tensor: Tensor) -> bool:
     """Return whether every element is a finite number.
 
-    A finite sum has finite terms only, and takes a twentieth of the time of a test of each element, which follows
-    where finite terms add up to infinity.
+    A finite sum has only finite terms, and is twenty times faster than testing each element. The test of each
+    element follows if the sum is not finite, because finite terms may also overflow.
 
     Examples
     --------
@@ -69,20 +69,20 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: map_tensors(function, item) for key, item in value.items()}
     if isinstance(value, PackedSequence):
-        # Its batch sizes stay on the CPU, as numbers and not as data.
+        # Its batch sizes stay on the CPU: they are numbers, not data.
         return value._replace(data=function(value.data))
     return _like(value, lambda item: map_tensors(function, item))
 
 
 def _like(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a tuple or list of the same kind with its entries changed; anything else as it is."""
+    """Return a tuple or list of the same kind with its entries changed; any other value unchanged."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(change, value))
     return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value
 
 
 def to_device(value: Any, device: torch.device | str) -> Any:
-    """Move every tensor inside ``value`` to ``device``, and every object that has a ``to``, as graphs have."""
+    """Move every tensor inside ``value`` to ``device``, and every object with a method ``to``, such as a graph."""
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
@@ -91,14 +91,14 @@ def to_device(value: Any, device: torch.device | str) -> Any:
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the content of a tensor of any type as bytes, row after row."""
+    """Return the content of a tensor of any dtype as bytes, row after row."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:
-    """Return the shape of the first input tensor: what a cost profile is keyed by."""
+    """Return the shape of the first input tensor, which is part of a cost profile's key."""
     inputs = as_pair(batch)[0]
     if isinstance(inputs, Tensor):
         return tuple(inputs.shape)
@@ -115,19 +115,19 @@ def batch_shape(batch: Batch) -> tuple[int, ...]:
 def call_model(model: nn.Module, inputs: Any, examples: int | None = None) -> Any:
     """Call ``model`` on ``inputs``.
 
-    A dict is passed as keywords when its keys are names of ``forward``'s parameters, without ``labels`` where it
-    has no such one, and a tuple or list as positional arguments when ``forward`` takes that many; otherwise it is
-    passed whole, as a sequence is whose entries are the examples: see `batch_size`. A model that works on its
-    inputs in place gets copies.
+    A dict is passed as keyword arguments if its keys are parameters of ``forward``, without ``labels`` if
+    ``forward`` has no such parameter. A tuple or list is passed as positional arguments if ``forward`` takes that
+    many. Otherwise the inputs are one argument; so is a sequence whose entries are the examples, see `batch_size`.
+    A model that modifies its inputs in place gets copies.
 
     Parameters
     ----------
     model : nn.Module
-        Called as it is.
+        Called in its present mode.
     inputs : any
-        Of a batch.
+        Inputs of a batch.
     examples : int, optional
-        How many examples the batch has, where that is known.
+        Number of examples in the batch, if known.
     """
     with _unwritten(model, inputs) as given:
         return _called(model, given, examples)
@@ -152,7 +152,7 @@ def _called(model: nn.Module, inputs: Any, examples: int | None) -> Any:
 
 
 def scores_of(outputs: Any) -> Tensor | None:
-    """Return the outputs if they are a tensor, else what models of transformers call their class scores."""
+    """Return the outputs if they are a tensor, or the ``logits`` in them, as transformers call class scores."""
     if isinstance(outputs, Mapping):
         outputs = outputs.get("logits")
     found = outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", None)
@@ -160,13 +160,13 @@ def scores_of(outputs: Any) -> Tensor | None:
 
 
 def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
-    """Whether a sequence is one argument of a model: its entries are the examples, and not what each has."""
+    """Return whether a sequence is one argument of a model, that is, whether its entries are the examples."""
     if isinstance(inputs, PackedSequence):
         return True
     shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in inputs]
     if examples is None or len(inputs) != examples or not all(shapes):
         return False
-    # One input of several has a row for each example, or a column where time comes first.
+    # One of several inputs has a row per example, or a column per example if time comes first.
     return not any(examples in (shape[:2] if len(shape) > 2 else shape[:1]) for shape in shapes)
 
 
@@ -179,13 +179,13 @@ def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:
 
 
 def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch in any of the forms of `as_pair`; raises TrainingError for others."""
+    """Return inputs and targets of a batch in any of the forms of `as_pair`; raise TrainingError for others."""
     return as_pair(batch)
 
 
 @contextmanager
 def refusing_misfits(batch: Batch) -> Iterator[None]:
-    """Turn what torch says of a batch that does not fit into a TrainingError that names its shapes."""
+    """Turn torch's errors about a batch that does not fit into a TrainingError that names the shapes."""
     try:
         yield
     except (ElasticError, torch.OutOfMemoryError):
@@ -215,9 +215,9 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
 
 @contextmanager
 def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
-    """Yield the inputs, or copies of them where the model changes what it is given in place.
+    """Yield the inputs, or copies of them if the model modifies its inputs in place.
 
-    Whether it does is found out at its first call in each training mode; who did it once may do it again.
+    Whether it does is found out at its first call in each training mode; a model that did it once may do it again.
     """
     known = _WRITES.setdefault(model, {})
     writes = known.get(model.training)
@@ -229,7 +229,7 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
         return given
 
     given = map_tensors(watched, inputs)
-    # Watched as well when it is given the inputs themselves, in case its content makes it write later on.
+    # Inputs that are not copied are watched as well, because the model may modify later ones.
     ended = False
     try:
         yield given
@@ -241,7 +241,7 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
 
 
 def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:
-    """Return what ``model`` gives for one ``(inputs, targets)`` batch, and the scalar loss.
+    """Return the outputs of ``model`` for one ``(inputs, targets)`` batch, and the scalar loss.
 
     Raises
     ------
@@ -263,10 +263,10 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
 
 
 def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None:
-    """Refuse a class that the model has no output for before an accelerator sees it.
+    """Raise IndexError for a class without a model output, before an accelerator sees it.
 
-    The CPU refuses it itself. On CUDA it ends in an error after which the process cannot use the device again, so
-    that nobody could put the model back.
+    The CPU raises this error itself. On CUDA the error makes the device unusable for the process, so that the model
+    could not even be restored.
     """
     if isinstance(loss_fn, partial):
         loss_fn = loss_fn.func

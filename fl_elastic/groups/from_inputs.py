@@ -19,13 +19,13 @@ _Sources = set[Any]
 
 
 def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Tensor, _Sources]:
-    """Return the loss with every floating input differentiable, and the nodes that stand for the inputs.
+    """Return the loss with every floating-point input differentiable, and the nodes that stand for the inputs.
 
-    Integers have no gradient: what a frozen embedding makes of them takes their place. Without it no path would
-    lead from the input of adapters above to the loss.
+    Integers have no gradient; the output of a frozen embedding takes their place. Without it no path would lead
+    from adapters above the embedding to the inputs.
 
-    A model that cannot work on differentiable inputs, as one that hands them to numpy or sets their
-    ``requires_grad`` itself, gets plain ones, and its layers what they are given in a differentiable form.
+    Some models cannot work with differentiable inputs, for example because they pass them to numpy or set their
+    ``requires_grad``. Such a model gets plain inputs, and its first layers get differentiable ones.
     """
     given, targets = split_batch(batch)
     sources: _Sources = set()
@@ -56,7 +56,7 @@ def _from_frozen_embeddings(model: nn.Module, sources: _Sources) -> Iterator[Non
 
 @contextmanager
 def _from_layers(model: nn.Module, sources: _Sources) -> Iterator[None]:
-    """Let the first layers that have parameters take the place of the inputs."""
+    """Let the inputs of the first layers with parameters take the place of the model's inputs."""
 
     def taken(tensor: Tensor) -> Tensor:
         parameter = isinstance(tensor, nn.Parameter)
@@ -80,14 +80,14 @@ def _from_layers(model: nn.Module, sources: _Sources) -> Iterator[None]:
 
 
 def _differentiable(tensor: Any, sources: _Sources) -> Any:
-    """Return a copy with a gradient, whose node is added to ``sources``; anything but floating tensors as it is.
+    """Return a differentiable copy, whose node is added to ``sources``; only for floating-point tensors.
 
-    The copy is no leaf, so a model may modify its input in place.
+    The copy is not a leaf, so a model may modify its input in place.
     """
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return tensor
     if not torch.is_grad_enabled():
-        # The model runs this part without gradients, so no copy would have a node.
+        # Without gradients, as in a part that the model runs under no_grad, a copy has no node.
         return tensor
     copy = tensor.detach().requires_grad_(True).clone()
     sources.add(copy.grad_fn)

@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 UNUSED = "Unused"
-"""Name of the node that stands for parameters which the traced batch did not use."""
+"""Name of the node that stands for parameters that the traced batch did not use."""
 
 
 class GroupKind(StrEnum):
-    """What kind of operation owns a tensor group."""
+    """Kind of the operation that owns a tensor group."""
 
     CONV = "conv"
     LINEAR = "linear"
@@ -83,13 +83,13 @@ class BackwardNode:
     Attributes
     ----------
     name : str
-        Autograd's name of it, such as ``ConvolutionBackward0``.
+        Autograd's name of the operation, such as ``ConvolutionBackward0``.
     group : int or None
         Index of the tensor group whose parameters it owns.
     inputs : tuple of int
-        Nodes that receive its error gradient: always deeper, that is, with a larger index.
+        Nodes that receive its error gradient; they are deeper and have larger indices.
     shape : tuple of int
-        Shape of what the operation put out in the forward pass, batch first; empty if unknown.
+        Shape of the operation's output in the forward pass, batch first; empty if unknown.
     module : str
         The innermost module whose output this is; empty for an operation outside of modules.
     """
@@ -103,21 +103,21 @@ class BackwardNode:
 
 @dataclass(frozen=True)
 class Cut:
-    """A place where one tensor is all that the rest of the model sees.
+    """A place at which one tensor is all that the rest of the model sees.
 
     Attributes
     ----------
     module : str
-        The module whose output the tensor is, or whose input.
+        The module whose output, or input, the tensor is.
     at_input : bool
         Whether it is the module's input.
     node : int
         Index of the node that made the tensor.
     groups_above : int
-        How many groups lie between it and the loss: exactly the first ones in backward order.
+        Number of groups between it and the loss: exactly the first ones in backward order.
     skipped : tuple of (str, shape)
-        Modules that need not run when the tensor is given, besides ``module`` if it is its output, with the shape
-        of what each puts out, batch first.
+        Modules that need not run if the tensor is given (besides ``module`` if it is its output), with the shape of
+        each one's output, batch first.
     """
 
     module: str
@@ -129,7 +129,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Block:
-    """A module between two such places, which can be run a second time from its one input.
+    """A module between two bottlenecks, which can be run a second time from its single input.
 
     Attributes
     ----------
@@ -145,22 +145,23 @@ class Block:
 
     @property
     def nodes(self) -> range:
-        """Indices of the nodes inside of it."""
+        """Indices of the nodes inside it."""
         return range(self.output_node, self.input_node)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A layer that takes the channels of a width in.
+    """A layer that reads the channels of a width.
 
     Attributes
     ----------
     module : str
         A convolution or linear layer; the second axis of its weight runs over the channels.
     repeat : int
-        Entries of that axis per channel: more than one once images have been flattened.
+        Number of entries of that axis per channel: more than one after flattening.
     norm : str
-        The batch norm that alone takes what the layer puts out, and undoes any scale of it; empty if none does.
+        The batch norm that is the only user of the layer's output, and undoes any scale of it; empty if there is
+        none.
     """
 
     module: str
@@ -170,24 +171,24 @@ class Reader:
 
 @dataclass(frozen=True)
 class Width:
-    """Channels inside of a model of which a step may leave some out: nothing outside of these layers sees them.
+    """Channels inside a model of which a step may leave some out, because only these layers see them.
 
     Attributes
     ----------
     name : str
         The first layer that makes them.
     size : int
-        How many units there are to choose among.
+        Number of units to choose among.
     unit : int
-        Neighbouring channels that stay together: those of one group of a group norm, else 1.
+        Number of neighbouring channels that stay together: those of one group of a group norm, else 1.
     makers : tuple of str
-        Layers that make the channels: the first axis of their tensors runs over them.
+        Layers that make the channels; the first axis of their tensors runs over them.
     keepers : tuple of str
-        Layers that work on each channel by itself: norms and depthwise convolutions.
+        Layers that work on each channel separately: norms and depthwise convolutions.
     readers : tuple of Reader
-        Layers that take the channels in.
+        Layers that read the channels.
     holding, touching : tuple of int
-        Nodes whose output has these channels, and all nodes that do fewer operations with fewer of them.
+        Nodes whose output has these channels, and all nodes that need fewer operations with fewer channels.
     """
 
     name: str
@@ -204,17 +205,17 @@ class Width:
 class BackwardGraph:
     """Tensor groups and nodes of one step, both in backward order (index 0 is next to the loss).
 
-    A tensor group that several nodes share (tied weights) stands at its deepest node, because only there
-    is its gradient complete.
+    A tensor group shared by several nodes (tied weights) is placed at its deepest node, because only there is its
+    gradient complete.
 
     Attributes
     ----------
     groups, nodes : tuple
-        What is trained, and what runs.
+        Tensor groups, and operations.
     cuts : tuple of Cut
-        Where a frozen prefix may end, nearest to the loss first.
+        Places where a frozen prefix may end, nearest to the loss first.
     blocks : tuple of Block
-        What may be recomputed instead of stored; blocks may contain each other.
+        Modules that may be recomputed instead of stored; blocks may contain each other.
     widths : tuple of Width
         Channels of which a step may leave some out, in the order of the forward pass.
     """
@@ -226,23 +227,23 @@ class BackwardGraph:
     widths: tuple[Width, ...] = ()
 
     def cut_below(self, depth: int) -> Cut | None:
-        """Return the cut nearest to the group at ``depth`` that leaves it and all before it above."""
+        """Return the cut nearest to the loss that lies below the group at ``depth``; None if there is none."""
         return next((cut for cut in self.cuts if cut.groups_above > depth), None)
 
     def group_of(self, parameter: str) -> str:
-        """Return the name of the group that a parameter belongs to; raises PlanError if there is none."""
+        """Return the name of the group that a parameter belongs to; raise PlanError if there is none."""
         for group in self.groups:
             if parameter in group.parameters:
                 return group.name
         raise PlanError(f"no tensor group holds {parameter!r}: it is not trained")
 
     def groups_above(self, place: str) -> int:
-        """Return how many groups lie above the fleet's cut: those down to ``place``, and what no cut parts from it.
+        """Return the number of groups above the fleet's cut: those down to ``place``, or to the next possible cut.
 
         Parameters
         ----------
         place : str
-            A group, or a module of whose groups the deepest counts.
+            A group, or a module, whose deepest group counts.
 
         Raises
         ------
@@ -264,26 +265,26 @@ class BackwardGraph:
 
     @cached_property
     def head(self) -> int:
-        """Index of the group whose node is nearest to the loss, of those that the traced batch used."""
+        """Index of the group whose node is nearest to the loss, among those that the traced batch used."""
         return next(n.group for n in self.nodes if n.group is not None and n.name != UNUSED)
 
     @cached_property
     def unused(self) -> tuple[int, ...]:
-        """Indices of the groups that the traced batch did not use: they cost nothing until a batch does."""
+        """Indices of the groups that the traced batch did not use; they cost nothing until a batch uses them."""
         return tuple(n.group for n in self.nodes if n.group is not None and n.name == UNUSED)
 
     @cached_property
     def group_layers(self) -> tuple[tuple[str, ...], ...]:
-        """The modules of the nodes that own each group; empty names where a node is no module's."""
+        """For each group the modules of the nodes that own it; empty names for nodes outside of modules."""
         return tuple(
             tuple(self.nodes[index].module for index in indices) for indices in self.group_nodes()
         )
 
     @cached_property
     def groups_below(self) -> NDArray[np.float32]:
-        """Ones for the groups at or below each node, and for those below it alone; shape (2, M, N).
+        """Ones for the groups at or below each node, and for those strictly below it; shape (2, M, N).
 
-        As numbers, because their product with a mask is several times faster than to look its columns up.
+        Floats, because their product with a mask is several times faster than selecting columns.
         """
         nodes = self.nodes
         at_or_below = np.zeros((len(nodes), len(self.groups)), dtype=bool)

@@ -1,4 +1,4 @@
-"""State that a model changes outside of training steps: recurrent states, and targets that follow other weights."""
+"""State that a model changes outside of training steps: recurrent states, and parameters that follow others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from fl_elastic.groups.trainable import trainable
 
 __all__ = ["Attributes", "content_of", "followers", "put_content_back"]
 
-# Bytes of all parameters of one shape.
+# Bytes of all parameters of one shape up to which all of them count as followers.
 _SMALL = 1 << 20
-# Methods that an instance has in place of its class's, as while a part of a model runs another way, are no state.
-# Containers in containers, and objects in them, that are looked into.
+# Depth to which nested containers, and objects in them, are examined.
 _DEPTH = 4
 _NOTHING = (bool, int, float, str, bytes, nn.Parameter, nn.Module)
 _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
@@ -28,10 +27,10 @@ _OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "train"}
 
 @dataclass(frozen=True, eq=False)
 class Attributes:
-    """Copies of what modules hold in plain attributes, as recurrent models hold the state of the batch before.
+    """Copies of what modules hold in plain attributes, for example the state of a recurrent model.
 
-    What `content_of` knows how to copy is copied; of any other object it is known which one it was.
-    Parameters, buffers, modules and hooks are none of these.
+    Values that `content_of` can copy are copied; of any other object its identity is remembered. Parameters,
+    buffers, modules and hooks are not included, nor is a ``forward`` or ``train`` method set on an instance.
 
     Examples
     --------
@@ -51,7 +50,7 @@ class Attributes:
 
     @classmethod
     def of(cls, model: nn.Module) -> Attributes:
-        """Return the attributes of all modules of a model as they are now."""
+        """Return the present attributes of all modules of a model."""
         return cls(
             tuple(
                 (module, {name: (value, content_of(value)) for name, value in _own(module)})
@@ -60,7 +59,7 @@ class Attributes:
         )
 
     def put_back(self) -> None:
-        """Make all attributes what they were: the same objects, with the same content."""
+        """Restore all attributes: the same objects, with the same content."""
         for module, before in self.held:
             for name, _ in _own(module):
                 if name not in before:
@@ -70,7 +69,7 @@ class Attributes:
                 put_content_back(value, copied)
 
     def changed(self) -> list[str]:
-        """Return the names of attributes that are another object or have another content, in order."""
+        """Return the sorted names of attributes that are another object or have other content now."""
         found: set[str] = set()
         for module, before in self.held:
             now = dict(_own(module))
@@ -84,11 +83,12 @@ class Attributes:
 
 
 def followers(model: nn.Module) -> list[nn.Parameter]:
-    """Return parameters that may change without a gradient: what they are is part of what a model has learned.
+    """Return parameters that may change without a gradient, and so are part of what a model has learned.
 
-    An exponential moving average requires no gradient and has the shape of what it follows. So of each shape as
-    many that require none may follow as there are that are trained, and most of a large frozen base cannot; where
-    they are small, all may. An embedding with ``max_norm`` scales its rows down where it is called.
+    An exponential moving average requires no gradient and has the shape of what it follows. So for each shape, the
+    parameters without a gradient count as followers if they are no more than the trained ones of that shape; most
+    of a large frozen base is then excluded. Small ones always count. The weight of an embedding with ``max_norm``
+    also counts, because a call scales its rows down.
 
     Examples
     --------
@@ -106,7 +106,7 @@ def followers(model: nn.Module) -> list[nn.Parameter]:
     found = [
         each
         for shape, some in still.items()
-        # Of more than can follow nobody says which do.
+        # If there are more than can follow, it is not known which of them do.
         if len(some) <= moving[shape] or len(some) * some[0].nbytes <= _SMALL
         for each in some
     ]
@@ -123,15 +123,15 @@ def _own(module: nn.Module) -> list[tuple[str, Any]]:
 
 
 def content_of(value: Any, depth: int = _DEPTH) -> Any:
-    """Return a copy of what a value holds; None for an object that holds nothing which could change.
+    """Return a copy of a value's content; None for an object without content that could change.
 
-    Tensors, arrays, generators of random numbers, plain containers, and objects with such attributes have content.
-    Parameters and modules are other objects: who holds one in a list does not own it.
+    Tensors, arrays, random generators, plain containers, and objects with such attributes have content. Parameters
+    and modules count as other objects: a list that holds one does not own it.
     """
     if value is None or isinstance(value, _NOTHING):
         return None
     if type(value) is tuple and all(type(each) is int for each in value):
-        # Kernels, strides and other sizes: a model has hundreds of them.
+        # Kernel sizes, strides and so on, of which a model has hundreds.
         return None
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -149,7 +149,7 @@ def content_of(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def put_content_back(value: Any, copied: Any) -> None:
-    """Make a value hold what it held when `content_of` was asked."""
+    """Restore the content that a value had when `content_of` copied it."""
     if copied is None:
         return
     if isinstance(value, Tensor):
@@ -183,7 +183,7 @@ def put_content_back(value: Any, copied: Any) -> None:
 
 
 def _state_of_generator(value: Any) -> Any:
-    """Return where a generator of random numbers stands, None for anything else."""
+    """Return the state of a random generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, np.random.Generator):
@@ -192,12 +192,12 @@ def _state_of_generator(value: Any) -> Any:
 
 
 def _inside(value: Any) -> Any:
-    """Return what a container holds, or the attributes of an object."""
+    """Return a container itself, or the attributes of an object."""
     return value if isinstance(value, (Mapping, list, tuple, deque)) else vars(value)
 
 
 def _held_by(value: Any) -> Any:
-    """Return what a container holds, or the attributes of an object among which are tensors; else None."""
+    """Return a container, or the attributes of an object if tensors are among them; else None."""
     if isinstance(value, (Mapping, list, tuple, deque)):
         return value
     if isinstance(value, type) or callable(value) or not hasattr(value, "__dict__"):
@@ -214,7 +214,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _same(value: Any, copied: Any) -> bool:
-    """Whether a value has the content that it had."""
+    """Return whether a value has the copied content."""
     if copied is None:
         return True
     if isinstance(value, Tensor):

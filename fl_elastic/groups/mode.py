@@ -1,4 +1,4 @@
-"""How one tensor group is trained: the vocabulary that costs, plans and gradient operations share."""
+"""How one tensor group is trained: the modes that costs, plans and gradient operations share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Axis", "Mode"]
 Axis = Literal["in", "out", "neuron"]
 _KINDS = ("frozen", "bias", "channels", "filtered", "full")
 _CHANNELS = re.compile(r"(in|out|neuron)/(\d+(?:\.\d+)?)")
-# A share of three of seven is no binary number.
+# Tolerance for fractions such as 3/7, which have no exact binary form.
 _ROUNDING = 1e-9
 _FILTERED = re.compile(r"(w|wx)(\d+)")
 
@@ -29,13 +29,14 @@ class Mode:
     Attributes
     ----------
     kind : {"frozen", "bias", "channels", "filtered", "full"}
-        What is trained of the group.
+        Which part of the group is trained.
     fraction : float
         Share of the channels whose weights are trained, in (0, 1]; 1 unless ``kind`` is "channels".
     axis : {"in", "out", "neuron"}
-        Which channels ``fraction`` speaks of: those of the input; those of the output, with every bias; or neurons,
-        output channels of which each trains with its own bias, and entries of a norm.
+        The channels that ``fraction`` refers to. "in": input channels. "out": output channels; all of the bias is
+        trained. "neuron": output channels, each with its own bias, and entries of a norm.
     patch : int
+        Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
         Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
     filters_input : bool
         Whether the input gradient is filtered as well (WX) or exact (W).
@@ -70,7 +71,7 @@ class Mode:
 
     @classmethod
     def channels(cls, fraction: float, axis: Axis = "in") -> Mode:
-        """Return the mode that trains ``fraction`` of a layer's channels, and its bias: of neurons their own."""
+        """Return the mode that trains ``fraction`` of a layer's channels and its bias; neurons their own biases."""
         return cls("channels", fraction=fraction, axis=axis)
 
     @classmethod
@@ -80,7 +81,7 @@ class Mode:
 
     @classmethod
     def parse(cls, text: str) -> Mode:
-        """Return the mode that ``str`` gave ``text``; raises PlanError for any other text."""
+        """Return the mode whose ``str`` is ``text``; raise PlanError for any other text."""
         if text in ("frozen", "bias", "full"):
             return cls(text)
         if (found := _CHANNELS.fullmatch(text)) and float(found[2]) >= 1:
@@ -106,7 +107,7 @@ class Mode:
 
     @property
     def needs_operations(self) -> bool:
-        """Whether it takes another backward pass than torch's layers have."""
+        """Whether it needs another backward pass than that of torch's layers."""
         return self.kind in ("channels", "filtered")
 
     def trains(self, group: TensorGroup) -> tuple[str, ...]:
@@ -120,7 +121,7 @@ class Mode:
         return max(1, int(channels * self.fraction + _ROUNDING))
 
     def trains_part_of(self, shape: Sequence[int]) -> bool:
-        """Whether this mode trains a part alone of a parameter of this shape that it trains."""
+        """Return whether this mode trains only a part of a parameter of this shape."""
         return self.kind == "channels" and (len(shape) > 1 or self.axis == "neuron")
 
 

@@ -1,4 +1,4 @@
-"""A model's state under the names that travel, with the live tensors behind them."""
+"""A model's state under the names that travel, with the live tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_elastic.groups.torch_private import uncompiled
 
 __all__ = ["ModelState", "wrapper_prefix"]
 
-# Modules that hold one model and nothing else.
+# Modules of these packages hold one model and nothing else.
 _WRAPPERS = ("opacus.", "torch.nn.parallel.")
 
 
@@ -24,19 +24,19 @@ _WRAPPERS = ("opacus.", "torch.nn.parallel.")
 class ModelState:
     """The tensors of a model, by their names in ``state_dict()``.
 
-    Those names are what a server's model has. ``named_parameters()`` and ``named_buffers()`` have others where
-    hooks on the state rename, as those of a wrapper for activation checkpointing do. What is in the state and no
-    tensor, as extra state may be, stays with the model.
+    These are the names of a server's model. ``named_parameters()`` and ``named_buffers()`` give other names if
+    hooks on the state rename tensors, as wrappers for activation checkpointing do. Entries of the state that are no
+    tensors, such as extra state, stay with the model.
 
     Attributes
     ----------
     model : nn.Module
-        Whose state it is; of a compiled one the module that was compiled.
+        The model; for a compiled one the module that was compiled.
     prefix : str
-        What a wrapper around the whole model, such as that of Opacus, puts before the names: it does not travel.
+        Prefix that a wrapper around the whole model, such as that of Opacus, adds to the names; it does not travel.
     tensors : dict of str to tensor
-        By name, in the order of the state. Parameters and buffers are the model's own, others are what its state
-        holds at the moment.
+        By name, in the order of the state. Parameters and buffers are the model's own; other tensors are those that
+        the state holds at the moment.
 
     Examples
     --------
@@ -51,12 +51,12 @@ class ModelState:
 
     @classmethod
     def of(cls, model: nn.Module) -> ModelState:
-        """Return the state of a model as it is now."""
+        """Return the present state of a model."""
         model = uncompiled(model)
         try:
             found: Mapping[str, Any] = model.state_dict(keep_vars=True)
         except TypeError:
-            # A class with a ``state_dict`` of its own that takes no options.
+            # A class whose own ``state_dict`` takes no options.
             found = model.state_dict()
         own = {id(each) for each in (*model.parameters(), *model.buffers())}
         state = {name: each for name, each in found.items() if isinstance(each, Tensor)}
@@ -71,7 +71,7 @@ class ModelState:
 
     @cached_property
     def names(self) -> dict[int, tuple[str, ...]]:
-        """Names of each tensor, by its id: a tied parameter has several."""
+        """Names of each tensor by its id; a tied parameter has several."""
         found: dict[int, list[str]] = {}
         for name, each in self.tensors.items():
             found.setdefault(id(each), []).append(name)
@@ -79,7 +79,7 @@ class ModelState:
 
     @cached_property
     def by_module_name(self) -> dict[str, tuple[str, ...]]:
-        """Names in the state by each name that ``named_parameters()`` or ``named_buffers()`` has for a tensor."""
+        """Names in the state, by each name in ``named_parameters()`` or ``named_buffers()``."""
         model = self.model
         named = (
             *model.named_parameters(remove_duplicate=False),
@@ -88,7 +88,7 @@ class ModelState:
         return {name: self.names.get(id(each), ()) for name, each in named}
 
     def parameter_of(self, name: str) -> str:
-        """Return the first name that ``named_parameters()`` has for a tensor of the state.
+        """Return the first name in ``named_parameters()`` of a tensor of the state.
 
         Raises
         ------
@@ -102,14 +102,14 @@ class ModelState:
         raise ModelError(f"the state of the model has no parameter {name!r}")
 
     def load(self, values: Mapping[str, Tensor], names: Collection[str] | None = None) -> None:
-        """Write values into the live tensors, under all names or some.
+        """Write values into the live tensors, under all names or only under ``names``.
 
-        What the model computes for its state, as extra state, goes through its ``load_state_dict``.
+        Entries that the model computes for its state, such as extra state, are passed to its ``load_state_dict``.
 
         Raises
         ------
         ModelError
-            If a tensor was made in inference mode, which cannot be written.
+            If a tensor was made in inference mode and cannot be written.
         """
         wanted = list(values) if names is None else [name for name in values if name in names]
         own = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
@@ -131,7 +131,7 @@ class ModelState:
 
 
 def wrapper_prefix(model: nn.Module) -> str:
-    """Return what a wrapper around a whole model puts before the names of its state; empty without one.
+    """Return the prefix that a wrapper around a whole model adds to the names of its state; empty without one.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def wrapper_prefix(model: nn.Module) -> str:
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what tells a tensor from others that show other numbers of the same memory."""
+    """Return a key that is equal for tensors that show the same numbers of the same memory."""
     if (
         is_lazy(tensor)
         or tensor.is_meta

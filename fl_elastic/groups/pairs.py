@@ -1,4 +1,4 @@
-"""Batches as loaders give them, as pairs of what a model takes and what its outputs are compared with."""
+"""Batches in the forms that loaders give, as pairs of inputs and targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_elastic.errors import TrainingError
 __all__ = ["LABELS", "as_pair"]
 
 LABELS = "labels"
-"""What models of transformers call their targets, from which they compute a loss of their own."""
+"""Name that transformers models use for targets, from which they compute their own loss."""
 
 _TARGETS = ("label", "targets", "target")
 
@@ -20,15 +20,15 @@ _TARGETS = ("label", "targets", "target")
 def as_pair(batch: Any) -> tuple[Any, Any]:
     """Return inputs and targets of a batch.
 
-    Of two entries they are these; of more the last one is the targets, and the others are the inputs. Of a mapping
-    by names the targets are ``labels``, which stay among the inputs as well, since models that know the name
-    compute their loss from them; or ``label``, ``targets`` or ``target``, which do not. One tensor that is left is
-    given as it is.
+    A batch of two entries is the pair. Of more entries the last one is the targets, and the others are the inputs.
+    Of a mapping the targets are ``labels``, which stay among the inputs as well, because models that know this name
+    compute their loss from them; or ``label``, ``targets`` or ``target``, which are removed from the inputs. A
+    single remaining input is given as it is.
 
     Raises
     ------
     TrainingError
-        If the batch has no such entry, or is none of these.
+        If a mapping has no such entry, or the batch has another form.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _holds(entry: Any) -> bool:
-    """Whether an entry of a batch can hold examples."""
+    """Return whether an entry of a batch can hold examples."""
     return isinstance(entry, (Tensor, Mapping, tuple, list))
 
 

@@ -1,4 +1,4 @@
-"""Tell examples apart by what is in them."""
+"""Identify examples by their content."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _STEP = 0x2545F4914F6CDD1D
 
 
 def sample_ids(inputs: Any) -> list[SampleId]:
-    """Return what identifies each prepared input: 128 bits of a hash of its content, shape and type.
+    """Return an identifier for each prepared input: a 128-bit hash of its content, shape and dtype.
 
-    Of a dict, tuple or list every entry counts, with its name: tokens under another attention mask are another
-    example, and so are those beside something else that all examples of a batch share.
+    In a dict, tuple or list every entry counts, with its name: tokens with another attention mask are another
+    example, and so are tokens next to another value that all examples share.
 
-    An example that augmentation has changed is another one, so stale features are never found, and an
-    augmentation with few variants per example needs no further key. Multilinear hashing (Carter and Wegman,
-    1979) with fixed random multipliers, because a cryptographic digest of an image takes longer than a step of
-    the head. Content laid out channels last is another content.
+    An augmented example gets another identifier, so that stale features are never found, and an augmentation with
+    few variants per example needs no further key. Multilinear hashing (Carter and Wegman, 1979) with fixed random
+    multipliers is used, because a cryptographic digest of an image takes longer than a step of the head. Content
+    laid out channels last is other content.
 
     Parameters
     ----------
     inputs : Tensor, or a dict, tuple or list of them
-        Shape (B, ...); a tensor of another length, a number, text or None belongs to all examples.
+        Shape (B, ...); a tensor of another length, a number, a text or None belongs to all examples.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def sample_ids(inputs: Any) -> list[SampleId]:
         hashes = [torch.zeros(count, dtype=torch.int64) for _ in range(2)]
         for path, entry in entries(inputs):
             own = _hashes_of(entry, path, count)
-            # A polynomial in an odd number; high bits are brought down, as multiplication carries upwards only.
+            # A polynomial in an odd number; high bits are mixed down, because multiplication only carries upwards.
             hashes = [
                 before * _STEP + (each ^ (each >> 32))
                 for before, each in zip(hashes, own, strict=True)
@@ -66,7 +66,7 @@ def sample_ids(inputs: Any) -> list[SampleId]:
 
 
 def _hashes_of(entry: Any, path: str, count: int) -> list[Tensor]:
-    """Return two numbers per example for one entry of a batch."""
+    """Return two hashes per example for one entry of a batch."""
     if isinstance(entry, Tensor):
         if entry.dim() and len(entry) == count:
             return _hashes(entry, path)
@@ -80,7 +80,7 @@ def _hashes_of(entry: Any, path: str, count: int) -> list[Tensor]:
 
 
 def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
-    """Return two numbers per row of a tensor."""
+    """Return two hashes per row of a tensor."""
     rows = inputs.detach().cpu()
     if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
         rows = rows.permute(0, 2, 3, 1)
@@ -88,7 +88,7 @@ def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
     if flat.shape[1] % 8:
         flat = torch.nn.functional.pad(flat, (0, 8 - flat.shape[1] % 8))
     words = flat.view(torch.int64)
-    # Multiplication carries upwards only: without this, high bits would not reach the low ones.
+    # Multiplication only carries upwards, so without this high bits would not affect the low ones.
     words = words ^ (words >> 32)
     # The same numbers in another shape, or padded with zeros, are another example.
     kind = _kind(f"{path}{rows.dtype}{tuple(rows.shape[1:])}")
@@ -100,7 +100,7 @@ def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
 
 @cache
 def _kind(text: str) -> tuple[int, int]:
-    """Return two numbers that tell one kind of entry from another, such as its name, type and shape."""
+    """Return two numbers that distinguish kinds of entries by name, dtype and shape."""
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     first, second = (int.from_bytes(digest[i : i + 8], "big", signed=True) for i in (0, 8))
     return first, second

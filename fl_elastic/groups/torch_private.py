@@ -1,4 +1,4 @@
-"""What torch offers under private names alone, in one place for whoever tries a new release of it."""
+"""Everything that uses torch's private names, in one place, to check with each new release of torch."""
 
 from __future__ import annotations
 
@@ -45,54 +45,54 @@ _CHECKPOINT_HOOK = "_checkpoint_hook"
 
 
 def number_of(node: Any) -> int:
-    """Return how many nodes of the backward graph were made before this one on its thread."""
+    """Return how many nodes of the backward graph were made before this node on its thread."""
     return int(node._sequence_nr())
 
 
 def next_number() -> int:
-    """Return the number that the next node will have."""
+    """Return the number that the next node will get."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def output_shape(node: Any) -> tuple[int, ...]:
-    """Return the shape of what a node's operation put out, empty where torch does not say."""
+    """Return the shape of the output of a node's operation; empty if torch does not tell."""
     outputs = getattr(node, "_input_metadata", ())
     return tuple(int(length) for length in outputs[0].shape) if outputs else ()
 
 
 def mark_of(storage: torch.UntypedStorage) -> StorageWeakRef:
-    """Return what tells a storage apart, also from later ones at its address, without keeping its memory."""
+    """Return a key for a storage, different from later storages at its address, without keeping its memory."""
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
 def writes_to(tensor: Tensor) -> int:
-    """Return how often a tensor was written; torch does not count it for those of inference mode."""
+    """Return how often a tensor was written; 0 for tensors of inference mode, for which torch does not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def no_view(tensor: Tensor) -> Tensor:
-    """Return the same numbers as no view, which in-place operations may write."""
+    """Return a tensor with the same numbers that is not a view, so that in-place operations may write it."""
     plain: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
     return plain
 
 
 def named_arguments(operation: Any, arguments: Sequence[Any]) -> dict[str, Any]:
-    """Return what an operation of an `OperationMode` is given by place, by name."""
+    """Return the positional arguments of an operation of an `OperationMode` by name."""
     return dict(zip((each.name for each in operation._schema.arguments), arguments, strict=False))
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the dictionary in which a module holds its buffers, those of modules inside of it left out."""
+    """Return the dictionary in which a module holds its own buffers, without those of its submodules."""
     return module._buffers
 
 
 def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
-    """Return the parameters that a module holds itself; one that is computed anew is none of them."""
+    """Return the parameters that a module holds itself, without computed ones."""
     return module._parameters
 
 
 def called_hooks(module: nn.Module) -> bool:
-    """Whether a call of this very module calls hooks, forward or backward."""
+    """Return whether calling this module runs hooks of its own, forward or backward."""
     hooks = (
         module._forward_hooks,
         module._forward_pre_hooks,
@@ -103,39 +103,39 @@ def called_hooks(module: nn.Module) -> bool:
 
 
 def hooked(tensor: Tensor) -> tuple[int, ...]:
-    """Return what tells the hooks on a tensor's gradient from others."""
+    """Return a key that identifies the hooks on a tensor's gradient."""
     return tuple(tensor._backward_hooks or ())
 
 
 def checkpoint_hook() -> object:
-    """Return what torch calls for each part that is checkpointed, None if it has no such function."""
+    """Return the function that torch calls for each checkpointed part; None if this release has none."""
     return getattr(torch.utils.checkpoint, _CHECKPOINT_HOOK, None)
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser has a place for hooks on its step, as ``Optimizer.__init__`` makes it."""
+    """Return whether an optimiser can hold hooks on its step, as ``Optimizer.__init__`` sets up."""
     return "_optimizer_step_pre_hooks" in vars(optimizer)
 
 
 def steps_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether nothing else than its class is at work in an optimiser's step: neither hooks nor another step."""
+    """Return whether an optimiser's step is that of its class, without hooks or a replaced method."""
     own = vars(optimizer)
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    # A schedule puts a step of its own before the class's, which counts and calls it.
+    # A learning rate schedule replaces the method by one that counts and then calls it.
     counted = getattr(own.get("step"), "_wrapped_by_lr_sched", "step" not in own)
     return bool(counted) and not any(own.get(name) for name in hooks)
 
 
-# Compared as a release, in spite of its type.
+# torch.__version__ compares as a release, although it is a string.
 _GROUP_NORM_CRASHES = torch.__version__ < "2.14"
 
 
 @contextmanager
 def spared_group_norms(model: nn.Module) -> Iterator[None]:
-    """Keep torch before 2.14 from ending the process inside the block, on the way back through a GroupNorm.
+    """Keep torch before 2.14 from crashing the process in the backward pass of a GroupNorm, inside the block.
 
-    On a CPU it reads what is not there, where a GroupNorm trains whose input needs no gradient and is laid out
-    channels last, as right above what is frozen: such an input is laid out plainly.
+    On a CPU it reads invalid memory if a GroupNorm trains whose input needs no gradient and is laid out channels
+    last, as right above a frozen part. Such an input is made contiguous.
     """
     norms = model.modules() if _GROUP_NORM_CRASHES else ()
     hooks = [
@@ -159,16 +159,16 @@ def _plainly_laid_out(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tens
 
 _ORIGINAL = "_orig_mod"
 COMPILED = f"{_ORIGINAL}."
-"""What ``torch.compile`` puts in front of the names of a model's tensors."""
+"""Prefix that ``torch.compile`` adds to the names of a model's tensors."""
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other as it is.
+    """Return the module that ``torch.compile`` was called on, whose names have no prefix; any other unchanged.
 
     Raises
     ------
     ModelError
-        If it is no module of torch that can be trained in parts.
+        If it is not a torch module that can be trained in parts.
     """
     if not isinstance(model, nn.Module):
         name = model.__name__ if isinstance(model, type) else type(model).__name__
@@ -185,7 +185,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def compiled_parts(model: nn.Module) -> list[str]:
-    """Return the names of modules whose calls run compiled code, the model itself as an empty name."""
+    """Return the names of modules whose calls run compiled code; the model itself has an empty name."""
     return [
         name.removesuffix(_ORIGINAL).rstrip(".")
         for name, module in model.named_modules()
@@ -195,14 +195,14 @@ def compiled_parts(model: nn.Module) -> list[str]:
 
 @dataclass(frozen=True)
 class CheckpointedPart:
-    """A part of a forward pass that ``torch.utils.checkpoint`` runs a second time on the way back.
+    """A part of a forward pass that ``torch.utils.checkpoint`` runs again in the backward pass.
 
     Attributes
     ----------
     first, end : int
-        Numbers of its nodes, as `number_of` gives them: from the first up to and without the end.
+        Numbers of its nodes, as from `number_of`: the first, and one past the last.
     inputs : tuple of Tensor
-        What is kept meanwhile.
+        Tensors that are kept meanwhile.
     """
 
     first: int
@@ -212,18 +212,18 @@ class CheckpointedPart:
 
 @contextmanager
 def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
-    """Note which parts of forward passes inside the block are checkpointed, without reentrant ones.
+    """Record the parts of forward passes inside the block that are checkpointed, except reentrant ones.
 
     Parameters
     ----------
     left_out : bool
-        Whether these parts keep what they need instead, as if nobody had asked to run them again.
+        Whether checkpointing is disabled, so that these parts keep what they need.
     """
     noted: list[CheckpointedPart] = []
     module = torch.utils.checkpoint
     original = getattr(module, _CHECKPOINT_HOOK, None)
     if original is None:
-        # Another release of torch: what its checkpoints keep is not told apart, and all else goes on.
+        # A torch release without the hook: checkpointed parts are not recorded, and nothing else changes.
         yield noted
         return
 
@@ -250,7 +250,7 @@ def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
     if hasattr(frame, "get_inputs"):
         given = frame.get_inputs()
     else:
-        # Up to torch 2.12 a node of their own keeps them.
+        # Up to torch 2.12 a special node keeps the inputs.
         node = frame.input_saver.grad_fn
         given = node.get_args(node.saved_tensors)
     return tuple(each for each in given if isinstance(each, Tensor))

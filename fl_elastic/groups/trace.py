@@ -1,4 +1,4 @@
-"""Walk the autograd graph of one step and find its tensor groups, with no code per architecture."""
+"""Walk the autograd graph of one step and find its tensor groups, without code for single architectures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = (
                       "NativeGroupNorm", "FusedRmsNorm", "LayerNorm", "GroupNorm")),
     (GroupKind.EMBEDDING, ("Embedding",)),
 )  # fmt: skip
-# Nodes that start the activation path when the input is made of integers and has no gradient itself.
+# Nodes that start the activation path if the input consists of integers, which have no gradient.
 _LOOKUPS = ("Embedding", "IndexBackward", "IndexSelect", "Gather")
 
 _REENTRANT = "CheckpointFunctionBackward"
@@ -40,16 +40,16 @@ _REENTRANT = "CheckpointFunctionBackward"
 
 @dataclass(frozen=True)
 class Trace:
-    """A live backward graph: the plain graph together with autograd's node objects.
+    """A live backward graph: the plain graph and autograd's node objects.
 
     Attributes
     ----------
     graph : BackwardGraph
         Groups and nodes as plain values.
     loss : Tensor
-        The loss that the graph hangs on.
+        The loss at the root of the graph.
     nodes : tuple
-        Autograd node of each ``graph.nodes`` entry, None for parameters that this batch does not use.
+        Autograd node of each ``graph.nodes`` entry; None for parameters that this batch does not use.
     weight_nodes : tuple of (node, int)
         Nodes between a group's parameters and its owner (transposes, parametrisations), with the group.
     """
@@ -63,9 +63,9 @@ class Trace:
 def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[TensorGroup]:
     """Return the tensor groups of ``model`` in backward order.
 
-    Every parameter that requires a gradient belongs to a group. What this batch does not use (an expert that
-    routing passes by, another head, a dropped layer) keeps the place that its registration gives it, one group per
-    module. The model, its buffers and the random state are left as they were.
+    Every parameter that requires a gradient belongs to a group. Parameters that this batch does not use (an expert
+    that was not routed to, another head, a dropped layer) form one group per module, placed by the order of
+    registration. The model, its buffers and the random state are left unchanged.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
 
 
 def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
-    """Run one forward pass and return its live backward graph; buffers and RNG do advance."""
+    """Run one forward pass and return its live backward graph; buffers and the random state advance."""
     compiled = compiled_parts(model)
     if compiled:
         raise ModelError(
@@ -153,7 +153,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     starts = {
         position[node] for node in used if any(inner in sources for inner, _ in node.next_functions)
     }
-    # Where another batch may take another way through the model, one traced way proves no bottleneck.
+    # If another batch may take another path through the model, one traced path proves no bottleneck.
     cuts = () if unused else find_cuts(nodes, position, starts, calls)
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
     widths = () if unused else find_widths(model, nodes, groups)
@@ -164,7 +164,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:
-    """Return the innermost module that made each node, not one that handed it on unchanged."""
+    """Return for each node the innermost module that made it, not one that passed it on unchanged."""
     makers: dict[Any, int] = {}
     for index, call in enumerate(calls):
         known = makers.get(call.output_node)
@@ -219,13 +219,13 @@ def _activation_path(order: list[Any], sources: set[Any], leaves: dict[Any, str]
             path.add(node)
     if path:
         return path
-    # No input to follow, as in a model of its parameters alone: keep every node that joins tensors.
+    # No input to follow, as in a model of parameters only: use every node that joins tensors.
     joining = {n for n in order if not _is_leaf(n) and len(n.next_functions) > 1}
     return joining or {order[-1]}
 
 
 def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[str], list[Any]]:
-    """Return parameters that hang on ``node`` without an activation node between, and the nodes passed."""
+    """Return the parameters that reach ``node`` without an activation node between, and the nodes on the way."""
     parameters: list[str] = []
     passed: list[Any] = []
     stack = [n for n, _ in node.next_functions if n is not None and n not in on_path]
@@ -250,7 +250,7 @@ def _unused_modules(model: nn.Module, used: Iterable[list[str]]) -> dict[Any, li
     found: dict[Any, list[str]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in taken:
-            # A parametrisation holds its originals one level further down.
+            # A parametrisation holds its original parameters one level further down.
             module = name.split(".parametrizations.")[0] if ".parametrizations." in name else ""
             found.setdefault(module or name.rpartition(".")[0], []).append(name)
     return found
@@ -259,7 +259,7 @@ def _unused_modules(model: nn.Module, used: Iterable[list[str]]) -> dict[Any, li
 def _with_unused(
     model: nn.Module, live: list[Any], owners: dict[Any, list[str]], unused: dict[Any, list[str]]
 ) -> list[Any]:
-    """Return the nodes with each unused module just nearer to the loss than what is registered before it."""
+    """Return the nodes with each unused module placed just above what is registered before it."""
     rank = {name: index for index, (name, _) in enumerate(model.named_parameters())}
     group_of, _ = _group_owners([(node, owners[node]) for node in live if node in owners])
     deepest: dict[int, Any] = {}
@@ -271,7 +271,7 @@ def _with_unused(
             first[group_of[node]] = min(lowest, first.get(group_of[node], lowest))
     before: dict[Any, list[Any]] = {}
     last: list[Any] = []
-    # Backward order: of several modules at one place the one registered last comes first.
+    # Backward order: of several modules at one place, the one registered last comes first.
     for module in sorted(unused, key=lambda module: -rank[unused[module][0]]):
         own = rank[unused[module][0]]
         neighbours = [group for group, place in first.items() if place < own]

@@ -1,4 +1,4 @@
-"""Which parameters the model's owner lets train, also while the library freezes some of them."""
+"""Which parameters the model's owner wants trained, even while the library freezes some of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 __all__ = ["flags_kept", "flags_of", "forget_flags", "note_flags", "trainable"]
 
-# On the parameter itself: tensors compare by value, so that no dictionary of them finds one again.
+# Stored on the parameter itself: tensors compare by value and cannot be found again in a dictionary.
 _NOTE = "_fl_elastic_trainable"
 
 
 def trainable(parameter: Tensor) -> bool:
-    """Return its ``requires_grad`` as the owner of the model has set it.
+    """Return a parameter's ``requires_grad`` as set by the owner of the model.
 
-    A plan sets it anew while it is trained by; what a model is made of does not depend on that moment.
+    A plan changes the flag while it is applied; manifest and groups must not depend on that moment.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def trainable(parameter: Tensor) -> bool:
 
 
 def flags_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
-    """Return which parameters a model has and which of them its owner lets train; equal while neither changes.
+    """Return a model's parameters with their owner's flags; equal as long as neither changes.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def flags_of(model: nn.Module) -> tuple[tuple[int, bool], ...]:
 
 
 def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """Remember the flags of parameters that are about to be held still; return those that were not yet."""
+    """Remember the flags of parameters about to be frozen; return those not remembered before."""
     noted = [parameter for parameter in parameters if not hasattr(parameter, _NOTE)]
     for parameter in noted:
         setattr(parameter, _NOTE, parameter.requires_grad)
@@ -54,14 +54,14 @@ def note_flags(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def forget_flags(noted: Iterable[nn.Parameter]) -> None:
-    """Take the flags as they are for the owner's again."""
+    """Forget remembered flags: the present flags count as the owner's again."""
     for parameter in noted:
         delattr(parameter, _NOTE)
 
 
 @contextmanager
 def flags_kept(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let flags be set freely inside the block; on leaving it, also by an exception, they are as before."""
+    """Allow flags to be changed inside the block; they are restored on leaving it, also by an exception."""
     before = [(parameter, parameter.requires_grad) for parameter in parameters]
     noted = note_flags(parameter for parameter, _ in before)
     try:

@@ -1,4 +1,4 @@
-"""Run forward and backward passes that leave the model and the random state as they were."""
+"""Run forward and backward passes that leave the model and the random state unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched
 class RngState:
     """State of the random number generators of torch, Python and numpy.
 
-    Those of torch are the CPU's, and each GPU's once CUDA is in use.
+    Torch's are the CPU's generator, and those of all GPUs once CUDA is in use.
     """
 
     of_torch: list[Tensor]
@@ -37,19 +37,19 @@ class RngState:
 
     def put_back(self) -> None:
         """Set the generators to this state."""
-        # CUDA may have come into use since.
+        # CUDA may have been initialised since.
         for generator, state in zip(_generators(), self.of_torch, strict=False):
             generator.set_state(state)
         random.setstate(self.of_python)
         np.random.set_state(self.of_numpy)
 
     def moved(self) -> bool:
-        """Return whether anything was drawn since."""
+        """Return whether any random number was drawn since."""
         now = RngState.now()
         drawn = self.of_python != now.of_python or not all(
             map(torch.equal, self.of_torch, now.of_torch)
         )
-        # numpy's state: name, keys, position, and the half of a normal pair.
+        # numpy's state: name, keys, position, and a cached half of a normal pair.
         pairs = zip(self.of_numpy[1:], now.of_numpy[1:], strict=True)
         return drawn or not all(np.array_equal(a, b) for a, b in pairs)
 
@@ -61,7 +61,7 @@ def _generators() -> list[torch.Generator]:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Put the generators back on leaving the block, so that nobody else draws other numbers for it.
+    """Restore the random generators on leaving the block, so that it does not affect later random numbers.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def preserved_rng() -> Iterator[None]:
 
 @contextmanager
 def repeated_rng(model: nn.Module) -> Iterator[None]:
-    """Let every forward pass inside the block draw the same random numbers.
+    """Make every forward pass inside the block draw the same random numbers.
 
     Passes that are compared then drop the same layers and units.
     """
@@ -94,9 +94,9 @@ def repeated_rng(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_start(model: nn.Module) -> Iterator[None]:
-    """Let every forward pass inside the block go on from the same held state, and draw the same random numbers.
+    """Make every forward pass inside the block start from the same held state and the same random numbers.
 
-    Passes by which a step is priced then take the same way. Attributes of modules are not to be set inside.
+    Passes that price a step then take the same path. Inside, attributes of modules must not be set.
     """
     held = Attributes.of(model)
     handle = model.register_forward_pre_hook(lambda *_: held.put_back())
@@ -108,7 +108,7 @@ def same_start(model: nn.Module) -> Iterator[None]:
 
 
 def _holds_tensors(value: object) -> bool:
-    """Whether it is a tensor, or some in a list: as what hooks add up over backward passes."""
+    """Return whether a value is a tensor or a list of tensors, as hooks collect over backward passes."""
     return isinstance(value, Tensor) or (
         isinstance(value, list) and bool(value) and all(isinstance(each, Tensor) for each in value)
     )
@@ -122,9 +122,9 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
-    Generators are those of torch, Python and numpy. Weights are not copied, but for `followers`, which a forward
-    pass may change: the block must not write to others. Gradients start as ``None`` inside, and so do tensors that
-    hooks have left on parameters, such as gradients of single examples.
+    RNG means that of torch, Python and numpy. Weights are not copied, except `followers`, which a forward pass may
+    change: the block must not write to other weights. Inside, gradients start as ``None``, and so do tensors that
+    hooks have left on parameters, such as per-example gradients.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     0
     """
     parameters = list(model.parameters())
-    # Hooks leave what they compute on the parameters, as gradients of single examples.
+    # Hooks may leave results on the parameters, such as per-example gradients.
     left = [
         (vars(each), {n: (v, content_of(v)) for n, v in vars(each).items()}) for each in parameters
     ]
@@ -161,10 +161,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 if buffer.shape != before.shape:
-                    # As an observer does that has seen its first batch.
+                    # For example an observer that has seen its first batch.
                     buffer.data = torch.empty_like(before)
                 elif not _same_memory(buffer, memory):
-                    # As where ``data`` was exchanged: views of it show what it was.
+                    # ``data`` was replaced: views of the old memory must show the restored values.
                     buffer.data = memory
                 buffer.copy_(before)
         for noted, earlier in left:

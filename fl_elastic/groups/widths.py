@@ -17,7 +17,7 @@ __all__ = ["find_widths"]
 
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-# Operations on each number by itself. Of two inputs only a product keeps channels inside: a sum is a residual
+# Operations on each number separately. With two inputs only a product keeps channels inside: a sum is a residual
 # stream, which stays whole.
 _ELEMENTWISE = (
     "Relu", "Hardtanh", "Hardswish", "Hardsigmoid", "Gelu", "Silu", "Sigmoid", "Tanh", "Elu", "LeakyRelu",
@@ -30,16 +30,16 @@ _POOLS = (
 _RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze")
 _TRANSPOSES = ("Transpose", "Permute")
 _ATTENTION = "ScaledDotProduct"
-# Of fewer units hardly anything is left to leave out.
+# With fewer units there is hardly anything to leave out.
 _FEWEST_UNITS = 4
 
 
 @dataclass(frozen=True)
 class _Channels:
-    """Which axis of a tensor runs over the channels of a space.
+    """The axis of a tensor that runs over the channels of a space.
 
-    It has ``repeat`` entries for each channel, or one for each head of ``head`` channels, which the last axis then
-    runs over.
+    The axis has ``repeat`` entries per channel, or one entry per head of ``head`` channels, over which the last
+    axis then runs.
     """
 
     space: int
@@ -65,16 +65,17 @@ def find_widths(
 ) -> tuple[Width, ...]:
     """Return the inner widths of a model, in the order of the forward pass.
 
-    Channels are followed from the layer that makes them through operations on each channel by itself (activations,
-    pools, batch and group norms, depthwise convolutions), products with others that are as many (a gate, as of
-    squeeze-excite), flattening, and fused attention, whose heads stay together, to the layers that take them in.
-    Whatever else takes them makes them a stream that stays whole: a residual sum, a layer norm, a layer of another
-    class or used twice, tied weights. Whether a model works on fewer of them is for others to find out.
+    Channels are followed from the layer that makes them to the layers that read them. On the way they may pass
+    through operations on each channel separately (activations, pools, batch and group norms, depthwise
+    convolutions), products with as many other channels (a gate, as in squeeze-excite), flattening, and fused
+    attention, whose heads stay together. Any other user makes them a stream that stays whole: a residual sum, a
+    layer norm, a layer of another class or used twice, tied weights. Whether the model runs with fewer channels is
+    not checked here.
 
     Parameters
     ----------
     model : nn.Module
-        Whose graph it is.
+        The model of the graph.
     nodes, groups : sequence of BackwardNode, sequence of TensorGroup
         In backward order.
     """
@@ -99,7 +100,7 @@ class _Walk:
             self._visit(index, nodes[index])
 
     def widths(self) -> tuple[Width, ...]:
-        """Return the spaces that nothing unknown takes, as widths."""
+        """Return the spaces without unknown users as widths."""
         readers_of = {
             index: [user for user, node in enumerate(self._nodes) if index in node.inputs]
             for space in self._spaces
@@ -130,7 +131,7 @@ class _Walk:
         return tuple(found)
 
     def _norm_behind(self, users: list[int]) -> str:
-        """Return the batch norm that is the only one to use a layer's output; empty if there is none."""
+        """Return the batch norm that is the only user of a layer's output; empty if there is none."""
         if len(users) != 1:
             return ""
         name = self._module_of(self._nodes[users[0]])
@@ -160,7 +161,7 @@ class _Walk:
             result = self._attention(node, given)
         if result is None:
             for channels in known:
-                # A layer that has noted them takes them in; anybody else sees all of them.
+                # A layer recorded as reader takes the channels in; any other user needs all of them.
                 if not layer or channels not in self._taken(index):
                     self._close(channels)
             return
@@ -181,14 +182,14 @@ class _Walk:
         ]
 
     def _module_of(self, node: BackwardNode) -> str:
-        """Return the module whose operation a node is."""
+        """Return the name of the module whose operation a node is."""
         if node.group is None:
             return node.module
         first = self._groups[node.group].parameters[0]
         return first.rpartition(".")[0]
 
     def _is_plain(self, node: BackwardNode, name: str) -> bool:
-        """Whether a node's parameters are those of one torch layer, used once and by nobody else."""
+        """Return whether a node's parameters are those of a torch layer that is used once and shares none."""
         assert node.group is not None
         own = own_parameters(self._modules[name])
         held = [parameter for parameter in own.values() if parameter is not None]
@@ -238,7 +239,7 @@ class _Walk:
     def _each_by_itself(
         self, node: BackwardNode, given: Sequence[_Channels | None]
     ) -> _Channels | None:
-        """Follow channels through an operation on each of them; several inputs may be multiplied."""
+        """Follow channels through an operation on each of them; several inputs may only be multiplied."""
         product = node.name.startswith(("Mul", "Div"))
         joined: _Channels | None = None
         for below, channels in zip(node.inputs, given, strict=True):
@@ -248,7 +249,7 @@ class _Walk:
             axis, length = channels.axis, before[channels.axis] if before else 0
             kept = len(before) == len(node.shape) and node.shape[axis] == length
             shorter = len(node.shape) < len(before) and node.shape[: axis + 1] == before[: axis + 1]
-            # Of axes that are equally long the graph does not say over which a mean goes.
+            # With axes of equal length the graph does not show which ones a mean reduces.
             clear = shorter and length not in before[axis + 1 :] and channels.head == 1
             kept &= channels.head == 1 or node.shape == before
             if not kept and not (clear and node.name.startswith("Mean")):
@@ -262,7 +263,7 @@ class _Walk:
         return joined
 
     def _attention(self, node: BackwardNode, given: Sequence[_Channels | None]) -> _Channels | None:
-        """Follow the heads of queries, keys and values, which are as many, into what attention puts out."""
+        """Follow the heads of queries, keys and values, equal in number, into the output of attention."""
         query = given[0] if len(given) == 3 else None
         if query is None or len(node.shape) != 4 or query.axis != 1 or query.head == 1:
             return None
@@ -278,7 +279,7 @@ class _Walk:
     def _reshaped(
         self, before: tuple[int, ...], after: tuple[int, ...], given: _Channels
     ) -> _Channels | None:
-        """Return where the channels are in a tensor with the same numbers and another shape."""
+        """Return the axis of the channels after a reshape; None if it cannot be told."""
         if not before or math.prod(before) != math.prod(after):
             return None
         front, inner = math.prod(before[: given.axis]), before[given.axis]
@@ -290,7 +291,7 @@ class _Walk:
             if length == inner and rest == behind:
                 return replace(given, axis=axis)
             if length == inner * behind and given.head in (1, behind):
-                # Heads that are flattened are the channels that they are of.
+                # Flattened heads are the original channels again.
                 repeat = given.repeat * behind if given.head == 1 else 1
                 return _Channels(given.space, axis, repeat)
             if length * rest == inner and axis == len(after) - 2 and behind == given.repeat == 1:
@@ -328,7 +329,7 @@ class _Walk:
 def _transposed(
     before: tuple[int, ...], after: tuple[int, ...], given: _Channels
 ) -> _Channels | None:
-    """Return where heads are once other axes have changed places; None where shapes do not tell."""
+    """Return the axis of heads after other axes were swapped; None if the shapes do not tell."""
     inside = (before[:1], before[-1:]) == (after[:1], after[-1:])
     middle = before[1:-1]
     if given.head == 1 or not inside or given.axis not in range(1, len(before) - 1):

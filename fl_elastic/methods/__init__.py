@@ -1,5 +1,5 @@
-"""Published methods, a folder each with its policy, layers and costs; loaded when one of its names is asked for.
+"""Published methods: one folder each with policy, layers and costs, loaded when one of its names is asked for.
 
 The `__init__` of a folder lists the names that it adds and the modules that register them, as ``policies``,
-``importances``, ``channel_scores`` or ``operations``. Nothing else needs to know of it.
+``importances``, ``channel_scores`` or ``operations``. Nothing else needs to know the folder.
 """

@@ -32,15 +32,15 @@ def relu6(x: Tensor, *, inplace: bool = False) -> Tensor:
 def hardswish(x: Tensor, *, inplace: bool = False) -> Tensor:
     """Return ``torch.nn.functional.hardswish(x)``, with the same gradient, keeping no more than ``x``.
 
-    Between -3 and 3 the gradient is (2x + 3) / 6, which needs x to its last bit. So x is kept there, with two
-    bits per element that say where the others lie. Unless a quarter of a sample lies outside, which is unusual
-    behind a batch norm, x itself is kept instead, and nothing is saved against plain PyTorch.
+    Between -3 and 3 the gradient is (2x + 3) / 6, which needs x exactly. So x is kept there, with two bits per
+    element that say on which side the other elements are. If less than a quarter of a sample lies outside, which is
+    usual behind a batch norm, x itself is kept instead, and nothing is saved compared with plain PyTorch.
     """
     return apply_function(_Hardswish, x, inplace)
 
 
 def open_units(y: Tensor, *, capped: bool) -> Tensor:
-    """Return where a rectifier, or one that is capped at 6, lets the gradient of its output ``y`` through."""
+    """Return where a rectifier (optionally capped at 6) with output ``y`` lets the gradient through."""
     # Conversion to bool is far faster than comparing.
     opened = y.bool()
     return opened.bitwise_and_((6 - y).bool()) if capped else opened
@@ -55,7 +55,7 @@ class _Rectifier(Function):
             ctx.mark_dirty(x)
         if not ctx.needs_input_grad[0]:
             return y
-        # Of the output, because an in-place input is gone.
+        # Taken from the output, because an in-place input is gone.
         opened = open_units(y, capped=capped)
         ctx.layout = Layout.of(opened)
         ctx.save_for_backward(pack_bits(opened))
@@ -69,7 +69,7 @@ class _Rectifier(Function):
 
 
 def _is_mostly_flat(x: Tensor) -> bool:
-    """Whether, by a sample, enough of ``x`` lies outside -3..3 to be worth two bits per element and the time."""
+    """Return whether, by a sample, enough of ``x`` lies outside -3..3 to be worth two bits per element."""
     sample = Layout.of(x).flat(x)[:_SAMPLE]
     return bool((sample.abs() > 3).float().mean() > _WORTH_COMPRESSING)
 
@@ -95,7 +95,7 @@ class _Hardswish(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         if ctx.compressed:
             outside, positive, inner = ctx.saved_tensors
-            # Any point outside has the gradient of all points on its side.
+            # All points on the same outer side have the same gradient.
             x = unpack_bits(positive, ctx.layout).to(gradient.dtype).mul_(8).sub_(4)
             flat = ctx.layout.flat(x)
             flat[~ctx.layout.flat(unpack_bits(outside, ctx.layout))] = inner

@@ -14,7 +14,7 @@ __all__ = ["apply_function"]
 def apply_function(function: type[Function], *arguments: Any) -> Tensor:
     """Return ``function.apply(*arguments)``, the one output of a custom autograd function.
 
-    Without gradients it sees tensors that need none, so that it keeps nothing; torch itself would hide that.
+    Without gradients it gets detached tensors, so that it keeps nothing; torch itself would not tell it.
     """
     if not torch.is_grad_enabled():
         arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)

@@ -1,4 +1,4 @@
-"""Masks at one bit per element: packed when the forward pass saves them, opened in the backward pass."""
+"""Masks at one bit per element: packed when the forward pass saves them, unpacked in the backward pass."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape and strides of a dense tensor: what its elements in storage order need to become it again."""
+    """Shape and strides of a dense tensor, by which a vector in storage order becomes the tensor again."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
     @classmethod
     def of(cls, tensor: Tensor) -> Layout:
-        """Return the layout of ``tensor``, or of a copy that has no gaps where ``tensor`` has some."""
+        """Return the layout of ``tensor``, or that of a dense copy if ``tensor`` has gaps."""
         dense = tensor if _is_dense(tensor) else torch.empty_like(tensor, device="meta")
         return cls(tuple(dense.shape), tuple(dense.stride()))
 
@@ -75,7 +75,7 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(bits: Tensor, layout: Layout) -> Tensor:
-    """Return the boolean tensor that `pack_bits` packed; ``layout`` is that of the packed mask."""
+    """Return the boolean tensor that `pack_bits` packed; ``layout`` is the layout of that mask."""
     return layout.view(_bytes(bits, layout)).view(torch.bool)
 
 
@@ -93,8 +93,8 @@ def gate(gradient: Tensor, bits: Tensor, layout: Layout) -> Tensor:
 
     Notes
     -----
-    Works on the bit patterns, so what is let through is unchanged to the last bit, and a closed gate gives
-    zero for an infinite gradient as well. This is several times faster than ``torch.where`` on a CPU.
+    The bit patterns are masked, so what is let through is unchanged to the last bit, and a closed gate gives zero
+    even for an infinite gradient. This is several times faster than ``torch.where`` on a CPU.
     """
     whole = _WHOLE[gradient.element_size()]
     # As signed bytes an open gate is -1, which widens to a pattern of ones only.
@@ -104,7 +104,7 @@ def gate(gradient: Tensor, bits: Tensor, layout: Layout) -> Tensor:
 
 
 def _bytes(bits: Tensor, layout: Layout, set_byte: int = 1) -> Tensor:
-    """One byte per element, in storage order: ``set_byte`` where its bit is set, else 0."""
+    """Return one byte per element in storage order: ``set_byte`` if its bit is set, else 0."""
     eights = _byte_table(bits.device, set_byte).index_select(0, bits.int())
     count = 1
     for size in layout.shape:
@@ -114,7 +114,7 @@ def _bytes(bits: Tensor, layout: Layout, set_byte: int = 1) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _byte_table(device: torch.device, set_byte: int) -> Tensor:
-    """Per value of a byte of bits, the eight bytes it stands for, read as one integer."""
+    """Return, for each value of a byte of bits, the eight bytes that it stands for, as one integer."""
     # The first element of eight is the lowest bit, because `_GATHER` puts it there.
     rows = torch.arange(256).unsqueeze(1) >> torch.arange(8)
     return ((rows & 1) * set_byte).to(torch.uint8).view(torch.int64).flatten().to(device)

@@ -1,4 +1,4 @@
-"""Which part of a weight a channel subset is, and what of the input that part needs."""
+"""Which part of a weight a subset of channels covers, and which part of the input it needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ChannelBlock:
     Attributes
     ----------
     inputs : slice or Tensor
-        Channels among the kept ones.
+        Input channels, as indices into the kept ones.
     outputs : slice or Tensor
         Rows of the weight: channels of the output.
     columns : slice or Tensor
@@ -47,9 +47,9 @@ class ChannelSubset:
     Attributes
     ----------
     kept : slice or Tensor
-        Channels of the input to keep for the backward pass.
+        Input channels to keep for the backward pass.
     blocks : tuple of ChannelBlock
-        What to compute of the weight gradient; the rest is zero.
+        Parts of the weight gradient to compute; the rest is zero.
     """
 
     kept: Index
@@ -61,8 +61,8 @@ class ChannelSubset:
     ) -> ChannelSubset:
         """Return the subset of ``channels`` of the input or of the output of a convolution.
 
-        Of a grouped convolution only the groups that have a selected channel are computed. A depthwise
-        convolution has one channel on both sides, so both axes keep and train the same.
+        In a grouped convolution only groups with a selected channel are computed. A depthwise convolution has the
+        same channels on both sides, so both axes keep and train the same.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class ChannelSubset:
 
 
 def checked_channels(channels: Sequence[int], count: int) -> list[int]:
-    """Return ``channels`` in order; raises PlanError unless they are distinct and in 0..count-1."""
+    """Return the channels sorted; raise PlanError unless they are distinct and in 0..count-1."""
     chosen = sorted(channels)
     if not chosen:
         raise PlanError(f"no channels are listed, name at least one of 0..{count - 1}")
@@ -134,7 +134,7 @@ def checked_channels(channels: Sequence[int], count: int) -> list[int]:
 
 
 def _index(chosen: list[int]) -> Index:
-    """Return a slice where it says the same, because slicing copies several times faster than gathering."""
+    """Return a slice if it is equivalent, because slicing copies several times faster than gathering."""
     if chosen[-1] - chosen[0] + 1 == len(chosen):
         return slice(chosen[0], chosen[-1] + 1)
     return torch.tensor(chosen)

@@ -1,4 +1,4 @@
-"""Convolutions that keep nothing of their input, or those channels alone that are trained."""
+"""Convolutions that keep nothing of their input, or only the channels that are trained."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _FrozenConv(Function):
 def channel_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry, subset: ChannelSubset
 ) -> Tensor:
-    """Return a convolution of which only the weights of ``subset`` get a gradient.
+    """Return a convolution in which only the weights of ``subset`` get a gradient.
 
     The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
     Input channels save memory and time, output channels save time (and memory if there are groups).
@@ -102,7 +102,7 @@ def channel_conv2d(
 
 
 def _shaped(weight: Tensor, block: ChannelBlock) -> Tensor:
-    """Return a tensor of the shape and memory format of a block of a weight; nothing is copied for whole rows."""
+    """Return a tensor with the shape and memory format of a block of a weight, without a copy for whole rows."""
     if isinstance(block.outputs, Tensor) and block.columns == slice(None):
         return weight[: len(block.outputs)]
     return weight[block.outputs, block.columns]

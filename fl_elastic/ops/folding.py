@@ -1,4 +1,4 @@
-"""A convolution and the BatchNorm behind it as one convolution, for the part of a model that runs as inference."""
+"""Fold a BatchNorm into the convolution before it, for parts of a model that run as inference."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def foldable_pairs(graph: BackwardGraph, model: nn.Module, below: int = 0) -> li
     Parameters
     ----------
     graph : BackwardGraph
-        Tells who uses what.
+        Shows which node uses which output.
     model : nn.Module
         Holds the modules.
     below : int
-        Only nodes from this index on, that is, at least this deep.
+        Only nodes from this index on, that is, at least this deep, are considered.
     """
     modules = dict(model.named_modules())
     users = Counter(inner for node in graph.nodes for inner in node.inputs)
@@ -45,8 +45,8 @@ def fold(convolution: nn.Conv2d, norm: nn.Module) -> Callable[[Tensor], Tensor] 
 
     :math:`W' = W\gamma/\sigma` and :math:`b' = (b-\mu)\gamma/\sigma+\beta`.
 
-    None if the norm has no running statistics, so that it cannot run as inference. The weights are copied: fold
-    again when they have changed.
+    None if the norm has no running statistics, so that it cannot run as inference. The weights are copied, so fold
+    again after they have changed.
     """
     mean, variance = getattr(norm, "running_mean", None), getattr(norm, "running_var", None)
     if not isinstance(mean, Tensor) or not isinstance(variance, Tensor):

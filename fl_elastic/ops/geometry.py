@@ -1,4 +1,4 @@
-"""The numbers that say how a 2-D convolution slides over its input."""
+"""Geometry of a 2-D convolution: how its kernel slides over the input."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ConvGeometry:
     ) -> Tensor:
         """Return the exact gradient of an input of ``size`` rows and columns; the input is not needed.
 
-        Where it is at hand all the same, torch's own way takes less time on large images.
+        If the input ``x`` is available anyway, torch's own way is faster on large images.
         """
         if x is not None:
             return self._backward(gradient, x, weight, self.groups, [True, False, False])[0]
@@ -104,8 +104,8 @@ class ConvGeometry:
         """Return the exact gradient of a weight that has the shape and memory format of ``weight``."""
         groups = self.groups if groups is None else groups
         if self.skips_pixels:
-            # Only the pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU
-            # reads and writes memory that is not its own.
+            # Only pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU accesses
+            # memory that is not its own.
             like = torch.channels_last if _by_pixels(gradient) else torch.contiguous_format
             x = self.read_pixels(x).contiguous(memory_format=like)
             return self.without_stride().weight_gradient(gradient, x, weight, groups)

@@ -1,4 +1,4 @@
-"""A model that runs as inference alone: norms folded into convolutions, images laid out channels last."""
+"""Run a model only for inference: norms folded into convolutions, images laid out channels last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["as_inference", "traced"]
 
 
 def traced(model: nn.Module, batch: Batch) -> BackwardGraph:
-    """Return the graph of a step in eval mode, whatever is trained and what is frozen; the model is left as it is.
+    """Return the graph of a step in eval mode with everything trainable; the model is left unchanged.
 
     Raises
     ------
@@ -40,19 +40,19 @@ def traced(model: nn.Module, batch: Batch) -> BackwardGraph:
 def as_inference(
     model: nn.Module, batch: Batch, read: Collection[str] = ()
 ) -> Iterator[Callable[[Any], Any]]:
-    """Fold norms into the convolutions before them inside the block; yield what lays inputs out.
+    """Fold norms into the convolutions before them inside the block; yield a function that lays out inputs.
 
-    Outputs are as before, up to rounding, of the model in eval mode without gradients, in about half the time.
-    A model that cannot be traced runs as it is.
+    The outputs of the model in eval mode without gradients are the same up to rounding, in about half the time. A
+    model that cannot be traced runs unchanged.
 
     Parameters
     ----------
     model : nn.Module
         In eval mode; its weights must not change inside the block.
     batch : batch
-        A small one.
+        A small batch.
     read : collection of str
-        Modules whose own outputs are looked at: a convolution among them is not folded.
+        Modules whose own outputs are read: a convolution among them is not folded.
     """
     kinds = {type(module) for module in model.modules()}
     shadowed: list[nn.Module] = []
@@ -61,7 +61,7 @@ def as_inference(
         return
     try:
         graph = traced(model, batch)
-        # What this batch does not use another one may, on another way through the model.
+        # Another batch may take another path through parts that this batch does not use.
         pairs = [] if graph.unused else foldable_pairs(graph, model)
     except (ElasticError, RuntimeError, ValueError, TypeError, IndexError):
         pairs = []

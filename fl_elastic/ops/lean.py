@@ -1,4 +1,4 @@
-"""Run a model so that each of its layers keeps only what a plan needs of it."""
+"""Run a model so that each of its layers keeps only what a plan needs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def lean(
 ) -> Iterator[None]:
     """Inside the block, let every layer of ``model`` keep only what its mode needs.
 
-    Layers that ``modes`` names run in their mode. So do, as frozen, all other convolutions and norms whose
-    parameters are all frozen; activations and max pooling keep bits and bytes. What the model computes is the
-    same, and so are the gradients, but for those that a mode filters or restricts to channels. Nothing else of
-    the model changes; which parameters require a gradient is the caller's business, before entering. On leaving,
-    also by an exception, all forwards are as before. Blocks may be nested: the inner one counts.
+    Layers named in ``modes`` run in their mode. All other convolutions and norms whose parameters are all frozen
+    run as frozen; activations and max pooling keep bits and bytes. Outputs do not change, nor do gradients, except
+    those that a mode filters or restricts to channels. The caller sets which parameters require a gradient before
+    entering. On leaving, also by an exception, all forward methods are restored. Blocks may be nested: the inner
+    one counts.
 
     Parameters
     ----------
@@ -42,9 +42,10 @@ def lean(
         The trained channels of each module whose mode is ``channels``.
     joins : bool
         Whether filtered convolutions (WX) that follow one another in a Sequential run as one operation whose
-        backward pass stays on the patches: the same gradients in less time, but no autograd node of their own.
+        backward pass stays on the patches: the same gradients in less time, but without autograd nodes of their
+        own.
     only_named : bool
-        Whether layers that ``modes`` does not name stay as they are.
+        Whether layers that ``modes`` does not name are left unchanged.
 
     Raises
     ------
@@ -119,11 +120,11 @@ def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, Lean
 
 
 def _brought(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds of modes whose operations a method brings."""
+    """Return the kinds of modes whose operations are provided by a method."""
     return sorted(kind for kind in kinds if kind in OPERATIONS)
 
 
 def _default_mode(module: nn.Module) -> Mode:
-    """Frozen for a layer of which nothing is trained, also for want of parameters; else full."""
+    """Return frozen for a layer without trained parameters (also if it has none), else full."""
     trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     return Mode.FULL if trained else Mode.FROZEN

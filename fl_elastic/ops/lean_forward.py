@@ -1,4 +1,4 @@
-"""The forward of one module that keeps only what its mode needs for the backward pass."""
+"""Forward functions of single modules that keep only what the mode needs for the backward pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Forward: TypeAlias = Callable[[Tensor], Tensor]
 def lean_forward(
     module: nn.Module, mode: Mode, channels: Sequence[int] | None = None
 ) -> LeanForward | None:
-    """Return a forward of ``module`` that keeps only what ``mode`` needs; the output is the same.
+    """Return a forward function of ``module`` that keeps only what ``mode`` needs; the output is the same.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ def lean_forward(
     Returns
     -------
     LeanForward or None
-        None where plain PyTorch keeps no more: a fully trained layer, a frozen Linear, a BatchNorm that is
-        trained or in training mode; and where there is no exact replacement: any other class, a subclass
-        with a forward of its own, a layer whose weights are computed (parametrised, pruned), a convolution that
-        pads with anything but zeros or unequally, a max pooling with dilation, ``ceil_mode``, more than 256 taps,
-        or that returns indices.
+        None if plain PyTorch keeps no more: for a fully trained layer, a frozen Linear, a BatchNorm that is trained
+        or in training mode. None also if there is no exact replacement: for any other class, a subclass with its
+        own forward, a layer whose weights are computed (parametrised, pruned), a convolution that pads with
+        anything but zeros or unequally, a max pooling with dilation, ``ceil_mode`` or more than 256 taps, or that
+        returns indices.
 
     Raises
     ------
@@ -64,8 +64,8 @@ def lean_forward(
 
     Notes
     -----
-    It falls back to the forward of the module's class, call by call, without gradients, under autocast, and
-    for inputs that are not floating-point batches.
+    Each call falls back to the forward of the module's class without gradients, under autocast, and for inputs that
+    are not floating-point batches.
     """
     for kind, make in _MAKERS:
         if (
@@ -78,21 +78,21 @@ def lean_forward(
 
 
 def owns_weights(module: nn.Module) -> bool:
-    """Return whether weight and bias, where there are any, are parameters of the module itself.
+    """Return whether weight and bias, if any, are parameters of the module itself.
 
-    They are not where a parametrisation (weight or spectral norm), pruning or a hook computes them anew.
+    They are not if a parametrisation (weight or spectral norm), pruning or a hook computes them.
     """
     if not isinstance(module, nn.Conv2d | nn.Linear | BatchNorm):
         return True
-    # Asking for the attribute would compute it, which moves the vectors of a spectral norm.
+    # Reading the attribute would compute it, which updates the vectors of a spectral norm.
     return all(name in own_parameters(module) for name in ("weight", "bias"))
 
 
 @dataclass(frozen=True)
 class LeanForward(ABC):
-    """Base of the replacements, called in place of ``module.forward``.
+    """Base of the replacements that are called instead of ``module.forward``.
 
-    It refers to its module, so that a deep copy of a model has forwards that refer to the copied modules.
+    It refers to its module, so that a deep copy of a model gets replacements that refer to the copied modules.
     """
 
     module: nn.Module
@@ -105,17 +105,17 @@ class LeanForward(ABC):
         return output
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether the replacement holds for this input; it requires a gradient already."""
+        """Return whether the replacement applies to this input, which requires a gradient."""
         del x
         return True
 
     @abstractmethod
     def run(self, x: Tensor) -> Tensor:
-        """Return the output by the replacement."""
+        """Return the output, computed by the replacement."""
 
 
 def has_foreign_forward(module: nn.Module) -> bool:
-    """Return whether somebody else has put a forward on this very module: it is theirs to keep."""
+    """Return whether someone else has set a ``forward`` on this module instance, which must not be replaced."""
     return not isinstance(module.__dict__.get("forward"), LeanForward | None)
 
 
@@ -137,7 +137,7 @@ class ConvForward(LeanForward):
     geometry: ConvGeometry
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether anything of it needs a gradient."""
+        """Return whether the input or a parameter needs a gradient."""
         parameters = self.module.weight, self.module.bias
         return x.dim() == 4 and (
             x.requires_grad or any(p is not None and p.requires_grad for p in parameters)

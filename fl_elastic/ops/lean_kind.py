@@ -1,4 +1,4 @@
-"""Which operations of a model keep less under lean layers than torch keeps."""
+"""Which operations of a model keep less with lean layers than with torch's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 
 class LeanKind(IntEnum):
-    """By which replacement an operation of the model keeps less than torch does."""
+    """The replacement by which an operation of the model keeps less than torch's."""
 
     NONE = 0
     CONVOLUTION = 1
@@ -28,24 +28,24 @@ class LeanKind(IntEnum):
     GATE = 3
     POOL = 4
     PRODUCT = 5
-    """A matrix product, whose input torch itself keeps only where the weight is trained."""
+    """A matrix product; torch itself keeps its input only if the weight is trained."""
 
 
 def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     """Return which replacement of ``module`` applies to an operation that it made.
 
-    The same test as `lean_forward`'s and each replacement's own, so that what is predicted is what runs.
+    The test is the same as in `lean_forward` and in each replacement, so that predictions match what runs.
 
     Parameters
     ----------
     module : nn.Module
-        The innermost module that put the operation's output out.
+        The innermost module whose output the operation made.
     node : str
-        Autograd's name of the operation; of a module with several, only its own one is replaced.
+        Autograd's name of the operation; only the module's main operation is replaced.
     shape : sequence of int
-        Of the output, batch first.
+        Shape of the output, batch first.
     """
-    # What has a profile knows its kinds, and does not load the layers.
+    # Imported here: with a profile the kinds are known already.
     from fl_elastic.ops.lean_forward import has_foreign_forward, lean_forward, owns_weights
 
     kinds = (
@@ -60,15 +60,15 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
     if has_foreign_forward(module) or torch.is_autocast_enabled("cpu"):
         return LeanKind.NONE
     found = LeanKind.NONE
-    # What works in place on a view, as behind an InstanceNorm, leaves a node of another name.
+    # An in-place operation on a view, as behind an InstanceNorm, gets a node of another name.
     in_view = node.startswith("AsStrided") and bool(getattr(module, "inplace", False))
     for kind, name, replacement, dimensions in kinds:
         if isinstance(module, kind) and (in_view or name in node):
             found = replacement if dimensions is None or len(shape) in dimensions else found
     if found is LeanKind.NORM:
-        # A frozen one runs in eval mode, where it needs running statistics.
+        # A frozen norm runs in eval mode, where it needs running statistics.
         plain = type(module).forward is BatchNorm.forward and owns_weights(module)
-        # One without parameters is never frozen: it stays in the mode that it is in now.
+        # A norm without parameters is never frozen: it stays in its present mode.
         stays = module.training and own_parameters(module).get("weight") is None
         return found if plain and not stays and module.running_mean is not None else LeanKind.NONE
     if found is LeanKind.NONE or lean_forward(module, Mode.FROZEN) is None:
@@ -77,9 +77,9 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
 
 
 def lean_kinds(graph: BackwardGraph, model: nn.Module) -> NDArray[np.float64]:
-    """Return by which operation each node may keep less, shape (M,): values of `LeanKind`.
+    """Return the kind of operation by which each node may keep less, shape (M,): values of `LeanKind`.
 
-    Decided by the test by which the lean layers themselves decide; what they decline runs as torch has it.
+    The lean layers use the same test; what they decline runs as in torch.
     """
     kinds = np.zeros(len(graph.nodes))
     for index, node in enumerate(graph.nodes):

@@ -1,4 +1,4 @@
-"""Linear layers that train some of their weight: they keep the input of that part only."""
+"""Linear layers that train a part of their weight, and keep only the input of that part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FeatureSubset:
 
     @classmethod
     def of(cls, features: Sequence[int], axis: Axis, weight_shape: Sequence[int]) -> FeatureSubset:
-        """Return the subset of ``features``; raises PlanError for none, a double one, or one out of range."""
+        """Return the subset of ``features``; raise PlanError if it is empty, or one is repeated or out of range."""
         count = weight_shape[1] if axis == "in" else weight_shape[0]
         return cls(axis, torch.tensor(checked_channels(features, count)))
 
@@ -40,7 +40,7 @@ def bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def channel_linear(x: Tensor, weight: Tensor, bias: Tensor | None, subset: FeatureSubset) -> Tensor:
-    """Return a linear layer of which only the weights of ``subset`` get a gradient.
+    """Return a linear layer in which only the weights of ``subset`` get a gradient.
 
     The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
 
@@ -69,7 +69,7 @@ class _Linear(Function):
             kept = x.index_select(-1, index) if subset.axis == "in" else x
         ctx.save_for_backward(weight, kept)
         ctx.subset = subset
-        # Of more than two dimensions torch gives a view, which nobody may write.
+        # For more than two dimensions torch returns a view, which must not be written.
         return no_view(functional.linear(x, weight, bias))
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The interface of operations that a method brings for a kind of mode, and their registry."""
+"""The interface of operations that a method provides for a kind of mode, and their registry."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class ModeOperation(ABC):
 
     @abstractmethod
     def forward(self, module: nn.Conv2d, geometry: ConvGeometry, mode: Mode) -> LeanForward:
-        """Return the forward of a convolution that is trained in ``mode``."""
+        """Return the forward function of a convolution that is trained in ``mode``."""
 
     @abstractmethod
     def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:
-        """Return how many numbers it keeps of an input of shape ``given``."""
+        """Return how many numbers are kept for an input of shape ``given``."""
 
     def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
-        """Return a forward that runs several layers of ``module`` as one operation; None where it has none."""
+        """Return a forward function that runs several layers of ``module`` as one operation, or None."""
         del module, modes
         return None
 
 
 OPERATIONS: Factories[ModeOperation] = Factories("operation", listed_as="operations")
-"""Operations by the kind of mode that they are for."""
+"""Registry of operations by the kind of mode."""

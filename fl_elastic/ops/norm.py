@@ -1,4 +1,4 @@
-"""A frozen batch norm as what it is in eval mode: a scale and a shift per channel."""
+"""A frozen batch norm in eval mode, which is a scale and a shift per channel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["frozen_batch_norm", "is_frozen_norm", "norm_scale"]
 
 
 def is_frozen_norm(norm: BatchNorm) -> bool:
-    """Return whether ``norm`` is only a scale and a shift now: in eval mode, with statistics, not trained."""
+    """Return whether ``norm`` is only a scale and a shift: in eval mode, with running statistics, not trained."""
     frozen = not any(parameter.requires_grad for parameter in norm.parameters())
     return frozen and not norm.training and norm.running_mean is not None
 

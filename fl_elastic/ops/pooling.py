@@ -64,7 +64,7 @@ class _MaxPool(Function):
         place += taps
         place += top * shape[3] + left
         place = place.long()
-        # Only the shape and memory format of the input are read; memory that is never touched costs nothing.
+        # Only shape and memory format of the input are used; memory that is never touched costs nothing.
         stand_in = torch.empty(
             shape, dtype=gradient.dtype, device=gradient.device, memory_format=memory_format
         )
@@ -76,12 +76,12 @@ class _MaxPool(Function):
 
 
 def _quotient(numbers: Tensor, divisor: int) -> Tensor:
-    """Integers below `MOST_PIXELS` divided and rounded down: as floats, ten times faster than as integers."""
+    """Return integers below `MOST_PIXELS` divided and rounded down; via floats, ten times faster than integers."""
     return numbers.float().add_(0.5).mul_(1 / divisor).int()
 
 
 def _window_starts(output: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-    """First row and first column of each output's window, shaped to broadcast; negative inside padding."""
+    """Return the first row and column of each output's window, shaped to broadcast; negative inside padding."""
     top, left = (
         torch.arange(length, device=output.device, dtype=torch.int32) * stride[axis] - padding[axis]
         for axis, length in enumerate(output.shape[2:])

@@ -25,23 +25,23 @@ __all__ = ["SplitModel"]
 
 _TOLERANCE = 1e-3
 
-# What stands for tensors that are not there must not matter, also where it is large, as in a comparison.
+# Values of stand-ins for missing tensors: they must not affect the result, even if large, as in a comparison.
 _STAND_INS = (0.0, 1e4, -1e4)
 
 
 class SplitModel:
     """A model that is run in two parts, before and after a cut.
 
-    Between entering and leaving the block, `features` runs the frozen prefix as inference (no gradient, eval mode,
-    BatchNorm folded into convolutions) and stops at the cut; `outputs` runs the rest on given features, and
-    the model's own forward is as ever. The model's code is not needed: modules before the cut are stood in for.
+    Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, BatchNorm folded into
+    convolutions) and stops at the cut; `outputs` runs the rest on given features; the model's own forward works as
+    usual. The model's code is not needed: modules before the cut are replaced by stand-ins.
 
     Parameters
     ----------
     model : nn.Module
-        Its prefix must not change inside the block.
+        The model; its prefix must not change inside the block.
     graph : BackwardGraph
-        Of a step of this model.
+        Graph of a step of this model.
     cut : Cut
         One of ``graph.cuts``.
     channels_last : bool
@@ -77,15 +77,15 @@ class SplitModel:
 
     @property
     def prefix_modules(self) -> list[nn.Module]:
-        """The outermost modules that lie wholly before the cut."""
+        """The outermost modules that lie entirely before the cut."""
         names = [name for name, _ in self.cut.skipped]
         return [self.model.get_submodule(n) for n in (*names, *self._last_module())]
 
     @property
     def loose_tensors(self) -> list[tuple[str, Tensor]]:
-        """What the code between these modules may compute with before the cut, by name.
+        """Tensors, by name, that code between these modules may use before the cut.
 
-        Parameters that lie below it, or belong to no group, and buffers of the modules that reach past it.
+        These are parameters that lie below it or belong to no group, and buffers of modules that extend past it.
         """
         inside = {
             id(each)
@@ -124,7 +124,7 @@ class SplitModel:
         self.leave()
 
     def leave(self) -> None:
-        """Make the model whole again, before the block ends; nothing happens the second time."""
+        """Restore the model before the block ends; a second call does nothing."""
         for module, before in reversed(self._before):
             if before is None:
                 del module.__dict__["forward"]
@@ -153,7 +153,7 @@ class SplitModel:
     def given(self, features: Tensor) -> Iterator[None]:
         """Make the model run from the cut on inside the block, whatever inputs it is called with.
 
-        The inputs only feed what stands outside of modules before the cut, whose results are not used.
+        The inputs are only used by code outside of modules before the cut, whose results are not used.
         """
         self._part, self._features, self._reached = "suffix", features, False
         try:
@@ -177,7 +177,7 @@ class SplitModel:
             with torch.no_grad():
                 before = Attributes.of(self.model)
                 whole = call_model(self.model, inputs)
-                # By then what is made in a first pass for all others is there.
+                # Whatever the model creates at its first pass exists from here on.
                 held = Attributes.of(self.model)
                 features = self.features(inputs)
                 if changed := held.changed():
@@ -214,18 +214,17 @@ class SplitModel:
         try:
             return self.outputs(inputs, features)
         except RuntimeError:
-            # Code between modules that works in place needs real tensors to stand in.
+            # In-place code between modules needs stand-ins with real memory.
             self._solid = True
             return self.outputs(inputs, features)
 
     def check_constant(self, inputs: Any) -> tuple[int, ...]:
-        """Return the shape of an example's features, if they depend on this example alone, whenever computed.
+        """Return the shape of an example's features; raise ModelError unless they depend on that example alone.
 
-        Raises ModelError if they do not.
-
-        In the modes in which the two parts run: a dropout that is no module, or follows the mode of a module that
-        reaches past the cut, is still on there. Models may look at a mask of ones and zeros, as those that attend
-        to everything do without one: then features are compared beside examples that are masked and that are not.
+        The check runs in the modes of training: a dropout that is no module, or that follows the mode of a module
+        extending past the cut, is still active there. A model may read a mask of ones and zeros, as attention
+        models do that skip a mask of ones; its features are then also compared next to masked and unmasked
+        examples.
         """
         place = f"what lies below {self.cut.module!r}"
         before = RngState.now()
@@ -252,7 +251,7 @@ class SplitModel:
         return tuple(whole.shape[1:])
 
     def _watched(self, inputs: Any, which: Callable[[Tensor], bool]) -> tuple[Tensor, bool]:
-        """Return the features, and whether values of such inputs were read on the way."""
+        """Return the features, and whether the values of selected inputs were read in between."""
         with watched() as seen:
             given = map_tensors(
                 lambda tensor: tensor.as_subclass(Watched) if which(tensor) else tensor, inputs
@@ -260,21 +259,21 @@ class SplitModel:
             return self.features(given).as_subclass(Tensor), seen.read
 
     def _alike_beside_others(self, inputs: Any) -> bool:
-        """Whether each example has the same features alone and beside others whose masks end early or nowhere."""
+        """Return whether features are the same alone and next to examples whose masks end early or not at all."""
         open_ended = map_rows(lambda t: torch.ones_like(t) if _is_mask(t) else t, inputs)
         kinds = [inputs, open_ended, map_rows(lambda t: _ending(t) if _is_mask(t) else t, inputs)]
         try:
             apart = torch.cat([self.features(each) for each in kinds])
             return _alike(apart, self.features(join_examples(kinds)))
         except (RuntimeError, ValueError, IndexError):
-            # As where a batch is cut to the longest of its examples.
+            # For example, the model cuts a batch to its longest example.
             return False
 
     def _last_module(self) -> tuple[str, ...]:
         return () if self.cut.at_input else (self.cut.module,)
 
     def _shadow(self, module: nn.Module, make: Callable[[Any], Callable[..., Any]]) -> None:
-        """Put an instance attribute before the class's forward, on top of one that may be there."""
+        """Set an instance attribute that overrides the class's forward, or one that was set before."""
         self._before.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = make(module.forward)
 
@@ -327,7 +326,7 @@ class _Reached(Exception):
 
 
 def _is_mask(tensor: Tensor) -> bool:
-    """Whether this may be a mask: whole numbers, all of them 0 or 1, with a place for each part of an example."""
+    """Return whether this may be a mask: integers, all 0 or 1, with an entry for each part of an example."""
     plain = tensor.as_subclass(Tensor)
     whole = not plain.is_floating_point() and not plain.is_complex() and plain.dim() > 1
     return whole and bool(((plain == 0) | (plain == 1)).all())
@@ -341,7 +340,7 @@ def _ending(mask: Tensor) -> Tensor:
 
 
 def _alike(whole: Any, parts: Any) -> bool:
-    """Whether two outputs are equal up to the rounding of folded weights."""
+    """Return whether two outputs are equal up to the rounding of folded weights."""
     seen: list[list[Tensor]] = [[], []]
     for values, tensors in zip((whole, parts), seen, strict=True):
 

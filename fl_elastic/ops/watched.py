@@ -1,4 +1,4 @@
-"""Tensors that note when their values decide something in Python."""
+"""Tensors that record when Python code reads their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READING = {
 
 @dataclass
 class Seen:
-    """Whether a watched value was read."""
+    """Whether the value of a watched tensor was read."""
 
     read: bool = False
 
@@ -29,7 +29,7 @@ _OPEN: list[Seen] = []
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Note inside the block whether the values of `Watched` tensors are read."""
+    """Record inside the block whether values of `Watched` tensors are read."""
     _OPEN.append(Seen())
     try:
         yield _OPEN[-1]
@@ -38,12 +38,12 @@ def watched() -> Iterator[Seen]:
 
 
 def is_watching() -> bool:
-    """Return whether a block of `watched` is open."""
+    """Return whether a `watched` block is open."""
     return bool(_OPEN)
 
 
 class Watched(Tensor):
-    """A tensor whose values are watched; so is whatever is computed from it.
+    """A tensor whose values are watched, as are those of every result computed from it.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Watched(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and note it if it takes values out to Python."""
+        """Run an operation; record it if it returns values to Python."""
         if _OPEN and getattr(func, "__name__", "") in _READING:
             _OPEN[-1].read = True
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Which tensor groups to train: what a plan is, the exact solvers, and what every policy has in common."""
+"""Which tensor groups to train: plans, the exact solvers, and what all policies have in common."""
 
 from typing import TYPE_CHECKING
 

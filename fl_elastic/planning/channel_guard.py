@@ -1,4 +1,4 @@
-"""Channels that a plan does not train stay as they are, whatever momentum and weight decay do."""
+"""Keeps the channels that a plan does not train unchanged, whatever momentum and weight decay do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ChannelGuard", "RestOfWeight"]
 
 @dataclass(frozen=True)
 class RestOfWeight:
-    """What stays of a parameter: whole rows by number, or all that a mask does not train."""
+    """The untrained rest of a parameter: whole rows by index, or all that a mask does not select."""
 
     weight: nn.Parameter
     values: Tensor
@@ -29,7 +29,7 @@ class RestOfWeight:
     trained: Tensor | None = None
 
     def put_back(self, scratch: Tensor) -> None:
-        """Write it into the weight."""
+        """Write the remembered values of the rest into the weight."""
         if self.rows is not None:
             shape = (len(self.rows), *self.weight.shape[1:])
             rows = scratch[: math.prod(shape)].view(shape)
@@ -47,11 +47,11 @@ class ChannelGuard:
     Parameters
     ----------
     plan : Plan
-        Its ``channels`` say which are trained.
+        Its ``channels`` say which channels are trained.
     model : nn.Module
-        At the weights that stay.
+        The model at the weights to keep.
     copies : mapping of str to array
-        Copies of present weights that somebody else holds already, by name: they are not copied again.
+        Copies of present weights that the caller already holds, by name: they are not copied again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ChannelGuard:
                             weight, values, trained=_trained(weight, mode, channels, layer)
                         )
                     self._rest.append(rest)
-        # Of several types, as with a head in another precision, each has its own.
+        # One buffer per dtype: a head may have another precision.
         self._scratch: dict[torch.dtype, Tensor] = {}
         for rest in self._rest:
             numbers = 0 if rest.rows is None else len(rest.rows) * rest.weight[0].numel()
@@ -87,7 +87,7 @@ class ChannelGuard:
 
     @property
     def untrained_rows(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Weights of which whole rows stay, and the numbers of these."""
+        """Weights with whole untrained rows, and the indices of these rows."""
         return [(rest.weight, rest.rows) for rest in self._rest if rest.rows is not None]
 
     @torch.no_grad()
@@ -97,11 +97,11 @@ class ChannelGuard:
             rest.put_back(self._scratch[rest.weight.dtype])
 
     def finalize(self) -> None:
-        """Do nothing more: the optimiser keeps its state of channels that did not train."""
+        """Do nothing: the optimiser keeps its state of channels that did not train."""
 
 
 def _others(weight: nn.Parameter, channels: tuple[int, ...]) -> Tensor:
-    """Return the rows of a weight that are not among the channels."""
+    """Return the indices of a weight's rows that are not trained channels."""
     trained = torch.zeros(len(weight), dtype=torch.bool)
     trained[list(channels)] = True
     return torch.nonzero(~trained)[:, 0].to(weight.device)
@@ -110,8 +110,8 @@ def _others(weight: nn.Parameter, channels: tuple[int, ...]) -> Tensor:
 def _trained(
     weight: nn.Parameter, mode: Mode, channels: tuple[int, ...], layer: nn.Module
 ) -> Tensor:
-    """Return which rows and columns of a weight its channels train, broadcast over the kernel."""
-    # Few plans train channels: others do not load how a layer is cut into them.
+    """Return a mask of the entries of a weight that its channels train, broadcast over the kernel."""
+    # Imported here: few plans train channels.
     from fl_elastic.ops.channels import ChannelSubset
 
     groups = int(getattr(layer, "groups", 1))

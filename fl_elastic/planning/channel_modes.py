@@ -1,4 +1,4 @@
-"""Which layers may be trained by channels, and how many channels they have to choose from."""
+"""Which layers may be trained by channels, and how many channels each of them can choose from."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def trainable_layers(profile: CostProfile) -> list[int]:
 
 
 def has_operations(profile: CostProfile, group: int) -> bool:
-    """Whether the library has operations to run in a layer's place, for training by channels or filtering.
+    """Return whether the library has operations that replace a layer, for training by channels or filtering.
 
-    It must be one two-dimensional convolution or linear layer, used once a step, whose weight is its own and not
-    computed (weight norm, pruning). There are none for convolutions that are transposed or pad with non-zeros.
+    The layer must be one two-dimensional convolution or linear layer that is used once a step and whose weight is a
+    parameter of its own, not computed (weight norm, pruning). Transposed convolutions, and padding with non-zeros,
+    are not supported.
     """
     graph = profile.graph
     owners = graph.group_nodes()[group]
@@ -70,10 +71,10 @@ def _layers(graph: BackwardGraph) -> list[int]:
 def channel_modes(
     profile: CostProfile, axis: Axis, ratios: Sequence[float] = RATIOS
 ) -> dict[int, tuple[Mode, ...]]:
-    """Return the modes that each of the `trainable_layers` can be trained in, dearest first.
+    """Return the modes in which each of the `trainable_layers` can be trained, most expensive first.
 
-    Shares of channels are offered where a layer `has_operations` for them and they leave a channel out; of grouped
-    layers only the output channels, or those of depthwise ones.
+    Shares of channels are offered if a layer `has_operations` for them and the share leaves a channel out. A
+    grouped layer offers output channels only, unless it is depthwise.
     """
     layers = known_layers(profile)
     return {
@@ -97,7 +98,7 @@ def _modes(
 
 
 def _channels(profile: CostProfile, group: int, layer: LayerShape, axis: Axis) -> int:
-    """Return how many channels there are to choose from; 0 if the layer cannot be trained by channels."""
+    """Return the number of channels to choose from; 0 if the layer cannot be trained by channels."""
     plain = layer.groups == 1 or (layer.is_depthwise and layer.in_channels == layer.out_channels)
     if not has_operations(profile, group) or not (plain or axis == "out"):
         return 0

@@ -1,4 +1,4 @@
-"""Everything a plan costs, by definitions that are the same for every policy."""
+"""All costs of a plan, by definitions that are the same for every policy."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class CostReport:
-    """What one step of a plan costs; bytes and multiply-adds are of the whole batch in fp32.
+    """Costs of one step of a plan; bytes and multiply-adds are for the whole batch in fp32.
 
     Attributes
     ----------
     policy : str
-        Who chose the plan.
+        The policy that made the plan.
     groups, depth : int
-        How many groups are trained in any mode, and the index of the deepest.
+        Number of groups that are trained in any mode, and the index of the deepest one.
     recomputed : int
-        Blocks that run a second time instead of being stored.
+        Number of blocks that run a second time instead of being stored.
     predicted_step_seconds, predicted_speedup : float
-        One step, and a full step over it.
+        Time of one step, and of a full step over it.
     step_fraction : float
         Share of the requested steps that fits the time budget.
     activation_bytes : float
-        What is kept between forward and backward pass as the plan runs (A).
+        Bytes kept between forward and backward pass, as the plan runs (A).
     least_activation_bytes : float
-        What the plan's modes need by the best operations there are, with the same blocks recomputed (A_min).
+        Bytes that the plan's modes need with the most economical operations and the same recomputed blocks (A_min).
     backward_bytes : float
-        Activations, gradients and optimiser state, as if they were all there at the same time (M_b).
+        Activations, gradients and optimiser state, as if all existed at the same time (M_b).
     peak_bytes : float
-        What a memory budget limits (`StepMemory.total`), all weights and the forward working set (M_p). A feature
-        cache comes on top.
+        The bytes that a memory budget limits (`StepMemory.total`), plus all weights and the forward working set
+        (M_p); without the feature cache.
     backward_macs : float
-        Multiply-adds of the backward pass, recomputed blocks included; one multiply-add is 1.
+        Multiply-adds of the backward pass, including recomputed blocks; one multiply-add counts as 1.
     uplink_bytes : float
-        What a partial update sends as fp32.
+        Bytes of the partial update as fp32.
     """
 
     policy: str
@@ -72,12 +72,12 @@ class CostReport:
 
 
 def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
-    """Return what a step of ``plan`` costs by the profile that ``request`` holds.
+    """Return the costs of a step of ``plan`` by the request's cost profile.
 
     Raises
     ------
     PlanError
-        If the plan recomputes a module that is no block of the profile.
+        If the plan recomputes a module that is not a block of the profile.
     """
     profile, modes = request.profile, plan.modes
     case, kept = plan.case(profile), plan.memory(profile)
@@ -103,14 +103,14 @@ def cost_report(request: PlanRequest, plan: Plan) -> CostReport:
 
 
 def forward_working_bytes(graph: BackwardGraph, input_shape: Iterable[int] = ()) -> float:
-    """Return the largest input and output of one operation in fp32: the peak of a forward pass that keeps nothing.
+    """Return the largest input plus output of one operation in fp32: the peak of a forward pass without storing.
 
     Parameters
     ----------
     graph : BackwardGraph
-        Operations of unknown shape count as nothing.
+        Operations of unknown shape count as zero.
     input_shape : iterable of int
-        Shape of the model's input, batch first: what the operations read that have no other input.
+        Shape of the model's input, batch first: the input of operations that read no other operation.
     """
     sizes = [_FLOAT * math.prod(node.shape) if node.shape else 0 for node in graph.nodes]
     entering = tuple(input_shape)
@@ -124,7 +124,7 @@ def forward_working_bytes(graph: BackwardGraph, input_shape: Iterable[int] = ())
 
 
 def check_feasible(request: PlanRequest) -> None:
-    """Raise BudgetError if memory or uplink do not even admit the head, naming the least that would do."""
+    """Raise BudgetError if memory or uplink do not even admit the head; the message says how much is needed."""
     memory, uplink = request.budget.memory, request.budget.uplink
     head = [Mode.FULL if on else Mode.FROZEN for on in request.head_mask()]
     least = math.ceil(least_memory(request.profile, head, lean=True))

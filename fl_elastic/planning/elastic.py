@@ -1,4 +1,4 @@
-"""The groups of most importance that fit the measured budget."""
+"""The elastic policy: the most important groups that fit the measured budget."""
 
 from __future__ import annotations
 
@@ -28,38 +28,39 @@ _ALLOWANCES = 6
 _NEAR = 0.9
 _FILLED = 2
 _FINE, _COARSE = 4096, 512
-# Groups of which every choice is looked at; what a step takes of memory is dear to tell.
+# Up to this many groups every choice is tried; more are possible if the memory need not be computed for each.
 _FEW, _MORE_WITHOUT_MEMORY = 8, 4
-# Groups of models in which they are exchanged, and two for one: more would take longer than they are worth.
+# Largest models, in groups, in which one group is exchanged, and in which two are: beyond, it costs too much time.
 _MOST_EXCHANGED, _MOST_IN_PAIRS = 40, 20
-# Exchanges at the most, what is tried for each, how many at once, and how many are filled.
+# Most exchanges; most candidates tried for each, how many at once, and how many are refilled.
 _EXCHANGES, _MOST_TRIED, _AT_ONCE, _MOST_FILLED = 20, 1024, 256, 24
-# Whose bytes are kept: those of the plans of one fit.
+# Number of profiles whose bytes are cached: enough for the plans of one fit.
 _PROFILES = 8
 
 
 @POLICIES.register("elastic")
 class ElasticPolicy(Policy):
-    """Train the head and the best part of the rest that the budget pays for.
+    """Train the head and the most important of the other groups that the budget pays for.
 
-    The prefix knapsack charges parallel branches as one chain; its answer is re-costed on the real graph, solved
-    again with what that leaves over, and the last slack is filled group by group. On a chain within a step's time,
-    or within an uplink alone, that is the best choice up to the solver's rounding. With branches it need not be: in
-    models of up to 40 groups others are exchanged for those of more worth while they fit. A memory budget limits
-    the depth; memory and uplink put a price on each group's bytes. Where memory is limited, the groups of most
-    worth, and of most worth by their own memory, are tried as well. If everything fits, everything is trained.
+    The prefix knapsack charges parallel branches as one chain. Its answer is re-costed on the real graph, the
+    knapsack is solved again with the time that this leaves over, and the remaining slack is filled group by group.
+    On a chain, with only a time limit or only an uplink limit, the result is optimal up to the solver's rounding.
+    With branches it need not be: in models of up to 40 groups, groups are exchanged for more important ones that
+    fit. A memory budget limits the depth; memory and uplink put a price on each group's bytes. Under a memory
+    budget the most important groups, and those of most importance per byte of their own memory, are tried as well.
+    If everything fits, everything is trained.
 
-    Where steps may be traded (a deadline for the round, or a speed-up below the floor), the plan is the one whose
-    importance times the share of steps that it leaves is largest: near the floor most of a step is spent on the
-    forward pass whatever is trained, and fewer, deeper steps decrease the loss more per second.
+    If steps may be traded (under a deadline, or with a speed-up below the floor), the plan maximises its importance
+    times what the remaining steps gain: near the floor most of a step is spent on the forward pass whatever is
+    trained, and fewer, deeper steps decrease the loss more per second.
 
-    Of a model of up to 12 groups, 8 under a memory budget, every choice is looked at.
+    In a model of up to 12 groups, 8 under a memory budget, every choice is tried.
     """
 
     needs = Needs(importance=True)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the best plan found; it is worth at least the best run of groups next to the loss."""
+        """Return the best plan found; it is worth at least as much as the best suffix next to the loss."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits(everything):
             return request.plan_of_mask("elastic", everything)
@@ -81,12 +82,12 @@ class ElasticPolicy(Policy):
         return request.plan_of_mask("elastic", best)
 
     def _with_fewer_steps(self, request: PlanRequest, search: _Search, best: Mask) -> Mask:
-        """Return the best mask whose costlier steps are paid for by taking fewer of them."""
+        """Return the best mask, if taking fewer steps may pay for costlier ones."""
         value = request.expected_decrease(best)
         shorter = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
         found: list[tuple[float, int, PlanRequest, Mask]] = []
         for costlier in costlier_steps(request):
-            # A mask of shorter steps was found before; these leave no more of them than this.
+            # A mask for the previous allowance was found before; no mask leaves more steps than that allowance.
             gain = request.gain(request.allowed_step_seconds / shorter)
             shorter = costlier.allowed_step_seconds
             at_least = _NEAR * value / max(gain, 1e-12)
@@ -102,9 +103,9 @@ class ElasticPolicy(Policy):
 
 @dataclass
 class _Search:
-    """Solves the knapsack under limits on bytes as well, by a price on each byte.
+    """Solves the knapsack under limits on bytes as well, by putting a price on each byte.
 
-    The price and the slack of one allowance are the first guess for the next, so that a handful of knapsacks do.
+    Price and slack of one allowance are the first guess for the next one, so that few knapsacks have to be solved.
     """
 
     request: PlanRequest
@@ -113,7 +114,7 @@ class _Search:
 
     @cached_property
     def worth(self) -> Scores:
-        """The importance, zero for groups out of reach or beyond memory or uplink with the head alone."""
+        """The importance; zero for groups out of reach, or beyond memory or uplink even with the head alone."""
         request = self.request
         worth = request.importance.copy()
         if request.reachable is not None:
@@ -130,7 +131,7 @@ class _Search:
     def within(
         self, request: PlanRequest, at_least: float = -np.inf, resolution: int = _FINE
     ) -> Mask | None:
-        """Return the mask of most worth that fits time and bytes; None if none is worth so much."""
+        """Return the mask of most worth that fits time and bytes; None if its worth is below ``at_least``."""
         if float(self.worth.clip(min=0.0).sum()) < at_least:
             return None
         best = self._in_time(request, self.worth, resolution)
@@ -139,7 +140,7 @@ class _Search:
         if request.fits_bytes(best):
             return best
         sizes = request.profile.parameter_bytes
-        # A price decides between groups only where it passes what one of them is worth per byte.
+        # The choice between groups only changes where the price crosses the worth per byte of one of them.
         # Not by numpy's unique, which loads a megabyte of masked arrays.
         prices = np.array(sorted({*(self.worth / sizes)[self.worth > 0].tolist()}))
         best, value = request.head_mask(), -np.inf
@@ -164,7 +165,7 @@ class _Search:
         return max(masks, key=lambda mask: float(self.worth[mask].sum()))
 
     def _by_uplink(self, request: PlanRequest) -> list[Mask]:
-        """Return the mask of most worth within the uplink, if it fits the rest: the best if nothing else binds."""
+        """Return the mask of most worth within the uplink, if it fits the rest: optimal if nothing else binds."""
         sizes, uplink = request.profile.parameter_bytes, request.budget.uplink
         assert uplink is not None
         found = prefix_knapsack(
@@ -174,7 +175,7 @@ class _Search:
         return [found.mask] if request.fits(found.mask) else []
 
     def _in_time(self, request: PlanRequest, worth: Scores, resolution: int) -> Mask:
-        """Solve, re-cost on the real graph, and solve again with the slack that branches leave."""
+        """Solve, re-cost on the real graph, and solve again with the slack that parallel branches leave."""
         profile = request.profile
         constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
         whole = float(profile.update_seconds.sum() + profile.path_seconds.sum())
@@ -193,14 +194,14 @@ class _Search:
                 break
             spend += slack
             if resolution == _COARSE and actual <= allowed:
-                # While prices are tried, branches are taken to hide what they hid before.
+                # While prices are tried, assume that branches save as much as before.
                 self.hidden = max(found.cost - actual, 0.0)
                 break
         return best
 
 
 def _best_of_all(request: PlanRequest) -> Mask:
-    """Return the best of all masks that train the head; the cheapest of those worth the same."""
+    """Return the best of all masks that train the head; of equal ones the cheapest."""
     head, count = request.head_mask(), len(request.profile)
     masks: Mask = (np.arange(2**count)[:, None] >> np.arange(count) & 1).astype(bool)
     masks = masks[(masks | ~head).all(axis=1)]
@@ -221,7 +222,7 @@ def _best_of_all(request: PlanRequest) -> Mask:
 
 @lru_cache(maxsize=_PROFILES)
 def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
-    """Return what a step keeps that trains the head and one group, for each group."""
+    """Return for each group the bytes that a step keeps if it trains the head and this group."""
     found = np.zeros(len(profile))
     for group in range(len(profile)):
         mask = np.zeros(len(profile), dtype=bool)
@@ -231,7 +232,7 @@ def _bytes_beside_head(profile: CostProfile, lean: bool) -> Seconds:
 
 
 def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
-    """Return requests that allow longer steps, up to a full one, of which a whole number fits the time."""
+    """Return requests with longer allowed steps, up to a full one, such that a whole number of steps fits."""
     lowest = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
     total = request.allowed_step_seconds * request.steps
     longest = request.profile.full_step_seconds
@@ -244,7 +245,7 @@ def costlier_steps(request: PlanRequest) -> list[PlanRequest]:
 
 
 def _best_suffix(request: PlanRequest) -> Mask:
-    """Return the groups next to the loss, as many as are worth most among those that fit."""
+    """Return the suffix, groups next to the loss, of most worth among those that fit."""
     order = np.arange(len(request.profile))
     counts = range(_most_that_fit(request, order) + 1)
     suffixes = [_beside_head(request, order[:count]) for count in counts]
@@ -252,9 +253,9 @@ def _best_suffix(request: PlanRequest) -> Mask:
 
 
 def _by_worth_and_memory(request: PlanRequest, worth: Scores) -> list[Mask]:
-    """Return the groups of most worth, and those of most worth by the memory of each alone, as many as fit.
+    """Return two masks that fit: the groups of most worth, and those of most worth by the memory each takes alone.
 
-    What a step keeps of activations goes by places as much as by weights, which alone have a price in the search.
+    The search prices only the bytes of weights, but the activations that a step keeps also depend on positions.
     """
     worth, found = np.where(request.head_mask(), 0.0, worth.clip(min=0)), []
     for density in (worth, worth / _bytes_beside_head(request.profile, request.lean)):
@@ -264,7 +265,7 @@ def _by_worth_and_memory(request: PlanRequest, worth: Scores) -> list[Mask]:
 
 
 def _most_that_fit(request: PlanRequest, order: NDArray[np.int64]) -> int:
-    """Return how many groups fit beside the head, taken in this order: more never cost less."""
+    """Return how many groups fit beside the head, taken in this order; costs never fall as groups are added."""
     counts = range(1, len(order) + 1)
     return bisect_left(
         counts, True, key=lambda count: not request.fits(_beside_head(request, order[:count]))
@@ -278,11 +279,12 @@ def _beside_head(request: PlanRequest, groups: NDArray[np.int64]) -> Mask:
 
 
 def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
-    """Add groups while they fit, most importance per second first, but for those that are closed."""
+    """Add groups while they fit, those of most importance per second first; ``closed`` groups are not added."""
     mask, profile = mask.copy(), request.profile
     allowed = request.allowed_step_seconds * (1 + 1e-9)
     depth = int(np.flatnonzero(mask)[-1])
-    # At least its own gradient, and the way to it from the deepest group: branches may make that cheaper.
+    # A lower bound: the group's own gradient, and the path to it from the deepest group, which branches may
+    # shorten.
     reach = np.cumsum(profile.path_seconds)
     extra = profile.update_seconds + np.maximum(reach - reach[depth], 0.0)
     density = np.where(mask, 0.0, request.importance.clip(min=0) / np.maximum(extra, 1e-12))
@@ -293,7 +295,7 @@ def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
     while len(left):
         with_one = np.repeat(mask[None], len(left), axis=0)
         with_one[np.arange(len(left)), left] = True
-        # Steps only grow with what is added, so that what is too dear now is so for good.
+        # A step only gets longer as groups are added, so a group that is too expensive now stays so.
         left = left[profile.seconds_of(with_one) <= allowed]
         while len(left):
             group, left = left[0], left[1:]
@@ -305,9 +307,9 @@ def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
 
 
 def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
-    """Give one group or two up for one of more worth, while that fits on the real graph, and fill what it leaves.
+    """Exchange one group or two for one of more worth while that fits on the real graph, and fill the rest.
 
-    A chain overcharges branches, so that its best answer may hold groups which the real graph prices higher.
+    The chain overcharges branches, so that its best answer may contain groups that are not best on the real graph.
     """
     if len(mask) > _MOST_EXCHANGED:
         return mask
@@ -344,7 +346,7 @@ def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
 
 
 def _without(request: PlanRequest, mask: Mask, given: tuple[int, ...]) -> Mask:
-    """Return the mask without some groups, filled with others."""
+    """Return the mask without the ``given`` groups, filled with others."""
     mask = mask.copy()
     mask[[*given]] = False
     return _fill(request, mask, given)

@@ -1,4 +1,4 @@
-"""The ways in which each group of a profile may be trained, with what they are worth and cost."""
+"""The modes in which each group of a profile may be trained, with their worth and costs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["GroupOptions", "group_options"]
 
 @dataclass(frozen=True, eq=False)
 class GroupOptions:
-    """Choices for the joint solver, and the mode that each column stands for.
+    """Choices for the joint solver, and the mode of each of their columns.
 
     Attributes
     ----------
     modes : tuple of Mode
-        Column 0 is frozen, column 1 full.
+        Column 0 is frozen, column 1 is full.
     choices : Choices
         Worth and costs.
     """
@@ -47,18 +47,18 @@ class GroupOptions:
 def group_options(
     request: PlanRequest, modes: Sequence[Mode], recomputed: Sequence[Block] = ()
 ) -> GroupOptions:
-    """Return what the joint solver chooses from.
+    """Return the choices of the joint solver.
 
-    A mode is offered where its cost and its fidelity are known and an operation runs it. It is worth the
-    group's importance times the squared cosine between its gradient and the exact one: the share of the samples'
-    information that is left. A filtered error gradient loses the rest of that square for everything deeper.
+    A mode is offered if its cost and fidelity are known and an operation runs it. Its worth is the group's
+    importance times the squared cosine between its gradient and the exact one, which is the share of the samples'
+    information that is left. A filtered error gradient loses the rest of the squared cosine for all deeper groups.
 
     Parameters
     ----------
     request : PlanRequest
         Profile, importance, fidelity and budget.
     modes : sequence of Mode
-        Besides frozen and full.
+        Modes besides frozen and full.
     recomputed : sequence of Block
         Blocks whose activations are not stored.
     """
@@ -124,7 +124,7 @@ def group_options(
 
 
 def _own_and_way(profile: CostProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the seconds of each group's own gradient, and of passing the error gradient through it."""
+    """Return the seconds of each group's own gradient, and those of passing the error gradient through it."""
     own, way = np.zeros(len(profile)), np.zeros(len(profile))
     for index, node in enumerate(profile.graph.nodes):
         if node.group is not None:

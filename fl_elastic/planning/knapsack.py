@@ -24,7 +24,7 @@ _Floats = NDArray[np.float64]
 
 # Relative slack against rounding when sums are compared with the budget.
 _EPSILON = 1e-9
-# Up to this many candidates the set of undominated states is kept whole, which is exact for real costs.
+# Up to this many candidates all undominated states are kept, which is exact for real costs.
 _EXACT_CANDIDATES = 24
 _EXACT_STATES = 20_000
 
@@ -40,9 +40,9 @@ class Selection:
     value : float
         Sum of their importance.
     cost : float
-        Updates of the chosen groups plus the path to the deepest of them.
+        Update costs of the chosen groups plus the path to the deepest of them.
     feasible : bool
-        False when the forced groups alone exceed the budget; the mask then holds just these.
+        False if the forced groups alone exceed the budget; the mask then holds only these.
     """
 
     mask: NDArray[np.bool_]
@@ -62,9 +62,9 @@ def prefix_knapsack(
 ) -> Selection:
     """Return the groups of largest total importance whose cost fits the budget.
 
-    Exact for real-valued costs as long as few states are undominated (always up to 14 groups); beyond that,
-    costs are rounded up and the budget down to ``resolution`` levels, so the budget is never overrun, and
-    what rounding left over is filled again.
+    The answer is exact for real-valued costs as long as few states are undominated (always up to 14 groups). Beyond
+    that, costs are rounded up and the budget down to ``resolution`` levels, so the budget is never overrun, and
+    what rounding leaves over is filled again.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def _sweep_states(
     affordable: NDArray[np.bool_],
     must_reach: int,
 ) -> NDArray[np.bool_] | None:
-    """Keep every undominated (cost, value) state; None if there are too many."""
+    """Keep every undominated (cost, value) state; return None if there are too many."""
     bit_of = np.cumsum(affordable) - 1
     cost, value, bits = np.zeros(1), np.zeros(1), np.zeros(1, dtype=np.uint64)
     best_value, best_bits = -np.inf, np.uint64(0)
@@ -168,7 +168,7 @@ def _sweep_states(
             if len(cost) > _EXACT_STATES:
                 return None
         if k >= must_reach and capacity[k] >= 0:
-            # States are sorted by cost and value alike: the last one that fits is the best.
+            # States are sorted by both cost and value, so the last one that fits is the best.
             last = int(np.searchsorted(cost, capacity[k], side="right")) - 1
             if last >= 0 and value[last] > best_value:
                 best_value, best_bits = float(value[last]), bits[last]
@@ -186,7 +186,7 @@ def _sweep_table(
     must_reach: int,
     resolution: int,
 ) -> NDArray[np.bool_]:
-    """Solve the knapsack of every depth on one table of quantised costs."""
+    """Solve the knapsacks of all depths on one table of quantised costs."""
     groups = len(worth)
     most = float(capacity[max(must_reach, 0)])
     if most <= 0:
@@ -228,7 +228,7 @@ def _refill(
     affordable: NDArray[np.bool_],
     must_reach: int,
 ) -> NDArray[np.bool_]:
-    """Spend what rounding up left over, best value per true extra cost first."""
+    """Spend the budget that rounding left over, best value per true extra cost first."""
     last = int(np.flatnonzero(chosen)[-1]) if chosen.any() else 0
     deepest = max(last, must_reach, 0)
     left = float(capacity[deepest] - updates[chosen].sum())

@@ -1,4 +1,4 @@
-"""Layers run by `fl_elastic.ops`: those whose mode torch's own lack, and all where a step is to keep less."""
+"""Layers run by `fl_elastic.ops`: those in modes that torch lacks, and all layers if steps have to keep less."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ["LeanLayers"]
 
 @dataclass(frozen=True)
 class LeanLayers(StepTransform):
-    """Run layers that are trained by channels or with filtered gradients by their own operations.
+    """Run layers that are trained by channels or with filtered gradients by the library's own operations.
 
     Attributes
     ----------
     everywhere : bool
-        Whether all other layers run by operations as well that keep only what their mode needs.
+        Whether all other layers are run by operations, too, that keep only what their mode needs.
     channels : mapping of str to tuple of int
-        Trained channels of each group whose mode is a share of its channels; filled in by the trainer where the
-        policy does not choose them itself.
+        Trained channels of each group that is trained by channels; set by the trainer if the policy does not choose
+        them itself.
     """
 
     everywhere: bool = False
@@ -42,7 +42,7 @@ class LeanLayers(StepTransform):
     stage: ClassVar[int] = 0
 
     def check(self, model: nn.Module, plan: Plan) -> None:
-        """Raise PlanError if channels are trained that were not chosen."""
+        """Raise PlanError if a group is trained by channels that were not chosen."""
         del model
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             if mode.kind == "channels" and group.name not in self.channels:
@@ -51,8 +51,8 @@ class LeanLayers(StepTransform):
                 )
 
     def applied(self, model: nn.Module, plan: Plan) -> AbstractContextManager[Any]:
-        """Return a block in which the layers keep only what their mode needs."""
-        # Plans that train layers whole, with memory to spare, do not load them.
+        """Return a context in which the layers keep only what their mode needs."""
+        # Imported here: plans that train layers whole, with memory to spare, do not need it.
         from fl_elastic.ops.lean import lean
 
         modes = self._modes(plan)
@@ -66,20 +66,20 @@ class LeanLayers(StepTransform):
         copies: Mapping[str, NDArray[Any]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> StepGuard | None:
-        """Return what puts the channels back that are not trained."""
+        """Return the guard that puts untrained channels back."""
         from fl_elastic.planning.channel_guard import ChannelGuard
 
         del optimizer
         return ChannelGuard(plan, model, copies) if self.channels else None
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case of lean layers, if all of them are."""
+        """Return the case with lean layers, if all layers are."""
         return replace(case, lean=self.everywhere or case.lean)
 
     def trained_part(
         self, name: str, group: TensorGroup, mode: Mode, model: nn.Module
     ) -> Part | None:
-        """Return the rows and columns that the chosen channels stand in."""
+        """Return the rows and columns of a parameter that the chosen channels cover."""
         weight = model.get_parameter(name)
         if group.name not in self.channels or not mode.trains_part_of(weight.shape):
             return None
@@ -98,15 +98,15 @@ class LeanLayers(StepTransform):
         return rows, columns
 
     def _modes(self, plan: Plan) -> dict[str, Mode]:
-        """Return the modes that torch's own layers do not offer, by the module that owns the group."""
+        """Return the modes that need the library's operations, by the module that owns the group."""
         found = {}
         pairs = zip(plan.layers, plan.modes, plan.groups, strict=bool(plan.layers))
         for layers, mode, group in pairs:
             if group.kind is GroupKind.NORM:
-                # Gradients of its entries come with the error gradient: a part of them costs what all do.
+                # A norm's gradients are by-products of the error gradient: a part of them costs as much as all.
                 continue
             once = len(layers) == 1 and mode.needs_operations
-            # A bias alone needs no input, however often its layer runs.
+            # A bias alone needs no stored input, however often its layer runs.
             for layer in layers if once or (self.everywhere and mode.kind == "bias") else ():
                 if layer:
                     found[layer] = mode

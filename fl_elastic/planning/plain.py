@@ -1,4 +1,4 @@
-"""Policies that do not weigh groups: all, the head, the last ones, biases, by chance, what the server names."""
+"""Policies without importance: all groups, head, last groups, biases, random groups, groups named by the server."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class LastKPolicy(Policy):
 class BiasPolicy(Policy):
     """Train the head, and the biases and norm parameters of every other group (TinyTL's "BN+Bias").
 
-    Predicted as if each group's whole gradient were computed: on CPU a convolution's bias gradient costs
-    as much as its weight gradient. A time budget is met with fewer steps.
+    The prediction assumes that each group's whole gradient is computed, because on CPU a convolution's bias
+    gradient costs as much as its weight gradient. A time budget is met with fewer steps.
     """
 
     needs_coverage = False
@@ -77,7 +77,7 @@ class BiasPolicy(Policy):
 class RandomPolicy(Policy):
     """Train the head, and other groups in random order as long as they fit the budget.
 
-    Where steps may be traded, their length is drawn as well, between the allowed and a full one.
+    If steps may be traded, their length is drawn as well, between the allowed step and a full one.
     """
 
     def plan(self, request: PlanRequest) -> Plan:
@@ -96,9 +96,9 @@ class RandomPolicy(Policy):
 
 
 class GivenPolicy(Policy):
-    """Trains exactly the groups that the server named; what does not fit the budget is trained in fewer steps.
+    """Trains exactly the groups that the server named; if they do not fit the budget, in fewer steps.
 
-    Importance is measured all the same, for the server to choose by.
+    Importance is measured nevertheless, because the server chooses by it.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class GivenPolicy(Policy):
         self.names = frozenset(names)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan of these groups; PlanError if there are no such groups to train."""
+        """Return the plan of these groups; raise PlanError if the model does not have them."""
         known = request.profile.group_names
         unknown = sorted(self.names - set(known))
         if unknown or not self.names:

@@ -1,4 +1,4 @@
-"""What is trained, how, and what it is predicted to cost."""
+"""What is trained, how, and at what predicted cost."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ class Plan:
     Attributes
     ----------
     policy : str
-        Who chose it.
+        Name of the policy that made the plan.
     groups : tuple of TensorGroup
         All groups of the model.
     modes : tuple of Mode
         How each group is trained.
     full_step_seconds, predicted_step_seconds, floor_step_seconds : float
-        A step that trains everything, this plan's step, and the cheapest step there is.
+        Time of a full step, of this plan's step, and of the cheapest possible step.
     allowed_step_seconds : float
-        What the budget allows per step; infinite without a time budget.
+        Time that the budget allows per step; infinite without a time budget.
     predicted_step_bytes : float
         Saved activations, gradients and optimiser state of one step.
     sending_seconds : float
-        Share of the round's deadline that sending the update takes; not part of the step times.
+        Time that sending the update takes of the round's deadline; not part of the step times.
     layers : tuple of tuple of str
-        Modules in whose operations each group takes part, as often as they run. Empty if no policy made the plan,
-        whose groups can only be trained whole.
+        For each group the modules in whose operations it takes part, once per run. Empty if no policy made the
+        plan; its groups can then only be trained whole.
     transforms : tuple of StepTransform
+        Other changes of the steps: replaced operations, recomputed blocks, skipped inputs.
         What else the steps change: which operations layers run by, what is recomputed, what steps leave out.
     """
 
@@ -72,45 +73,45 @@ class Plan:
         )
 
     def transform(self, kind: type[Kind]) -> Kind | None:
-        """Return the transform of a kind; None if the plan has none."""
+        """Return the transform of this kind; None if the plan has none."""
         return next((each for each in self.transforms if isinstance(each, kind)), None)
 
     def having(self, transform: StepTransform) -> Plan:
-        """Return the plan with a transform, in place of one of the kind that it is of."""
+        """Return the plan with this transform, which replaces one of the same kind."""
         others = [each for each in self.transforms if not isinstance(transform, type(each))]
         return replace(self, transforms=tuple(sorted([*others, transform], key=lambda t: t.stage)))
 
     @property
     def channels(self) -> Mapping[str, tuple[int, ...]]:
-        """Trained channels of each group whose mode is a share of its channels."""
+        """Trained channels of each group that is trained by channels."""
         layers = self.lean_layers
         return {} if layers is None else layers.channels
 
     @property
     def lean(self) -> bool:
-        """Whether all layers run by `fl_elastic.ops`, which keep only what their mode needs."""
+        """Whether all layers are run by `fl_elastic.ops`, which keep only what their mode needs."""
         layers = self.lean_layers
         return layers is not None and layers.everywhere
 
     @property
     def lean_layers(self) -> LeanLayers | None:
-        """The layers that run by `fl_elastic.ops`; None where all are torch's own."""
+        """The transform that runs layers by `fl_elastic.ops`; None if all layers are torch's own."""
         if not self.transforms:
             return None
-        # Plans of plain steps do not load it.
+        # Imported here: plans of plain steps do not need it.
         from fl_elastic.planning.lean_layers import LeanLayers
 
         return self.transform(LeanLayers)
 
     def case(self, profile: CostProfile) -> StepCase:
-        """Return what the memory of a step is told by, from the costs of plain ones."""
+        """Return the inputs of the memory model for a step of this plan, from the costs of plain steps."""
         case = StepCase(profile)
         for each in self.transforms:
             case = each.case(case)
         return case
 
     def memory(self, profile: CostProfile) -> StepMemory:
-        """Return what a step keeps, by the costs of a plain one."""
+        """Return the memory of a step, from the costs of a plain one."""
         case = self.case(profile)
         return step_memory(case.profile, self.modes, lean=case.lean, recomputed=case.recomputed)
 
@@ -134,7 +135,7 @@ class Plan:
 
     @property
     def predicted_speedup(self) -> float:
-        """Full step time over this plan's."""
+        """Time of a full step over that of this plan's step."""
         return self.full_step_seconds / self.predicted_step_seconds
 
     @property
@@ -144,5 +145,5 @@ class Plan:
 
     @property
     def step_fraction(self) -> float:
-        """Share of the requested steps that fits the budget: an infeasible plan takes fewer steps."""
+        """Share of the requested steps that fits the budget; below 1 if the plan is infeasible."""
         return min(1.0, self.allowed_step_seconds / self.predicted_step_seconds)

@@ -25,16 +25,16 @@ __all__ = ["POLICIES", "Needs", "Policy", "policies"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be measured before a policy plans.
+    """What must be measured before a policy can plan.
 
     Attributes
     ----------
     importance : bool or str
-        Whether it reads ``request.importance``: by the trainer's score, or by a registered one that defines it.
+        Whether it reads ``request.importance``; a text names the registered score that defines the policy.
     modes : tuple of Mode
-        Modes besides frozen, bias and full that it may choose, whose costs and fidelity are measured.
+        Modes besides frozen, bias and full that it may choose; their costs and fidelity are measured.
     channel_score : str, optional
-        Registered channel score that it is defined by; left out, the trainer's.
+        Registered channel score that defines the policy; by default the trainer's is used.
     """
 
     importance: bool | str = False
@@ -43,30 +43,31 @@ class Needs:
 
     @property
     def own_importance(self) -> str | None:
-        """The registered importance that the policy is defined by; None if there is none."""
+        """The registered importance that defines the policy; None if there is none."""
         return self.importance if isinstance(self.importance, str) else None
 
 
 class Policy(ABC):
     """Turns costs, importance and a budget into a plan.
 
-    Every plan trains at least one group. A time budget below what the policy can reach is answered by fewer
-    steps (`Plan.step_fraction`), never by an empty plan.
+    Every plan trains at least one group. If the time budget is below what the policy can reach, the plan takes
+    fewer steps (`Plan.step_fraction`); it is never empty.
 
     Attributes
     ----------
     needs : Needs
         What must be measured before it plans.
     needs_coverage : bool
-        Whether it leaves groups out for the budget's sake alone, so that they are to come back in fits that train
-        everything. False for one that is defined by what it trains, such as the head.
+        Whether it leaves groups out only for the sake of the budget, so that some fits have to train everything.
+        False for a policy that is defined by what it trains, such as the head.
     reduces_uplink : bool
-        Whether it can train and send less; one that cannot refuses memory and uplink budgets that are too small.
+        Whether it can train and send less; a policy that cannot refuses memory and uplink budgets that are too
+        small.
     needs_eval_prefix : bool
-        Whether it makes a choice for each example that lasts, so that layers below its plans must run in eval mode.
-        Trainers then run the prefix apart, also where their options do not say so.
+        Whether it makes lasting choices per example, so that layers below its plans must run in eval mode. Trainers
+        then run the prefix separately, even if their options do not ask for it.
     basis : str or None
-        What its plans are based on where neither it nor the trainer chooses, as `FitReport.based_on` says it.
+        What its plans are based on if neither it nor the trainer chooses, in the words of `FitReport.based_on`.
     """
 
     needs: Needs = Needs()
@@ -77,12 +78,12 @@ class Policy(ABC):
 
     @property
     def reads_steps(self) -> bool:
-        """Whether `after_backward` is to be called in every step."""
+        """Whether `after_backward` must be called in every step."""
         return type(self).after_backward is not Policy.after_backward
 
     @property
     def reads_data(self) -> bool:
-        """Whether its choice depends on the client's data: on gradients, or on what it observes of the model."""
+        """Whether its choice depends on the client's data: on gradients, or on observations of the model."""
         observes = type(self).observe is not Policy.observe
         return bool(self.needs.importance or self.needs.modes) or self.reads_steps or observes
 
@@ -91,16 +92,16 @@ class Policy(ABC):
         """Return what to train under ``request.budget``."""
 
     def refuse_misfit(self, profile: CostProfile) -> None:  # noqa: B027
-        """Raise PlanError if the policy would have nothing of its own to do on this model; by default none is.
+        """Raise PlanError if this policy would have nothing to choose on this model; by default never.
 
-        Asked once before a fit, so that a policy does not quietly train the head alone.
+        Called once before a fit, so that a policy does not silently train only the head.
         """
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Return what the policy keeps, having looked at the model before a fit; by default nothing new.
+        """Look at the model before a fit, and return what the policy remembers; by default nothing new.
 
-        Plans of the fit find it in `PlanRequest.memory`. It lasts from fit to fit, on disk where the client has a
-        folder, if the fit succeeds.
+        The fit's plans find it in `PlanRequest.memory`. If the fit succeeds it is kept for the next one, on disk if
+        the client has a folder.
         """
         del probe, profile
         return memory
@@ -111,16 +112,16 @@ class Policy(ABC):
         optimizer: torch.optim.Optimizer,
         memory: PolicyMemory,
     ) -> PolicyMemory:
-        """Return what the policy keeps, having looked at a step's gradients before the optimiser takes it.
+        """Look at a step's gradients before the optimiser's step, and return what the policy remembers.
 
         Parameters
         ----------
         parameters : mapping of str to Parameter
-            Those that train, by name.
+            The trained parameters, by name.
         optimizer : torch optimiser
-            That will take the step.
+            The optimiser that will take the step.
         memory : PolicyMemory
-            As it was.
+            What the policy has remembered so far.
         """
         del parameters, optimizer
         return memory
@@ -135,7 +136,7 @@ POLICIES: Factories[Policy] = Factories(
     },
     listed_as="policies",
 )
-"""Policies by name."""
+"""Registry of policies by name."""
 
 
 def policies() -> list[str]:

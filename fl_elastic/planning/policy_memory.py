@@ -13,7 +13,7 @@ from fl_elastic.errors import PlanError
 __all__ = ["MOST_BYTES", "PolicyMemory"]
 
 MOST_BYTES = 32 << 20
-"""What the arrays of one memory may take: they are written to disk after every fit."""
+"""Bound on the bytes of the arrays of one memory, which is written to disk after every fit."""
 _KINDS = "fiub"
 
 
@@ -24,16 +24,16 @@ class PolicyMemory:
     Attributes
     ----------
     owner : str
-        Whose memory it is: another policy starts afresh.
+        The policy that it belongs to: another policy starts with an empty memory.
     facts : mapping of str to value
-        What JSON can hold.
+        Values that JSON can represent.
     arrays : mapping of str to array
-        Real numbers, at most `MOST_BYTES` in all.
+        Real numbers, at most `MOST_BYTES` together.
 
     Raises
     ------
     PlanError
-        If the arrays take more, or hold something else.
+        If the arrays are larger, or hold something else.
 
     Examples
     --------

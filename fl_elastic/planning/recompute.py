@@ -1,4 +1,4 @@
-"""Blocks that run a second time instead of keeping what they need: which ones a step takes, and how they run."""
+"""Recomputation: which blocks run a second time instead of storing what they need, and how they run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MOST_TRIED = 48
 
 @dataclass(frozen=True)
 class RecomputedBlocks:
-    """Blocks to recompute, what that takes longer, and the bytes that the step then keeps."""
+    """Blocks to recompute, the extra seconds, and the bytes that the step then keeps."""
 
     blocks: tuple[Block, ...]
     seconds: float
@@ -53,9 +53,9 @@ class RecomputedBlocks:
 
 
 def candidate_blocks(profile: CostProfile) -> tuple[Block, ...]:
-    """Return blocks that do not overlap, each keeping at most a quarter of what the whole model keeps.
+    """Return blocks that do not overlap and of which each keeps at most a quarter of the model's bytes.
 
-    A block that keeps more is replaced by the blocks inside of it, if it has any.
+    A block that keeps more is replaced by the blocks inside it, if there are any.
     """
     saved = profile.node_saved_bytes
     limit = _LARGEST_SHARE * float(saved.sum())
@@ -72,10 +72,10 @@ def candidate_blocks(profile: CostProfile) -> tuple[Block, ...]:
 def cheapest_recomputation(
     profile: CostProfile, modes: Sequence[Mode], limit: float, *, lean: bool
 ) -> RecomputedBlocks | None:
-    """Return the quickest recomputation that keeps at most ``limit`` bytes, None if there is none.
+    """Return the fastest recomputation that keeps at most ``limit`` bytes; None if there is none.
 
-    Store or recompute, as in POET (Patil et al., ICML 2022), for the blocks of `candidate_blocks`: every
-    subset of the up to 14 blocks that save most is tried, and where none of these fits, all blocks up to each size.
+    As in POET (Patil et al., ICML 2022), each block of `candidate_blocks` is either stored or recomputed. Every
+    subset of the up to 14 blocks that save most is tried, and, if none of these fits, all blocks up to each size.
     """
     worth = _savings(profile, modes, lean=lean)
 
@@ -86,10 +86,10 @@ def cheapest_recomputation(
     options = _subsets(
         worth, _every_subset(min(len(worth.blocks), _MOST_BLOCKS), len(worth.blocks))
     )
-    # By the sum of what blocks keep; at its peak a step keeps less, and holds other things besides.
+    # Estimated by the sum of what blocks keep; the peak of a step is lower in blocks, but holds other things too.
     likely = np.flatnonzero(options.bytes <= limit + worth.base_beyond)
     quickest = likely[np.argsort(options.seconds[likely], kind="stable")]
-    # Evenly among them where they are many: the quickest are the likeliest not to fit.
+    # If there are many, sample them evenly: the fastest ones are the least likely to fit.
     places = np.linspace(0, len(quickest) - 1, _MOST_TRIED).round().astype(int)
     for place in dict.fromkeys(places.tolist()):
         if len(quickest) and (found := exact(options.at(int(quickest[place])))).bytes <= limit:
@@ -103,8 +103,8 @@ def cheapest_recomputation(
 def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> float:
     """Return the fewest bytes that a step with these modes can take.
 
-    While a block runs again it keeps what it kept before, so only the largest recomputed block counts: with that
-    one given, recomputing every smaller one as well keeps least.
+    A block that runs again keeps what it kept before, so only the largest recomputed block counts: with a given
+    largest one, recomputing every smaller one as well keeps least.
     """
     worth = _savings(profile, modes, lean=lean)
     rows = _subsets(worth, _all_up_to_each_size(worth))
@@ -116,7 +116,7 @@ def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Savings:
-    """Blocks that save bytes when they are recomputed, those that save most first."""
+    """The blocks that save bytes when recomputed, those that save most first."""
 
     base: float
     base_beyond: float
@@ -142,14 +142,14 @@ def _savings(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> _Sav
 
 
 def _every_subset(first: int, count: int) -> NDArray[np.bool_]:
-    """Return each subset of the ``first`` of ``count`` blocks, shape (2 ** first, count)."""
+    """Return every subset of the ``first`` of ``count`` blocks, shape (2 ** first, count)."""
     chosen = np.zeros((1 << first, count), dtype=bool)
     chosen[:, :first] = (np.arange(1 << first)[:, None] >> np.arange(first)) & 1 == 1
     return chosen
 
 
 def _all_up_to_each_size(worth: _Savings) -> NDArray[np.bool_]:
-    """Return no block at all, and for each block all those that keep no more while they run again."""
+    """Return the empty set, and for each block the set of all blocks that keep no more while they run again."""
     none = np.zeros((1, len(worth.blocks)), dtype=bool)
     return np.concatenate([none, worth.inner[None, :] <= worth.inner[:, None]])
 
@@ -167,7 +167,7 @@ class _Subsets:
 
 
 def _subsets(worth: _Savings, chosen: NDArray[np.bool_]) -> _Subsets:
-    """Return what each set of blocks takes longer and keeps."""
+    """Return the extra seconds and the kept bytes of each set of blocks."""
     largest = np.where(chosen, worth.inner, 0.0).max(axis=1, initial=0.0)
     kept = worth.base - chosen @ worth.saved + largest
     return _Subsets(worth.blocks, chosen, chosen @ worth.seconds, kept)
@@ -189,7 +189,7 @@ class Recomputation(StepTransform):
     Attributes
     ----------
     modules : tuple of str
-        Of the blocks.
+        Names of the blocks' modules.
     """
 
     modules: tuple[str, ...]
@@ -197,7 +197,7 @@ class Recomputation(StepTransform):
 
     @contextmanager
     def applied(self, model: nn.Module, plan: Plan) -> Iterator[None]:
-        """Let the modules keep their input alone inside the block."""
+        """Let the modules store only their input, inside the context."""
         del plan
         with ExitStack() as stack:
             for name in self.modules:
@@ -205,11 +205,11 @@ class Recomputation(StepTransform):
             yield
 
     def seconds(self, profile: CostProfile) -> float:
-        """Return the forward pass of the blocks."""
+        """Return the time of the blocks' second forward pass."""
         return sum(recompute_seconds(profile, block) for block in self._blocks(profile))
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case in which the blocks run a second time; PlanError if the profile has no such blocks."""
+        """Return the case with the recomputed blocks; raise PlanError if the profile does not have them."""
         return replace(case, recomputed=tuple(self._blocks(case.profile)))
 
     def _blocks(self, profile: CostProfile) -> Sequence[Block]:
@@ -224,7 +224,7 @@ class Recomputation(StepTransform):
 
 @contextmanager
 def _recomputed(module: nn.Module) -> Iterator[None]:
-    """Keep of a block its input alone inside the block; what it draws and its statistics are as if it ran once."""
+    """Store only a module's input inside the context; its random draws and statistics are as if it ran once."""
     plain = module.forward
     before = module.__dict__.get("forward")
 
@@ -250,7 +250,7 @@ def _recomputed(module: nn.Module) -> Iterator[None]:
 
 
 def _other_buffers(module: nn.Module) -> _Buffers:
-    """Return copies of the buffers of all but torch's norms, with where each is held."""
+    """Return copies of all buffers except those of torch's norms, and where each is held."""
     return [
         (own_buffers(inner), name, buffer.detach().clone())
         for inner in module.modules()
@@ -264,11 +264,11 @@ def _other_buffers(module: nn.Module) -> _Buffers:
 def _as_before(
     module: nn.Module, rng: RngState, buffers: _Buffers, attributes: Attributes
 ) -> Iterator[None]:
-    """Let a block run again as it ran, also where its statistics, its state and its draws have moved on since."""
+    """Let a block run again with the RNG, buffers and attributes of its first run; restore the present ones."""
     now, held = RngState.now(), [own[name] for own, name, _ in buffers]
     moved_on = Attributes.of(module)
     attributes.put_back()
-    # Other tensors for the while: the values of one that the backward pass needs must not be written.
+    # Swap the tensors: a tensor that the backward pass needs must not be overwritten.
     for own, name, before in buffers:
         own[name] = before
     rng.put_back()
@@ -284,7 +284,7 @@ def _as_before(
 
 @contextmanager
 def _still_norms(module: nn.Module) -> Iterator[None]:
-    """Keep running statistics from moving a second time while a block runs again."""
+    """Keep running statistics from being updated a second time while a block runs again."""
     norms = [
         m for m in module.modules() if isinstance(m, NormWithStatistics) and m.track_running_stats
     ]

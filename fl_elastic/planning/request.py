@@ -1,4 +1,4 @@
-"""The request to a policy: costs, budget and importance, and what a step and its update take of the budget."""
+"""The request to a policy: costs, budget and importance, and how much of the budget a step and its update take."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ _MOST_OF_DEADLINE = 0.5
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """Everything a policy may look at.
+    """Everything that a policy may look at.
 
     Attributes
     ----------
     profile : CostProfile
-        What each group costs here.
+        Costs of each group on this device.
     budget : Budget
         What may be spent.
     importance : array, shape (N,)
-        What each group is worth now; zeros for policies that do not ask for it.
+        Present worth of each group; zeros for policies that do not ask for it.
     steps : int
         Local steps of the round, over which a deadline is spread.
     correction : float
-        Measured over predicted step time, learnt while training.
+        Measured over predicted step time, learned during training.
     allowed_override : float, optional
-        Allowed step seconds to plan with instead of the budget's.
+        Allowed step seconds that replace the budget's.
     fidelity : Fidelity, optional
-        What the cheaper modes keep of each group's gradient.
+        How much of each group's gradient the cheaper modes keep.
     reachable : int, optional
-        How many groups, from the loss, may be trained at all; None for all of them.
+        Number of groups, from the loss on, that may be trained; None for all.
     sending_seconds_per_byte : float
-        What sending a byte takes out of the time of each step, see `with_sending`.
+        Seconds per step that sending one byte takes, see `with_sending`.
     step_gain_exponent : float
-        Exponent a in gain ~ steps^a: 1 in proportion to the steps, 1/2 with their square root.
+        Exponent a in gain ~ steps^a: with 1 the gain is proportional to the steps, with 1/2 to their square root.
     generator : numpy.random.Generator
         The only source of randomness.
     memory : PolicyMemory
-        What the policy itself keeps from fit to fit.
+        What the policy remembers from fit to fit.
     """
 
     profile: CostProfile
@@ -84,7 +84,7 @@ class PlanRequest:
 
     @property
     def allowed_step_seconds(self) -> float:
-        """What the profile may predict for one step, corrected by what was measured."""
+        """Largest step time in the profile's seconds, corrected by measurements."""
         if self.allowed_override is not None:
             return self.allowed_override
         full = self.profile.full_step_seconds
@@ -92,10 +92,10 @@ class PlanRequest:
 
     @property
     def may_trade_steps(self) -> bool:
-        """Whether costlier steps may be paid for by taking fewer of them.
+        """Whether taking fewer steps may pay for costlier ones.
 
-        A deadline limits the round, so steps and groups are one choice; a speed-up limits each step, unless not
-        even the head fits, when fewer steps are the only answer left.
+        A deadline limits the round, so steps and groups are one choice. A speed-up limits each step; only if not
+        even the head fits are fewer steps allowed.
         """
         floor = self.profile.floor_step_seconds
         return self.budget.speedup is None or self.allowed_step_seconds < floor
@@ -105,68 +105,68 @@ class PlanRequest:
         return replace(self, allowed_override=step_seconds)
 
     def with_transform(self, transform: StepTransform) -> PlanRequest:
-        """Return the same request, in the same time, for steps that a transform changes."""
+        """Return the same request, with the same allowed time, for steps changed by a transform."""
         profile = transform.case(StepCase(self.profile)).profile
         return replace(self.allowing(self.allowed_step_seconds), profile=profile)
 
     def head_mask(self) -> Mask:
-        """Return the mask that trains the head alone, with other heads that the traced batch did not use."""
+        """Return the mask of the head alone, with other heads that the traced batch did not use."""
         mask = np.zeros(len(self.profile), dtype=bool)
         head = self.profile.graph.head
         mask[[head, *(group for group in self.profile.graph.unused if group < head)]] = True
         return mask
 
     def expected_decrease(self, mask: Mask) -> float:
-        """Return the importance of ``mask`` times what the whole steps gain that it can take within the budget."""
+        """Return the importance of ``mask`` times the gain of the whole steps that fit the budget."""
         return float(self.expected_decreases(mask[None])[0])
 
     def expected_decreases(self, masks: Mask) -> Scores:
-        """Return `expected_decrease` of many masks at once, none of them empty; (K, N) to (K,)."""
+        """Return `expected_decrease` of many non-empty masks at once, shape (K, N) to (K,)."""
         sending = self.sending_seconds_per_byte * (masks @ self.profile.parameter_bytes)
         share = (self.allowed_step_seconds - sending) / (self.profile.seconds_of(masks) - sending)
         return masks @ self.importance * self._gains(share)
 
     def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
-        """Return what is gained with the whole steps of a plan of these modes, by what it really sends."""
+        """Return the gain of the whole steps of a plan with these modes, by the bytes that it really sends."""
         trained = np.array([not mode.is_frozen for mode in modes])
         left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
         return self.gain(left / (step_seconds - self._sending_seconds(trained)))
 
     def gain(self, share: float) -> float:
-        """Return what is gained with this share of the steps, of which only whole ones are taken."""
+        """Return the gain of this share of the steps, rounded down to whole steps."""
         return float(self._gains(np.array([share]))[0])
 
     def _gains(self, shares: Seconds) -> Seconds:
-        # A speed-up holds on average, so half a step of it may be overdrawn; a deadline may not.
+        # A speed-up holds on average, so it may be exceeded by half a step; a deadline may not.
         grace = 0.0 if self.budget.deadline is not None else 0.5
         shares = np.where(np.isfinite(shares), shares.clip(min=0.0), 1.0)
         taken = np.floor(shares * self.steps + grace + 1e-9)
         return np.minimum(taken / self.steps, 1.0) ** self.step_gain_exponent
 
     def _sending_seconds(self, mask: Mask) -> float:
-        """Return what the profile charges per step for sending the groups in ``mask``."""
+        """Return the seconds per step that the profile charges for sending the groups in ``mask``."""
         return self.sending_seconds_per_byte * float(self.profile.parameter_bytes[mask].sum())
 
     def fits(self, mask: Mask) -> bool:
-        """Whether a step of ``mask`` is within reach and fits time, memory and uplink."""
+        """Return whether a step of ``mask`` is within reach and fits time, memory and uplink."""
         if self.reachable is not None and mask[self.reachable :].any():
             return False
         in_time = self.profile.step_seconds(mask) <= self.allowed_step_seconds * (1 + 1e-9)
         return in_time and self.fits_bytes(mask)
 
     def fits_bytes(self, mask: Mask) -> bool:
-        """Whether a step of ``mask`` fits memory and uplink."""
+        """Return whether a step of ``mask`` fits memory and uplink."""
         memory, uplink = self.budget.memory, self.budget.uplink
         sent = float(self.profile.parameter_bytes[mask].sum())
         if uplink is not None and sent > uplink:
             return False
-        # A copy of each weight and its state alone, before anything is looked up.
+        # A quick lower bound: the gradients and optimiser state alone.
         if memory is not None and sent * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory:
             return False
         return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
 
     def fits_modes(self, modes: Sequence[Mode]) -> bool:
-        """Whether a step that trains each group in its mode, storing all it needs, is within reach and fits."""
+        """Return whether a step with these modes, without recomputation, is within reach and fits all limits."""
         if self.reachable is not None and not all(m.is_frozen for m in modes[self.reachable :]):
             return False
         memory, uplink = self.budget.memory, self.budget.uplink
@@ -178,28 +178,28 @@ class PlanRequest:
 
     @property
     def lean(self) -> bool:
-        """Whether steps will run by operations that keep less: where memory is limited."""
+        """Whether steps are run by operations that keep less: if memory is limited."""
         return self.budget.memory is not None
 
     def uplink_bytes(self, modes: Sequence[Mode]) -> float:
-        """Return what a plan sends as fp32; of a layer trained by channels, those channels."""
+        """Return the bytes that a plan sends as fp32; a layer trained by channels sends those channels."""
         pairs = zip(self.profile.graph.groups, modes, strict=True)
         return sum(sent_bytes(group, mode) for group, mode in pairs)
 
     def plan(self, policy: str, modes: Sequence[Mode], recomputed: Sequence[Block] = ()) -> Plan:
         """Return the plan that trains each group in its mode.
 
-        Where it exceeds the memory, blocks are recomputed until it fits.
+        If it exceeds the memory budget, blocks are recomputed until it fits.
 
         Raises
         ------
         BudgetError
-            If it exceeds the memory even so, or the uplink, which fewer steps cannot mend.
+            If it still exceeds the memory, or exceeds the uplink, which fewer steps cannot change.
         """
         profile, budget = self.profile, self.budget
         memory = step_memory(profile, modes, lean=self.lean, recomputed=recomputed).total
         if budget.memory is not None and memory > budget.memory:
-            # Only what exceeds the memory loads how to do with less.
+            # Imported here: only needed if the memory is exceeded.
             from fl_elastic.planning.recompute import cheapest_recomputation, least_memory
 
             found = cheapest_recomputation(profile, modes, budget.memory, lean=self.lean)
@@ -237,29 +237,29 @@ class PlanRequest:
     def _transforms(
         self, modes: Sequence[Mode], recomputed: Sequence[Block]
     ) -> tuple[StepTransform, ...]:
-        """Return what runs these modes, within the memory."""
+        """Return the transforms that run these modes within the memory."""
         found: list[StepTransform] = []
         if self.lean or any(mode.needs_operations for mode in modes):
-            # Plans that train layers whole, with memory to spare, do not load how others run.
+            # Imported here: plans that train layers whole, with memory to spare, do not need it.
             from fl_elastic.planning.lean_layers import LeanLayers
 
             found.append(LeanLayers(everywhere=self.lean))
         if recomputed:
-            # Only what exceeds the memory loads how to do with less.
+            # Imported here: only needed if the memory is exceeded.
             from fl_elastic.planning.recompute import Recomputation
 
             found.append(Recomputation(tuple(block.module for block in recomputed)))
         return tuple(found)
 
     def refusal(self, what: str, memory: float, sent: float) -> BudgetError:
-        """Return the error of a step that breaks memory or uplink: each as given, and the least that would do.
+        """Return the error for a step that exceeds memory or uplink, with each limit and what would suffice.
 
         Parameters
         ----------
         what : str
-            What does not fit, up to the colon.
+            What does not fit, including the colon.
         memory, sent : float
-            Bytes that its step takes, and that its update does.
+            Bytes that the step takes, and bytes of its update.
         """
         budget, reasons = self.budget, []
         if budget.memory is not None and memory > budget.memory:
@@ -273,7 +273,7 @@ class PlanRequest:
         return BudgetError(f"{what} {'; and '.join(reasons)}")
 
     def head_refusal(self) -> BudgetError:
-        """Return the error of a budget whose memory or uplink do not admit the head."""
+        """Return the error for a budget whose memory or uplink do not admit the head."""
         head = self.head_mask()
         sent = float(self.profile.parameter_bytes[head].sum())
         memory = mask_bytes(self.profile, head, lean=self.lean)
@@ -283,7 +283,7 @@ class PlanRequest:
         return ", or use policy 'elastic'" if self.fits_bytes(self.head_mask()) else ""
 
     def _allowed_besides_sending(self, policy: str, sent: float) -> float:
-        """Return the time for each step once the update's way to the server is taken off."""
+        """Return the allowed time per step without the time for sending the update."""
         allowed = self.allowed_step_seconds - self.sending_seconds_per_byte * sent
         if self.sending_seconds_per_byte > 0 and not allowed > 0:
             seconds = self.sending_seconds_per_byte * sent * self.steps
@@ -303,7 +303,7 @@ class PlanRequest:
 
 
 def sent_bytes(group: TensorGroup, mode: Mode) -> float:
-    """Return the bytes that a group trained in ``mode`` sends as fp32."""
+    """Return the bytes, as fp32, that a group trained in ``mode`` sends."""
     sent, total = mode.trains(group), 0.0
     for name, shape in zip(group.parameters, group.shapes, strict=True):
         size = 4.0 * math.prod(shape) if name in sent else 0.0
@@ -316,7 +316,7 @@ def sent_bytes(group: TensorGroup, mode: Mode) -> float:
 
 
 def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
-    """Return what each byte of the update takes out of the time of each of ``steps`` local steps.
+    """Return the seconds that each byte of the update takes of each of ``steps`` local steps.
 
     >>> sending_seconds_per_byte(Budget(deadline=10.0, bandwidth=1e6), steps=5)
     2e-07
@@ -325,7 +325,7 @@ def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
 
 
 def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
-    """Return the costs with the sending of each group as part of what training it costs.
+    """Return the costs with the sending of each group added to the cost of training it.
 
     Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a second
     of sending against a second of computing.
@@ -337,9 +337,9 @@ def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
 
 
 def sendable(budget: Budget) -> Budget:
-    """Return the budget with an uplink that takes at most half of the deadline.
+    """Return the budget with an uplink limit that takes at most half of the deadline.
 
-    An update that takes longer leaves too few steps for it to be worth sending.
+    An update that takes longer leaves too few steps to be worth sending.
     """
     most = most_to_send(budget)
     if most is None:
@@ -348,14 +348,14 @@ def sendable(budget: Budget) -> Budget:
 
 
 def most_to_send(budget: Budget) -> float | None:
-    """Return the bytes that may be sent in half of the deadline; None where that is no limit."""
+    """Return the bytes that can be sent in half of the deadline; None for no limit."""
     if budget.deadline is None or budget.bandwidth is None:
         return None
     return _MOST_OF_DEADLINE * budget.deadline * budget.bandwidth
 
 
 def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
-    """Return why an update of that size is too large for a budget from `sendable`, by the limit that was given.
+    """Return why an update is too large for a budget from `sendable`, in terms of the limit that the user gave.
 
     >>> too_much_to_send(Budget(uplink=100.0), 250.0)
     'it sends 250 bytes, the uplink budget is 100: raise it to 250'
@@ -375,7 +375,7 @@ def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Return the next number of three digits, so that what is said does: 120.04 s are 121 s.
+    """Return the seconds rounded up to three digits, so that the suggested value suffices: 120.04 gives 121.
 
     >>> _rounded_up(120.04), _rounded_up(120.0)
     (121.0, 120.0)

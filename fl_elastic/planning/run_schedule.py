@@ -1,4 +1,4 @@
-"""Cost of a run of many rounds with kept features, for the fleet's cut at each place."""
+"""Cost of a run of many rounds with kept features, for each place of the fleet's cut."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STORED_BYTES = 2
 
 @dataclass(frozen=True)
 class RunLength:
-    """How much one device trains in a run.
+    """How much one device trains in a run, and how many features it may keep.
 
     Attributes
     ----------
     rounds, epochs : int
         Rounds, and passes over the device's examples in each.
     examples : int
-        How many different ones the device has.
+        Number of different examples of the device.
     feature_bytes : int
         Bound of its feature store, which holds 2 bytes per number; 0 for none.
     """
@@ -39,7 +39,7 @@ class RunLength:
 
 @dataclass(frozen=True)
 class RunAtCut:
-    """A run with the cut at one place.
+    """Costs of a run with the cut at one place.
 
     Attributes
     ----------
@@ -48,18 +48,18 @@ class RunAtCut:
     trained_share : float
         Share of the model's weights that lie above the cut.
     step_bytes : float
-        Memory of a step that trains all of them.
+        Memory of a step that trains all groups above the cut.
     feature_bytes : float
-        What is kept of features.
+        Bytes of the kept features.
     first_pass_seconds : float
-        To compute what is kept, once; and once more whenever the cut comes to this place again, or somebody trained
+        Time to compute the kept features once, and again whenever the cut returns to this place or somebody trained
         below it.
     step_seconds : float
-        Of a step afterwards: look-up, what could not be kept, and everything above the cut.
+        Time of a later step: look-up, features that could not be kept, and everything above the cut.
     seconds : float
-        Of the whole run.
+        Time of the whole run.
     pays_after : int or None
-        Rounds after which the run is ahead of one that trains everything; None if it never is.
+        Number of rounds after which the run is ahead of one that trains everything; None if it never is.
     """
 
     deepest_group: str
@@ -73,16 +73,16 @@ class RunAtCut:
 
 
 def run_schedule(profile: CostProfile, length: RunLength) -> list[RunAtCut]:
-    """Return what a run costs with the cut at each place of a model, nearest to the loss first.
+    """Return the costs of a run for each place of the cut, nearest to the loss first.
 
-    The last trains everything. All groups above the cut are trained, in as many steps everywhere.
+    The last entry trains everything. All groups above the cut are trained, in the same number of steps everywhere.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the whole model, with what its frozen prefixes cost (`fl_elastic.profiling.prefix.measure_prefix`).
+        Costs of the whole model, including its frozen prefixes (`fl_elastic.profiling.prefix.measure_prefix`).
     length : RunLength
-        Of the run.
+        Length of the run.
     """
     graph = profile.graph
     places = {cut.groups_above: index for index, cut in enumerate(graph.cuts)}
@@ -102,7 +102,7 @@ def _at_cut(profile: CostProfile, length: RunLength, above: int, place: int | No
     part = profile
     if place is not None and above < len(groups) and len(profile.cut_inference_seconds):
         values = math.prod(feature_shape(profile.graph, place))
-        # However many rounds follow, what was kept is not computed again.
+        # Counted for infinitely many epochs, because kept features are not computed again.
         store = StoreTerms(length.feature_bytes, _STORED_BYTES, length.examples, math.inf)
         missing = store.computed_share(values)
         inference = float(profile.cut_inference_seconds[place])

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["Part", "StandIn", "StepCase", "StepGuard", "StepOpener", "StepTransform"]
 
 Part = tuple[NDArray[np.bool_], NDArray[np.bool_]]
-"""Which rows and which columns of a tensor are trained; a vector has one column."""
+"""Masks of the rows and columns of a tensor that are trained; a vector has one column."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepCase:
-    """What the memory of a step is told by.
+    """The inputs of the memory model for one step.
 
     Attributes
     ----------
     profile : CostProfile
         Costs of the operations that run.
     lean : bool
-        Whether layers run by `fl_elastic.ops`, which keep only what their mode needs.
+        Whether all layers are run by `fl_elastic.ops`, which keep only what their mode needs.
     recomputed : tuple of Block
-        Blocks that keep their input alone and run a second time.
+        Blocks that store only their input and run a second time.
     """
 
     profile: CostProfile
@@ -47,7 +47,7 @@ class StepCase:
 
 
 class StandIn(Protocol):
-    """A tensor that stands in the place of a parameter for one step."""
+    """A tensor that replaces a parameter for one step."""
 
     @property
     def whole(self) -> nn.Parameter:
@@ -55,29 +55,29 @@ class StandIn(Protocol):
 
     @property
     def part(self) -> nn.Parameter:
-        """What the step trains instead."""
+        """The tensor that the step trains instead."""
 
     def take(self, whole: Tensor) -> Tensor:
         """Return the part of a tensor of the parameter's shape."""
 
 
 class StepGuard(Protocol):
-    """Keeps what a plan does not train as it is, through the steps of an optimiser."""
+    """Keeps what a plan does not train unchanged through the steps of an optimiser."""
 
     def put_back(self) -> None:
-        """Undo, after a step, what it has moved."""
+        """Undo, after a step, what it moved without being meant to."""
 
     def finalize(self) -> None:
-        """Leave the optimiser as it shall be after the last step."""
+        """Put the optimiser into the state that it must have after the last step."""
 
 
 class StepOpener(Protocol):
-    """Prepares model and optimiser for each step by itself.
+    """Prepares model and optimiser for each single step.
 
     Attributes
     ----------
     held : mapping of str to sequence of array
-        Of each tensor that was trained in part, by axis which indices some step held.
+        For each tensor trained in part, by axis, the indices that some step held.
     """
 
     held: Mapping[str, Sequence[NDArray[np.bool_]]]
@@ -85,10 +85,10 @@ class StepOpener(Protocol):
     def step(
         self, optimizer: torch.optim.Optimizer, batch: Batch
     ) -> AbstractContextManager[Sequence[StandIn]]:
-        """Prepare the step on a batch inside the block."""
+        """Prepare the step on a batch, for the duration of the context."""
 
     def close(self, steps: int) -> None:
-        """Make the whole model fit for use after a fit of so many steps, see `StepTransform.closing_passes`."""
+        """Make the whole model usable after a fit of ``steps`` steps, see `StepTransform.closing_passes`."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,18 @@ class StepTransform:
     """One way in which the steps of a plan differ from plain ones; methods that are not overridden do nothing.
 
     A subclass is a frozen dataclass of a few settings. The functions that run, time, price and undo a plan call
-    these methods on all of `Plan.transforms` and know none of them by name.
+    these methods on all of `Plan.transforms` and do not depend on their types.
 
     Attributes
     ----------
     stage : int
-        Transforms are applied in this order: 0 replaces layers, 1 changes what passes between modules, 2 wraps
-        modules as they are by then.
+        Order of application: 0 replaces layers, 1 changes what passes between modules, 2 wraps modules as they then
+        are.
     runs_part : bool
-        Whether steps run a part of the model, or of its inputs. Costs are not corrected by the time of such steps,
-        and a fit under a limit on sending keeps its first such plan.
+        Whether steps run only a part of the model, or of its inputs. The time of such steps does not correct costs,
+        and a fit with limited sending keeps its first such plan.
     opens_steps : bool
-        Whether each step has an `opener`, so that `ElasticTrainer` alone can take it.
+        Whether each step has an `opener`; then only `ElasticTrainer` can take the steps.
     """
 
     stage: ClassVar[int] = 1
@@ -116,14 +116,14 @@ class StepTransform:
 
     @property
     def lasts_a_fit(self) -> bool:
-        """Whether a fit that has begun with it keeps its first plan."""
+        """Whether a fit that begins with this transform keeps its first plan."""
         return False
 
     def check(self, model: nn.Module, plan: Plan) -> None:
-        """Raise PlanError if a training loop cannot run the plan by itself."""
+        """Raise PlanError if a training loop cannot run the plan without `ElasticTrainer`."""
 
     def applied(self, model: nn.Module, plan: Plan) -> AbstractContextManager[Any]:
-        """Return a block in which the model runs by it; on leaving the model is as before."""
+        """Return a context in which the model runs with this transform; leaving it restores the model."""
         del model, plan
         return nullcontext()
 
@@ -134,45 +134,45 @@ class StepTransform:
         copies: Mapping[str, NDArray[Any]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> StepGuard | None:
-        """Return what puts untrained parts of tensors back after each step; None if nothing needs it.
+        """Return the guard that puts untrained parts of tensors back after each step; None if none is needed.
 
         Parameters
         ----------
         model : nn.Module
-            At the weights that stay.
+            The model at the weights to keep.
         plan : Plan
-            That is applied.
+            The plan that is applied.
         copies : mapping of str to array
-            Copies of present weights that somebody else holds already, by name.
+            Copies of present weights that the caller already holds, by name.
         optimizer : torch optimiser, optional
-            Whose steps they are.
+            The optimiser that takes the steps.
         """
         del model, plan, copies, optimizer
         return None
 
     def opener(self, model: nn.Module, before: StepOpener | None) -> StepOpener | None:
-        """Return what opens each step by itself; None if steps need nothing of the kind.
+        """Return the opener of each step; None if steps need no preparation.
 
-        ``before`` is that of an earlier plan of the same fit: what it has noted is carried on.
+        ``before`` is the opener of an earlier plan of the same fit, whose records are carried on.
         """
         del model, before
         return None
 
     def closing_passes(self, model: nn.Module, steps: int) -> int:
-        """Return how many forward passes a fit of so many steps takes after the last of them."""
+        """Return the number of forward passes that a fit of ``steps`` steps takes after the last one."""
         del model, steps
         return 0
 
     def finished(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        """Leave the optimiser as it shall be after a fit that ended by the plan."""
+        """Put the optimiser into the state that it must have after a fit that ended with this plan."""
 
     def seconds(self, profile: CostProfile) -> float:
-        """Return by how much a step takes longer than the profile says of its modes."""
+        """Return the extra seconds of a step beyond the profile's prediction for its modes."""
         del profile
         return 0.0
 
     def case(self, case: StepCase) -> StepCase:
-        """Return what the memory of a step is told by once it is applied."""
+        """Return the inputs of the memory model with this transform applied."""
         return case
 
     def trained_part(
@@ -183,9 +183,9 @@ class StepTransform:
         return None
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return what tells features from those of plain steps; empty if nothing does.
+        """Return a key that distinguishes features from those of plain steps; empty if they are the same.
 
-        ``below`` are the modules that hand them on, or hold what does; None for all of the model.
+        ``below`` are the modules at and below the features; None means the whole model.
         """
         del below
         return ()

@@ -1,4 +1,4 @@
-"""What every tensor group of a model costs to train on this device."""
+"""Cost profiles: what it costs to train each tensor group of a model on this device."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What convolutions take besides their maps: oneDNN puts maps and filters into blocks of sixteen channels."""
+"""Extra memory of convolutions: oneDNN copies maps and filters into blocks of sixteen channels."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ __all__ = ["Ordered", "ordered"]
 
 _FLOAT = 4
 _BLOCK = 16
-# Sides of the kernels that depthwise layers are trained by in place, on maps of at least that size.
+# Largest kernel that depthwise layers train in place, on maps of at least that size.
 _SMALL_KERNEL = 3
-# Channels of an input that is read as it is, as pictures have.
+# Most channels of an input that is read without reordering, as pictures have.
 _FIRST_CHANNELS = 3
-# Numbers of a single example that torch computes without the library.
+# Numbers of a single example up to which torch computes without the library.
 _BY_ITSELF = 20_480
-# Of places in a map over those in the other, from which on one was strided.
+# Ratio of positions in one map to those in the other from which on a convolution counts as strided.
 _STRIDED = 1.5
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """Bytes in another order at one convolution, as torch's allocations on an x86 processor show them.
+    """Bytes of reordered copies at one convolution, as torch's allocations on an x86 processor show them.
 
     Attributes
     ----------
     inference : float
         At the peak of its forward pass, besides its input and output.
     passing : float
-        While it passes the error gradient on, besides that of its output and of its input.
+        While it passes the error gradient on, besides the error gradients of its output and input.
     training : float
+        While its weights' gradient is computed, besides the same and that gradient.
         The same while its weights' gradient is made, besides that gradient.
     """
 
@@ -43,22 +44,22 @@ class Ordered:
 def ordered(
     graph: BackwardGraph, node: BackwardNode, channels_last: int = 0, threads: int = 1
 ) -> Ordered:
-    """Return what a convolution puts in another order.
+    """Return the bytes of a convolution's reordered copies.
 
-    A transposed layer runs the way back of the layer that it transposes, whose input its output then is. What torch
-    computes by itself, by the rule in its own ``use_mkldnn``, is in no other order: products at each place, of few
-    examples in one thread, and a small single example.
+    A transposed layer runs the backward pass of the layer that it transposes, so its output takes the part of that
+    layer's input. Some convolutions are not reordered, because torch computes them itself by the rule in its
+    ``use_mkldnn``: a matrix product at each position for few examples in one thread, and a small single example.
 
     Parameters
     ----------
     graph : BackwardGraph
-        Of the model.
+        Graph of the model.
     node : BackwardNode
-        Of the convolution.
+        Node of the convolution.
     channels_last : int
-        As `SavedTensors.channels_last` says: such maps stay as they are.
+        See `SavedTensors.channels_last`: maps in this format are not reordered.
     threads : int
-        Of torch.
+        Number of torch threads.
     """
     weight = _weight(graph, node)
     given = [graph.nodes[below].shape for below in node.inputs]
@@ -90,7 +91,7 @@ def ordered(
 
 
 def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) -> int:
-    """Return the numbers of a convolution from a picture to features: all in blocks, then the features twice."""
+    """Return the numbers of a convolution from picture to features: all in blocks, then the features twice."""
     read = _blocked(picture) if _channels(picture) >= _BLOCK else 0
     return max(filters + read + _blocked(features) - math.prod(features), _blocked(features))
 
@@ -98,7 +99,7 @@ def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) ->
 def _back(
     picture: tuple[int, ...], features: tuple[int, ...], filters: int, *, strided: bool
 ) -> int:
-    """Return the numbers of the way back from features to the picture, which is there three times with a stride."""
+    """Return the numbers of the way back from features to picture; with a stride the picture counts three times."""
     made, read, plain = _blocked(picture), _blocked(features), math.prod(picture) if picture else 0
     if not strided:
         return max(filters + read + made - plain, made)
@@ -106,11 +107,10 @@ def _back(
 
 
 def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
-    """Return the bytes that training the weights takes besides, where channels lie next to each other.
+    """Return the extra bytes of training the weights if maps are stored channels last.
 
-    Their gradient before it is put in order, and the weights as they are read.
-    A depthwise layer's gradient, beyond small kernels, is padded to blocks of channels on both sides, of which it
-    fills one entry.
+    These are the gradient before it is reordered, and the weights as they are read. A depthwise layer's gradient,
+    except for small kernels, is padded to blocks of channels on both sides, of which it fills one entry.
     """
     filters = float(_FLOAT * math.prod(weight))
     if not _is_depthwise(weight):
@@ -121,7 +121,7 @@ def _of_last(weight: tuple[int, ...], entering: tuple[int, ...]) -> float:
 
 
 def _weight(graph: BackwardGraph, node: BackwardNode) -> tuple[int, ...]:
-    """Return the shape of a convolution's weight; empty axes where nobody owns it, as below a cut."""
+    """Return the shape of a convolution's weight; (0,) if no group owns it, as below a cut."""
     if node.group is None:
         return (0,)
     return max(graph.groups[node.group].shapes, key=math.prod)
@@ -134,14 +134,14 @@ def _is_depthwise(weight: tuple[int, ...]) -> bool:
 def _is_transposed(
     weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
 ) -> bool:
-    """Whether the first axis of a convolution's weight is its input's channels, as far as shapes tell."""
+    """Return whether the first axis of a convolution's weight is its input's channels, as far as shapes show."""
     if weight[0] and weight[0] != leaving[1]:
         return True
     return _places(leaving) > _STRIDED * _places(entering) > 0
 
 
 def _is_small(entering: tuple[int, ...], leaving: tuple[int, ...]) -> bool:
-    """Whether it is one example of so few numbers that torch does not ask the library."""
+    """Return whether it is a single example of so few numbers that torch does not use the library."""
     return leaving[0] == 1 and math.prod(entering) <= _BY_ITSELF
 
 
@@ -154,7 +154,7 @@ def _places(shape: tuple[int, ...]) -> int:
 
 
 def _blocked(shape: tuple[int, ...]) -> int:
-    """Return the numbers of a map in whole blocks of channels."""
+    """Return the number of values of a map padded to whole blocks of channels."""
     if len(shape) < 3 or not shape[1]:
         return 0
     return math.prod(shape) // shape[1] * (-(-shape[1] // _BLOCK) * _BLOCK)

@@ -1,4 +1,4 @@
-"""Time a few real steps and fit the profile to them."""
+"""Time a few real steps, and fit the profile to them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured parts of real steps, one row per mask; seconds.
+    """Measured times of real steps, one row per mask; in seconds.
 
     Attributes
     ----------
     masks : list of array
-        Which groups each kind of step trained.
+        The groups that each kind of step trained.
     forward, backward, optimizer : array, shape (K,)
-        Forward pass with loss; backward pass; clearing gradients and optimiser step.
+        Forward pass with loss; backward pass; optimiser step with clearing of gradients.
     state_bytes_per_weight : float
         Optimiser state per scalar weight.
     """
@@ -52,7 +52,7 @@ def time_steps(
     optimizer_fn: OptimizerFn | None,
     clock: Clock,
 ) -> StepTimes:
-    """Time real steps of a few masks in turn; the weights are put back afterwards."""
+    """Time real steps with a few masks in turn; restore the weights afterwards."""
     masks = _calibration_masks(raw)
     rows = np.full((_REPEATS, len(masks), 3), np.inf)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -69,7 +69,7 @@ def time_steps(
 
 
 def _calibration_masks(raw: CostProfile) -> list[Mask]:
-    """Return the head alone, the suffixes at one and two thirds of the way back, and everything."""
+    """Return masks of the head, of suffixes down to one and two thirds of the backward time, and of everything."""
     reach = np.cumsum(raw.path_seconds + raw.update_seconds)
     masks = []
     for share in (0.0, 1 / 3, 2 / 3, 1.0):
@@ -134,8 +134,8 @@ def _state_bytes_per_weight(
 def calibrate(raw: CostProfile, steps: StepTimes) -> CostProfile:
     """Scale the node times so that their sums fit the measured steps.
 
-    Hooks see each node alone; the scale and the constant take up what they miss (the engine's own work, cache
-    effects). The forward pass is interpolated over the way back to each group's depth.
+    Hooks see each node alone; the scale and the constant account for what hooks miss (the engine's own work, cache
+    effects). The forward pass is interpolated over the backward path to each group's depth.
     """
     predicted = np.array([raw.step_seconds(mask) for mask in steps.masks])
     scale, fixed = nonnegative_fit(
@@ -158,7 +158,7 @@ def calibrate(raw: CostProfile, steps: StepTimes) -> CostProfile:
 
 
 def _optimizer_fit(raw: CostProfile, steps: StepTimes) -> Seconds:
-    """Return optimiser seconds per scalar weight, per tensor, and per step."""
+    """Return the optimiser's seconds per scalar weight, per tensor, and per step."""
     sizes = np.array([group.numel for group in raw.graph.groups], dtype=float)
     counts = np.array([len(group.parameters) for group in raw.graph.groups], dtype=float)
     features = np.array([[sizes[mask].sum(), counts[mask].sum(), 1.0] for mask in steps.masks])
@@ -178,8 +178,8 @@ def _per_group_optimizer_seconds(raw: CostProfile, steps: StepTimes) -> Seconds:
 def nonnegative_fit(features: Seconds, targets: Seconds) -> Seconds:
     """Return the non-negative coefficients with the least relative squared error.
 
-    Tries every subset of the (few) features, which is exact: the best non-negative solution is an
-    unconstrained one over its support.
+    Every subset of the (few) features is tried, which is exact: the best non-negative solution is the unconstrained
+    one over its support.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which clock measures the cost of a step."""
+"""Clocks for measuring the time of a step."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def _accelerator_clock(device: torch.device) -> float:
 
 
 def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
-    """Return a function giving seconds, fit for timing training steps on ``device``.
+    """Return a function that returns seconds, suitable for timing training steps on ``device``.
 
     Parameters
     ----------
     device : torch.device or str
         Where the model trains; on an accelerator the clock waits for queued kernels.
     kind : {"auto", "wall", "cpu"}
-        ``wall`` is elapsed time with the production threads. ``cpu`` is the time this thread spent
-        computing, the only reliable clock where many clients share a host, and only valid with one torch
-        thread (the backward pass then runs in the calling thread). ``auto`` takes ``cpu`` exactly then.
+        ``wall`` is elapsed time with the production threads. ``cpu`` is the time that this thread spent computing:
+        the only reliable clock if many clients share a host, and only valid with one torch thread (the backward
+        pass then runs in the calling thread). ``auto`` chooses ``cpu`` with one torch thread, else ``wall``.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def clock_for(device: torch.device | str, kind: str = "auto") -> Clock:
         raise ProfileError(f"clock {kind!r} is unknown: use {', '.join(CLOCKS)}")
     device = torch.device(device)
     if device.type != "cpu":
-        # Of several the one that the model is on, which need not be the current one.
+        # Synchronise the device that the model is on, which need not be the current one.
         return partial(_accelerator_clock, device)
     one_thread = torch.get_num_threads() == 1
     if kind == "cpu" and not one_thread:

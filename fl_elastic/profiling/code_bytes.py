@@ -7,9 +7,9 @@ from dataclasses import dataclass
 __all__ = ["CODE_BYTES", "KERNEL_BYTES", "code_is_loaded", "code_to_load", "with_code"]
 
 CODE_BYTES = 24e6
-"""Of torch and its operations, as a process on Linux loads and makes them for its first steps: 13 to 26 MB."""
+"""Bytes of torch and its operations that a process on Linux loads or creates for its first steps: 13 to 26 MB."""
 KERNEL_BYTES = 2.5e6
-"""Of what a later fit loads besides, for layers that it is the first to train: 1.3 to 3.1 MB."""
+"""Bytes that a later fit loads in addition, for kinds of layers not trained before: 1.3 to 3.1 MB."""
 
 _SMALL, _SLOPE = 2e6, 6.0
 
@@ -23,7 +23,7 @@ _PROCESS = _Process()
 
 
 def code_to_load() -> float:
-    """Return the bytes of code that this process has yet to load to train: little once it has taken a step."""
+    """Return the bytes of code that this process has yet to load for training; few after its first step."""
     return KERNEL_BYTES if _PROCESS.has_trained else CODE_BYTES
 
 
@@ -33,9 +33,9 @@ def code_is_loaded() -> None:
 
 
 def with_code(tensors: float, code: float) -> float:
-    """Return bytes of tensors and of code together: none of it up to 2 MB, all of it from 6 MB on.
+    """Return the bytes of tensors and code together: no code up to 2 MB of tensors, all of it from 6 MB on.
 
-    It would outweigh all else in the steps of small models, whose budgets would say nothing about them.
+    In the steps of small models code would outweigh everything else, and budgets would say nothing about the model.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A first cost profile for the price of a few steps at most, to be corrected while training goes on."""
+"""A first cost profile for at most a few steps, to be corrected while training."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from fl_elastic.profiling.profile_key import model_device, profile_key
 
 __all__ = ["estimate_profile", "estimated_modes"]
 
-# Of a layer's backward pass, the share of its own gradient where its error gradient goes on as well: the products
-# for weights and inputs have equally many operations; a norm's own sums are the smaller part.
+# Share of a layer's own gradient in its backward pass, if it also passes the error gradient on. The products for
+# weights and inputs have equally many operations; a norm's own sums are the smaller part.
 _OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other": 0.5}
-# On a processor the allocator gives larger gradients back: each page comes from the system anew, which takes about
-# five times as long as reading as many numbers. The products of one row take a twentieth of reading.
+# On a CPU the allocator returns gradients larger than this to the system, so each page is new in every step, which
+# takes about five times as long as reading as many numbers. The products of one row take a twentieth of reading.
 _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
-# Numbers of a weight that the optimiser is tried out on: a large one, its gradient and state do not fit into the
-# processor's cache. Of half as many a server's cache holds a part, and a step seems a fifth cheaper than it is.
+# Size of the weight on which the optimiser is timed: with gradient and state, a large weight must not fit into the
+# processor's cache. Half as many numbers partly fit into a server's cache, and a step seems a fifth cheaper.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
 _TENSOR_SECONDS = 5e-6
-# Python's and torch's objects for a node of the graph.
+# Bytes of Python's and torch's objects for one node of the graph.
 _NODE_BYTES = 3_000.0
-# Products in the time in which a number is read or written.
+# Products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
 _MOST_FOR_TRACING = 0.25
@@ -67,28 +67,29 @@ def estimate_profile(
     prefix: bool = False,
     deadline: float | None = None,
 ) -> CostProfile:
-    """Return what every tensor group costs to train here, from one traced forward pass and one timed step.
+    """Return the costs of training every tensor group here, from one traced forward pass and one timed step.
 
-    A node's time is split into its own gradient and the way of the error gradient by operations, that of a very
-    large linear layer by bytes; the forward pass counts in full at every depth; the optimiser by its state and this
-    device's memory. Weights, buffers, gradients and RNG are left as they were. Use `profile_model` to measure each
-    of these. On an accelerator two steps more are taken, one of them timed whole.
+    A node's time is split into its own gradient and the error gradient by operation counts, for a very large linear
+    layer by bytes. The forward pass counts in full at every depth; the optimiser is costed by its state and this
+    device's memory. Weights, buffers, gradients and RNG are left unchanged. `profile_model` measures each of these
+    costs instead. On an accelerator two more steps are taken, one of which is timed as a whole.
 
     Parameters
     ----------
     model, loss_fn, batch
-        What is trained.
+        The model, loss and batch of the training.
     optimizer_fn : callable
         ``optimizer_fn(parameters)``.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     memory : float, optional
-        Bytes that a step may keep. With such a limit a sixteenth of the batch is looked at, at least two examples,
-        and what it costs is scaled up.
+        Bytes that a step may keep. With this limit only a sixteenth of the batch, at least two examples, is used,
+        and its costs are scaled up.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
     deadline : float, optional
-        Seconds of the fit. Where tracing alone takes a quarter of them, no step is timed: the forward pass tells.
+        Seconds of the fit. If tracing alone takes a quarter of them, no step is timed, and costs are derived from
+        the forward pass.
 
     Raises
     ------
@@ -110,7 +111,7 @@ def estimate_profile(
     except TrainingError:
         if part is batch:
             raise
-        # A model may take batches of one size alone, as one does that holds a state for each of its examples.
+        # Some models accept only one batch size, for example those that hold a state per example.
         return of_part(batch, 1.0)
 
 
@@ -126,9 +127,9 @@ def _estimated(
     tracing: float,
     prefix: bool,
 ) -> CostProfile:
-    """Return the profile by a part of the batch, of which the whole is ``scale`` times as large.
+    """Return the profile estimated on a part of the batch; the whole batch is ``scale`` times as large.
 
-    No step is timed that would take more than ``memory``, or where tracing has taken more than ``tracing`` seconds.
+    No step is timed if it would take more than ``memory``, or if tracing took more than ``tracing`` seconds.
     """
     began = timer()
     with untouched(model), same_start(model), _collection_paused():
@@ -144,14 +145,14 @@ def _estimated(
             raise TrainingError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
-        # Torch's graph goes before the step that is timed makes another.
+        # Torch's graph is freed before the timed step builds another one.
         way, traced_graph = TracedWay.of(trace), trace.graph
         del trace
         profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
         fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(way.names) <= memory
         if fits and timer() - began <= tracing:
-            # To have memory for all gradients of a large model, and to give it back, is a part of a step.
+            # Allocating and freeing all gradients of a large model is part of a step's time.
             with nullcontext() if memory is None else _gradients_let_go(model):
                 forward, backward, nodes = _time_step(model, loss_fn, part, way, timer)
         else:
@@ -181,7 +182,7 @@ def _estimated(
 
 
 def _without_seconds(graph: BackwardGraph, key: ProfileKey, saved: SavedTensors) -> CostProfile:
-    """Return a profile that tells what a step takes of memory, and nothing of its time."""
+    """Return a profile that knows the memory of a step, and no times."""
     groups, nodes = np.zeros(len(graph.groups)), np.zeros(len(graph.nodes))
     return CostProfile(
         key=key,
@@ -200,17 +201,17 @@ def _without_seconds(graph: BackwardGraph, key: ProfileKey, saved: SavedTensors)
 def _by_operations(
     model: nn.Module, loss_fn: LossFn, batch: Batch, graph: BackwardGraph, timer: Clock
 ) -> tuple[float, float, Seconds]:
-    """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operations.
+    """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operation counts.
 
-    Where not even a part of the batch may take a step, or time lacks: a layer's products take twice as long as in
-    the forward pass, for its weights and its inputs, and the first layer's once; of other operations their numbers
-    count.
+    Used if not even a part of the batch may take a step, or if there is no time for one. A layer's products take
+    twice their time in the forward pass, for weights and inputs; the first layer's take it once. Other operations
+    are costed by the numbers that they move.
     """
     try:
         with torch.no_grad():
             forward = _seconds_of_forward(model, loss_fn, batch, timer)
     except TrainingError:
-        # It takes gradients in its forward pass, as for forces.
+        # Such a model computes gradients in its forward pass, for example for forces.
         forward = _seconds_of_forward(model, loss_fn, batch, timer)
     products = node_macs(graph)
     sizes = np.array([float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes])
@@ -234,8 +235,8 @@ def _time_step(
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, of a backward pass, and of each node in it.
 
-    An accelerator takes a step before, for its first use of each kernel, and one after, whose passes are timed
-    whole: to wait for each node takes longer than most nodes do.
+    On an accelerator there is a step before, for the first use of each kernel, and one after, whose passes are
+    timed as a whole, because waiting for each node takes longer than most nodes do.
     """
 
     def time_passes(backward: Callable[[Tensor], T]) -> tuple[float, float, T]:
@@ -257,7 +258,7 @@ def _time_step(
 
 
 def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, ...]) -> CostProfile:
-    """Return the profile with the costs of ``modes`` by their share of the operations, where they apply."""
+    """Return the profile with costs of ``modes``, where they apply, by their share of the operations."""
     known = () if profile.modes is None else profile.modes.modes
     if set(modes) <= set(known):
         return profile
@@ -274,7 +275,7 @@ def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, .
             if mode.kind == "channels" and module.groups not in (1, module.in_channels):
                 continue
             share = {"bias": 0.0, "channels": mode.fraction, "filtered": 1 / mode.patch**2}
-            # Gathering what is kept, or adding up patches, costs a pass over the input.
+            # Gathering what is kept, or summing patches, costs a pass over the input.
             update[group, column] = min(0.1 + share.get(mode.kind, 1.0), 1.0)
             path[group, column] = update[group, column] if mode.filters_input else 1.0
     if profile.modes is not None:
@@ -286,7 +287,7 @@ def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, .
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Let no garbage be collected: for a graph of thousands of nodes that took twice as long as all else."""
+    """Pause garbage collection, which for a graph of thousands of nodes took twice as long as everything else."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -298,7 +299,7 @@ def _collection_paused() -> Iterator[None]:
 
 @contextmanager
 def _gradients_let_go(model: nn.Module) -> Iterator[None]:
-    """Drop each parameter's gradient as soon as it is there: all of them take as much memory as the weights."""
+    """Free each parameter's gradient as soon as it is computed: all of them take as much memory as the weights."""
 
     def drop(parameter: Tensor) -> None:
         parameter.grad = None
@@ -316,7 +317,7 @@ def _gradients_let_go(model: nn.Module) -> Iterator[None]:
 
 
 def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:
-    """Return the graph with shapes of the whole batch."""
+    """Return the graph with shapes scaled to the whole batch."""
     if scale == 1.0:
         return graph
 
@@ -334,7 +335,7 @@ def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:
 
 
 def _split(graph: BackwardGraph, seconds: Seconds, device: torch.device) -> tuple[Seconds, Seconds]:
-    """Split each node's time into its own gradient and the way of the error gradient."""
+    """Split each node's time into its own gradient and passing the error gradient on."""
     own = np.zeros(len(seconds))
     for index, node in enumerate(graph.nodes):
         if node.group is not None:
@@ -344,7 +345,7 @@ def _split(graph: BackwardGraph, seconds: Seconds, device: torch.device) -> tupl
 
 
 def _own_share(group: TensorGroup, node: BackwardNode, device: torch.device) -> float:
-    """Return the share by operations, or by bytes for a weight that is written anew in every step."""
+    """Return a node's own share by operations, or by bytes for a weight whose gradient is newly allocated."""
     kind = group.kind.value
     if kind != "linear" or device.type != "cpu" or group.numel <= _KEPT_NUMBERS or not node.shape:
         return _OWN_SHARE[kind]
@@ -361,8 +362,8 @@ def _optimizer_costs(
 ) -> tuple[Seconds, float]:
     """Return the seconds of each group's optimiser step, and the bytes of state per weight.
 
-    Tried out on a weight as large as the largest group's, of ``most`` numbers at most, less what the call costs for
-    a small one.
+    A step is timed on a weight as large as the largest group, at most ``most`` numbers; the time of the call
+    itself, from a tiny weight, is subtracted.
     """
     largest = max(group.numel for group in graph.groups)
     count = min(max(largest, _FEWEST_NUMBERS), most)
@@ -377,12 +378,12 @@ def _optimizer_costs(
 def _step_of_optimizer(
     made: torch.optim.Optimizer, count: int, timer: Clock, device: torch.device
 ) -> tuple[float, float]:
-    """Return the least seconds of a step on a weight of so many numbers, and the bytes of state per number.
+    """Return the least seconds of a step on a weight of ``count`` numbers, and the bytes of state per number.
 
-    An optimiser that takes no such weight, as one for matrices alone, is taken for Adam.
+    An optimiser that does not accept such a weight, for example one for matrices only, is costed as Adam.
     """
     weight = nn.Parameter(torch.zeros(count, device=device))
-    # Zeros that nobody has written are one page that is read again and again: far faster than a gradient.
+    # Zeros that were never written are a single page read again and again, far faster than a real gradient.
     weight.grad = torch.full((count,), _TINY, device=device)
     try:
         optimizer = alike(made, weight)

@@ -1,4 +1,4 @@
-"""How a device runs a step fastest: threads and memory format, by measurement."""
+"""The fastest way to run a step on a device: threads and memory format, chosen by measurement."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _GAIN = 0.95
 
 @dataclass(frozen=True)
 class Execution:
-    """Settings of a process that trains.
+    """Settings of a training process.
 
     Parameters
     ----------
     threads : int
-        Of torch.
+        Number of torch threads.
     channels_last : bool
-        Whether weights and images are stored with the channels last, which convolutions on CPUs often like better.
+        Whether weights and images are stored channels last, which is often faster for convolutions on CPUs.
     """
 
     threads: int
@@ -47,7 +47,7 @@ class Execution:
             raise ProfileError(f"threads {self.threads} must be at least 1")
 
     def apply(self, model: nn.Module) -> None:
-        """Set the process and the model accordingly; inputs follow the weights by themselves."""
+        """Apply the settings to the process and the model; inputs follow the weights' format automatically."""
         torch.set_num_threads(self.threads)
         form = torch.channels_last if self.channels_last else torch.contiguous_format
         model.to(memory_format=form)
@@ -67,20 +67,20 @@ def measure_execution(
     most_threads: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Execution:
-    """Return the fastest settings for a whole training step, of those that are worth a try.
+    """Return the fastest of several settings for a whole training step.
 
-    Thread counts are the powers of two up to ``most_threads``, and that number itself; the memory format is
-    then tried at the best of them. What is not faster by 5 % than what is simpler is not taken. Model and process
-    are left as they were.
+    Thread counts are the powers of two up to ``most_threads``, and that number itself; the memory format is then
+    tried at the best of them. A setting is only preferred to a simpler one if it is at least 5 % faster. Model and
+    process are left unchanged.
 
     Parameters
     ----------
     model, loss_fn, batch
-        What is trained.
+        The model, loss and batch of the training.
     most_threads : int
-        Threads that can run at the same time.
+        Number of threads that can run at the same time.
     clock : callable
-        Elapsed seconds.
+        Returns the elapsed time in seconds.
     """
     before = torch.get_num_threads()
     candidates = sorted({2**power for power in range(most_threads.bit_length())} | {most_threads})
@@ -125,16 +125,16 @@ def _step_seconds(
 def load_or_measure_execution(
     path: str | os.PathLike[str], case: str, measure: Callable[[], Execution]
 ) -> Execution:
-    """Return the settings kept in a file for this case; measured and kept where there are none.
+    """Return the settings kept in a file for this case; if there are none, measure and keep them.
 
     Parameters
     ----------
     path : path-like
-        The file; a damaged one is written anew, and one that cannot be written costs only the next measurement.
+        The file. A damaged file is written anew; if it cannot be written, the next process measures again.
     case : str
-        What they are valid for: the model, the batch, the number of processors.
+        What the settings are valid for: model, batch, number of processors.
     measure : callable
-        Measures them.
+        Measures the settings.
     """
     file = Path(path)
     try:

@@ -1,4 +1,4 @@
-"""What a step holds besides what it keeps: activations and error gradients on their way between operations."""
+"""Memory of a step besides what it keeps: activations and error gradients on their way between operations."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fl_elastic.profiling.profile import Seconds
 __all__ = ["InFlight", "in_flight"]
 
 _FLOAT = 4
-# They hand the error gradient on as it is, in another shape at most.
+# These operations pass the error gradient on unchanged, possibly in another shape.
 _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
     "Add", "Clone", "Alias",
 )  # fmt: skip
-# They need their whole input and output at the same time, in any mode of the model.
+# These operations need their whole input and output at the same time, in any mode of the model.
 _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
     "MaxPool", "AvgPool", "Gelu",
 )  # fmt: skip
-# Their scalar keeps the memory of what was there before its mean was taken, up to the end of the step.
+# The scalar of these losses holds the memory of its input before the mean until the end of the step.
 _LOSSES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
-# Processors multiply by a mask.
+# On CPUs dropout is a multiplication by a mask.
 _DROPOUTS = ("Mul", "NativeDropout", "FusedDropout")
 
 
@@ -38,18 +38,18 @@ class InFlight:
     Attributes
     ----------
     passing : array
-        While each node runs backward and passes the error gradient on: what comes into it, what it puts out, and
-        what waits for other branches. An activation lives as long as its error gradient, so the forward pass
-        holds as much at the same place.
+        While each node runs backward and passes the error gradient on: its incoming and outgoing error gradients,
+        and those that wait for other branches. An activation lives as long as its error gradient, so the forward
+        pass holds as much at the same place.
     ending : array
-        The same of a node that passes nothing on.
+        The same for a node that passes nothing on.
     dropping : array
-        ``passing`` of nodes that inference may leave out: a dropout, and with it the weights of an attention, which
-        torch never holds where it drops nothing. 0 of others.
+        ``passing`` of nodes that inference may skip: a dropout, and with it the weights of an attention, which
+        torch does not store if nothing is dropped. 0 for other nodes.
     training : array
-        What a layer takes besides at its place where its own weights are trained.
+        Extra bytes of a layer while its own weights are trained.
     inference : float
-        The least that one inference holds at its peak: what a device must have in any case.
+        The least peak of one inference: what a device must have in any case.
     """
 
     passing: Seconds
@@ -63,16 +63,16 @@ class InFlight:
 def in_flight(
     graph: BackwardGraph, channels_last: tuple[int, ...] = (), threads: int = 1
 ) -> InFlight:
-    """Return what is on its way at each node of a graph; tensors of unknown shape count as nothing.
+    """Return the bytes on their way at each node of a graph; tensors of unknown shape count as zero.
 
     Parameters
     ----------
     graph : BackwardGraph
-        Of the model.
+        Graph of the model.
     channels_last : tuple of int
-        As `SavedTensors.channels_last` says of each node; none of them if left out.
+        See `SavedTensors.channels_last`, for each node; zero by default.
     threads : int
-        Of torch.
+        Number of torch threads.
     """
     count = len(graph.nodes)
     sizes = [_FLOAT * float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes]
@@ -84,18 +84,18 @@ def in_flight(
         for below in node.inputs:
             if first[below] != below:
                 continue
-            # The first that reads this node's output makes its error gradient.
+            # The first node that reads this output creates its error gradient.
             first[below] = index
             if hands_on and sizes[below] == sizes[index]:
                 storage[below] = storage[index]
                 end[storage[index]] = max(end[storage[index]], below)
         if node.name.startswith(_WHOLE_STEPS):
-            # What the model is given was there before.
+            # The model's own input exists anyway.
             at_once = sizes[index] + sum(
                 sizes[i] for i in node.inputs if not _is_given(graph.nodes[i])
             )
             if node.name.startswith("MaxPool"):
-                # Where each maximum was, as eight bytes, also where nobody asks for it.
+                # The position of each maximum, as eight bytes, is computed even if nobody needs it.
                 at_once += 2 * sizes[index]
             if "Convolution" in node.name:
                 orders[index] = each = ordered(graph, node, last[index], threads)
@@ -123,10 +123,10 @@ def in_flight(
 
 
 def _is_given(node: BackwardNode) -> bool:
-    """Whether it stands for what the model is given, which `loss_from_inputs` copies."""
+    """Return whether a node stands for a model input, which `loss_from_inputs` copies."""
     return node.name.startswith("Clone") and node.group is None and not node.inputs
 
 
 def _may_drop(node: BackwardNode) -> bool:
-    """Whether it multiplies what comes in with what no layer made, as a dropout's mask."""
+    """Return whether a node multiplies its input with something that no layer made, such as a dropout mask."""
     return node.group is None and len(node.inputs) == 1 and node.name.startswith(_DROPOUTS)

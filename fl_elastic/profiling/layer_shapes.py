@@ -1,4 +1,4 @@
-"""Shapes of convolutions and linear layers: all that published cost rules look at."""
+"""Shapes of convolutions and linear layers, on which all published cost rules are based."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class LayerShape:
-    """One convolution or linear layer, for one example.
+    """Shape of one convolution or linear layer, for one example.
 
     Attributes
     ----------
     name : str
-        Of its tensor group.
+        Name of its tensor group.
     in_channels, out_channels : int
         Channels or features.
     kernel : (int, int)
         Height and width of the kernel; 1 x 1 for a linear layer.
     groups : int
-        As of ``torch.nn.Conv2d``; as many as channels for a depthwise layer.
+        As in ``torch.nn.Conv2d``; equal to the channels for a depthwise layer.
     in_size, out_size : (int, int)
-        Height and width of what goes in and comes out; rows x 1 for a linear layer.
+        Height and width of input and output; rows x 1 for a linear layer.
     """
 
     name: str
@@ -51,17 +51,17 @@ class LayerShape:
 
     @property
     def in_values(self) -> int:
-        """Numbers that go in."""
+        """Number of input values."""
         return self.in_channels * math.prod(self.in_size)
 
     @property
     def out_values(self) -> int:
-        """Numbers that come out."""
+        """Number of output values."""
         return self.out_channels * math.prod(self.out_size)
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each output channel reads one input channel of several."""
+        """Whether each output channel reads a single one of several input channels."""
         return self.groups > 1 and self.groups == self.in_channels
 
     @property
@@ -84,10 +84,10 @@ def group_layers(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> dict[
     Parameters
     ----------
     graph : BackwardGraph
-        Whose nodes have known shapes.
+        A graph whose nodes have known shapes.
     input_shape : sequence of int
-        Shape of the model's input, batch first, as in a profile's key. The graph does not hold it; without it the
-        input of the first layer is taken to be as high and wide as its output.
+        Shape of the model's input, batch first, as in a profile's key, which the graph does not contain. Without it
+        the input of the first layer is assumed to be as high and wide as its output.
     """
     batch = _batch(graph, input_shape)
     found = {}
@@ -130,7 +130,7 @@ def _layer(
 def _batch(graph: BackwardGraph, input_shape: Sequence[int]) -> int:
     if input_shape:
         return max(1, input_shape[0])
-    # Rows of several examples are joined in places, but never is a batch split.
+    # Operations may join rows of several examples, but never split a batch.
     return min((node.shape[0] for node in graph.nodes if len(node.shape) > 1), default=1) or 1
 
 

@@ -1,4 +1,4 @@
-"""Multiply-adds of one step, counted from the shapes of its layers; one multiply-add is 1."""
+"""Multiply-adds of one step, counted from the shapes of its layers; one multiply-add counts as 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["backward_macs", "group_macs", "node_macs", "passing_nodes"]
 def node_macs(graph: BackwardGraph) -> Seconds:
     """Return the multiply-adds of each node's forward pass over the whole batch, shape (M,).
 
-    A convolution takes H_o W_o C_o C_i / groups k^2 per example, a linear layer out x in per row. Nodes that own no
+    A convolution takes H_o W_o C_o C_i / groups k^2 per example, a linear layer out x in per row. Nodes without a
     weight, norms, recurrent layers and nodes of unknown shape count as 0.
     """
     return np.array([_macs_of(graph, index) for index in range(len(graph.nodes))])
@@ -38,15 +38,15 @@ def group_macs(graph: BackwardGraph) -> Seconds:
 def backward_macs(graph: BackwardGraph, modes: Sequence[Mode]) -> float:
     """Return the multiply-adds of the backward pass over the whole batch.
 
-    Each layer through which the error gradient passes on costs its forward pass, and each trained layer costs its
-    forward pass again times the trained share of its channels. A gradient filtered over patches of side r takes
-    1 / (r^2 k^2) of the exact one (Yang, Li and Marculescu, CVPR 2023). A bias has no multiply-adds of its own, but
-    the way to it does.
+    A layer that passes the error gradient on costs as much as its forward pass. A trained layer costs as much
+    again, times the trained share of its channels. A gradient filtered over patches of side r takes 1 / (r^2 k^2)
+    of the exact one (Yang, Li and Marculescu, CVPR 2023). A bias has no multiply-adds of its own, but the path to
+    it does.
 
     Parameters
     ----------
     graph : BackwardGraph
-        Of a model whose nodes have known shapes.
+        Graph of a model whose nodes have known shapes.
     modes : sequence of Mode
         How each group is trained, in backward order.
     """
@@ -66,7 +66,7 @@ def backward_macs(graph: BackwardGraph, modes: Sequence[Mode]) -> float:
 
 
 def passing_nodes(graph: BackwardGraph, mask: Mask) -> Mask:
-    """Return which nodes pass the error gradient on: those above a trained group, shape (M,)."""
+    """Return a mask of the nodes that pass the error gradient on: those above a trained group, shape (M,)."""
     running = np.zeros(len(graph.nodes), dtype=bool)
     passing = np.zeros(len(graph.nodes), dtype=bool)
     for index in range(len(graph.nodes) - 1, -1, -1):
@@ -88,7 +88,7 @@ def _macs_of(graph: BackwardGraph, index: int) -> float:
         return 0.0
     positions = math.prod(node.shape[2:])
     given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
-    # A transposed convolution has the channels of its input first, and one multiplication per input position.
+    # A transposed convolution has its input channels first, and one product per input position.
     if len(given) > 2 and _weight_shape(graph, node.group)[0] != node.shape[1]:
         positions = math.prod(given[2:])
     return float(weights * node.shape[0] * positions)

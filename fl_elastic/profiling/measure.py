@@ -1,9 +1,9 @@
 """Measure a cost profile in about fifteen steps.
 
 Method (after section 5 of the ElasticTrainer paper, Huang et al., MobiSys 2023, rebuilt on autograd's node hooks):
-one pass with all parameters trainable times each backward node whole; one pass with only the input trainable times
-what it takes to pass the error gradient on; the difference is the cost of the node's own gradient. Real steps at a
-few depths then calibrate the sum, give the forward pass as a function of depth, and the optimiser.
+one pass with all parameters trainable times each backward node as a whole. One pass with only the input trainable
+times passing the error gradient on. The difference is the cost of the node's own gradient. Real steps at a few
+depths then calibrate the sum, and give the optimiser's time and the forward pass as a function of depth.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ def profile_model(
     optimizer_fn: OptimizerFn | None = None,
     clock: str = "auto",
 ) -> CostProfile:
-    """Measure what every tensor group of ``model`` costs to train here.
+    """Measure what it costs to train every tensor group of ``model`` on this device.
 
-    Costs about 15 training steps. Weights, buffers, gradients and RNG are left as they were.
+    This takes about 15 training steps. Weights, buffers, gradients and RNG are left unchanged.
 
     Parameters
     ----------
     model : nn.Module
-        In the training mode it will train in, on its device.
+        The model on its device, in the mode that it will train in.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     batch : tuple
         ``(inputs, targets)`` of the shape that training will use.
     optimizer_fn : callable, optional
-        ``optimizer_fn(parameters)``; without it the optimiser's step is taken as free.
+        ``optimizer_fn(parameters)``; without it the optimiser's step counts as free.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
 
@@ -89,13 +89,13 @@ def profile_model(
             saved=saved,
             node_lean=lean_kinds(way.graph, model),
         )
-        # Its saved activations would take the memory that the passes below work in.
+        # The trace is freed here: its saved activations would take the memory of the passes below.
         profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
         return measure_prefix(profile, model, batch, timer)
 
 
 def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
-    """Take one step, so that the first use of each kernel is not timed; refuse a loss that is not finite."""
+    """Take one step, so that the first use of each kernel is not timed; raise if the loss is not finite."""
     loss = compute_loss(model, loss_fn, batch)
     if not torch.isfinite(loss):
         raise TrainingError(
@@ -120,7 +120,7 @@ def _time_full(
 def _time_path(
     model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
 ) -> Seconds:
-    """Time each node with nothing trainable but the input (or the deepest group, if it has no gradient)."""
+    """Time each node with only the input trainable (or the deepest group, if the input has no gradient)."""
     repeats = []
     with flags_kept(model.parameters()):
         for parameter in model.parameters():
@@ -137,18 +137,18 @@ def _time_path(
 
 
 def _lowest(repeats: list[Seconds]) -> Seconds:
-    """Return the smallest time of each node, NaN where it never ran."""
+    """Return the smallest time of each node; NaN if it never ran."""
     stacked = np.stack(repeats)
     lowest = np.where(np.isnan(stacked), np.inf, stacked).min(axis=0)
     return np.where(np.isinf(lowest), np.nan, lowest)
 
 
 def _split(graph: BackwardGraph, full: Seconds, path: Seconds) -> tuple[Seconds, Seconds]:
-    """Split each node's time into its own gradient and the way of the error gradient."""
+    """Split each node's time into its own gradient and passing the error gradient on."""
     full = np.nan_to_num(full)
     owner = np.array([node.group is not None for node in graph.nodes])
     ends = np.array([not node.inputs for node in graph.nodes])
-    # A node met by only one of the passes is rare; half is the share of either gradient in a layer.
+    # Few nodes are in only one of the passes; half is the usual share of either gradient in a layer.
     path = np.where(np.isnan(path), full / 2, np.minimum(path, full))
     path = np.where(owner, path, full)
     path = np.where(ends & owner, 0.0, path)

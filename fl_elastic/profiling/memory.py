@@ -1,4 +1,4 @@
-"""What one step keeps for its backward pass, with torch's own operations and with those that keep less."""
+"""Memory that one step needs for its backward pass, with torch's own operations and with lean ones."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ _PROFILES = 8
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes that one step keeps, and the most that it takes at one time.
+    """Bytes that one step keeps, and the most that it holds at one time.
 
     Attributes
     ----------
     activations : float
-        Saved between the forward and the backward pass, recomputed blocks counted with the largest of them.
+        Saved between forward and backward pass, including the largest of the recomputed blocks.
     gradients, optimizer : float
-        Gradients and optimiser state of the trained parameters, whole tensors: torch gives a parameter a gradient
-        and a state of its own shape, also if only some channels are trained.
+        Gradients and optimiser state of the trained parameters, as whole tensors: torch gives a parameter a
+        gradient and a state of its full shape, even if only some channels are trained.
     largest_block : float
         The part of the activations that the largest recomputed block keeps while it runs again.
     copies : float
-        What trained parameters were before: the update is the difference, and a fit that fails goes back to them.
+        Copies of the trained parameters from before: the update is the difference to them, and a fit that fails
+        restores them.
     moment : float
-        The most at any one moment of what comes and goes: activations, which the backward pass gives up as it goes,
-        gradients, which it makes, and what is on its way between operations, beyond what inference takes.
+        The most, at one moment, of everything temporary beyond what inference takes: activations, which the
+        backward pass frees as it goes, gradients, which it creates, and tensors on their way between operations.
     code : float
-        What the process has yet to load to train, as `CostProfile.code_bytes` says.
+        Code that the process has yet to load for training, see `CostProfile.code_bytes`.
     """
 
     activations: float
@@ -64,12 +65,12 @@ class StepMemory:
 
     @property
     def kept(self) -> float:
-        """Activations, gradients and optimiser state, as if they were all there at the same time."""
+        """Activations, gradients and optimiser state, as if they all existed at the same time."""
         return self.activations + self.gradients + self.optimizer
 
     @property
     def total(self) -> float:
-        """The most that the step takes beyond the weights and inference: what a memory budget limits."""
+        """The most that the step takes beyond weights and inference: what a memory budget limits."""
         return with_code(self.copies + self.optimizer + self.moment, self.code)
 
 
@@ -80,18 +81,18 @@ def step_memory(
     lean: bool = False,
     recomputed: Sequence[Block] = (),
 ) -> StepMemory:
-    """Return what a step of a plan keeps.
+    """Return the memory of a step of a plan.
 
     Parameters
     ----------
     profile : CostProfile
-        Of a model whose nodes have known shapes.
+        Costs of a model whose nodes have known shapes.
     modes : sequence of Mode
         How each group is trained, in backward order.
     lean : bool
-        Whether layers run by `fl_elastic.ops`, which keep only what their mode needs.
+        Whether layers are run by `fl_elastic.ops`, which keep only what their mode needs.
     recomputed : sequence of Block
-        Blocks that keep their input alone and run a second time; they do not overlap.
+        Blocks that store only their input and run a second time; they do not overlap.
     """
     mask = np.array([not mode.is_frozen for mode in modes])
     groups = profile.graph.groups
@@ -124,8 +125,8 @@ def step_memory(
 
 
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
-    """Return the total of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
-    # A plan asks of most masks more than once.
+    """Return the total memory of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
+    # Cached, because making a plan asks for most masks more than once.
     known, asked = _table(profile).totals, (mask.astype(bool).tobytes(), lean)
     if asked not in known:
         known[asked] = _bytes_of(profile, mask.astype(bool), lean)
@@ -147,12 +148,12 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
 
 
 def inference_bytes(profile: CostProfile) -> float:
-    """Return the least that one inference holds at its peak besides the weights."""
+    """Return the least peak of one inference, besides the weights."""
     return _table(profile).flight.inference
 
 
 def trial_bytes(profile: CostProfile) -> float:
-    """Return the bytes of a plain step that trains everything and frees each gradient as soon as it is computed."""
+    """Return the memory of a plain step that trains everything and frees each gradient once it is computed."""
     everything = [Mode.FULL] * len(profile)
     running, passing = profile.running_nodes(np.ones(len(profile), dtype=bool))
     held = _kept(profile, everything, running, lean=False).held_at_nodes()
@@ -172,22 +173,22 @@ def _most_at_once(
     *,
     lean: bool,
 ) -> float:
-    """Return the largest sum of activations, gradients and tensors on their way, less what inference takes.
+    """Return the largest sum of activations, gradients and tensors on their way, minus what inference takes.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the step.
+        Costs of the step.
     held : array, shape (M,)
-        Bytes that each node keeps at its place: from the forward pass up to when it runs backward.
+        Bytes that each node keeps, from the forward pass until it runs backward.
     again : array, shape (M,)
-        Bytes that each node of a recomputed block keeps besides while the block runs again; None without any.
+        Extra bytes that each node of a recomputed block keeps while the block runs again; None without such blocks.
     numbers : array, shape (N,)
-        Trained weights of each group.
+        Number of trained weights of each group.
     running, passing : array, shape (M,)
-        Which nodes run backward, and which of them pass the error gradient on.
+        Nodes that run backward, and those of them that pass the error gradient on.
     lean : bool
-        Whether lean layers run, whose bits and bytes are unpacked for a moment.
+        Whether lean layers run, which unpack bits and bytes for a moment.
     """
     table = _table(profile)
     flight = table.flight
@@ -195,12 +196,12 @@ def _most_at_once(
     gradients = np.zeros(len(held))
     gradients[table.first] = _FLOAT * numbers
     backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
-    # Not of a bias alone.
+    # Only if weights are trained, not just a bias.
     of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
     backward += np.where(of_weights, flight.training, 0.0)
-    # What is on its way in the forward pass is so in inference too.
+    # Tensors on their way in the forward pass also exist in inference.
     forward = below - held + np.minimum(flight.passing, flight.inference)
-    # A frozen layer drops out all the same, and keeps its mask for no longer than that takes.
+    # A frozen layer drops out as well, but keeps its mask only while it runs.
     masks = profile.node_saved_bytes
     dropping = np.where((flight.dropping > 0) & (masks > 0), flight.dropping + masks, 0.0)
     forward = np.where(running, forward, np.maximum(forward, below + dropping))
@@ -210,14 +211,14 @@ def _most_at_once(
     if again is not None:
         backward += np.cumsum(again[::-1])[::-1]
     backward[~running] = 0.0
-    # The optimiser needs a tensor or so besides, and so does the difference that is handed over.
+    # The optimiser needs about one more tensor, and so does the difference that becomes the update.
     last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
     most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
     return max(most - flight.inference, 0.0)
 
 
 def recompute_seconds(profile: CostProfile, block: Block) -> float:
-    """Return the forward pass of a block, from the measured passes up to the cuts around it."""
+    """Return the time of a block's forward pass, from the measured passes up to the cuts around it."""
     cuts = profile.graph.cuts
     if len(profile.cut_plain_seconds) == 0:
         share = len(block.nodes) / max(len(profile.graph.nodes), 1)
@@ -230,10 +231,10 @@ def recompute_seconds(profile: CostProfile, block: Block) -> float:
 
 
 def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool) -> Seconds:
-    """Return the bytes kept between each group and the one before it when neither is trained, shape (N,).
+    """Return the bytes kept between each group and the one before it if neither is trained, shape (N,).
 
-    Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen convolution or norm keeps all that
-    it would if it were trained, and that is counted here.
+    Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen convolution or norm keeps as much
+    as a trained one, which is counted here.
     """
     table = _table(profile)
     own = profile.node_saved_bytes
@@ -253,10 +254,10 @@ def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool)
 def group_activation_bytes(
     profile: CostProfile, group: int, mode: Mode, inside: set[int], *, lean: bool
 ) -> float:
-    """Return the bytes that a group keeps in ``mode`` beyond what it keeps when it is frozen, at least 0.
+    """Return the bytes that a group keeps in ``mode`` beyond what it keeps when frozen, at least 0.
 
-    A convolution trained by channels may keep less than a frozen one of torch's own, which keeps its whole input;
-    it is then counted as that, so that the sum over groups never falls short.
+    A convolution trained by channels may keep less than a frozen convolution of torch, which keeps its whole input.
+    It then counts as much as the frozen one, so that the sum over groups is never too small.
     """
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
@@ -282,7 +283,7 @@ def _kept(
     lean: bool,
     inputs: Sequence[tuple[int, int]] = (),
 ) -> _Kept:
-    """Return what the given nodes keep, and the whole outputs of the first node of each pair for the second."""
+    """Return what the nodes keep; for each pair (made, reader) the reader also keeps the whole output of made."""
     table = _table(profile)
     whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
     extra = np.where(nodes, table.extra, 0.0) if lean else np.zeros(len(nodes))
@@ -299,7 +300,7 @@ def _kept(
     known = []
     for made, reader in inputs:
         if table.saved.outputs[made] < 0:
-            # It lives until the block that starts there has run backward.
+            # It lives until the block that begins there has run backward.
             extra[max(made - 1, reader)] += _output_bytes(profile, made)
         else:
             known.append((max(made - 1, reader), int(table.saved.outputs[made])))
@@ -308,7 +309,7 @@ def _kept(
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """What nodes keep whose group is frozen, under torch's layers and under lean ones: all, or so many bytes."""
+    """What nodes of frozen groups keep, with torch's layers and with lean ones: everything, or some bytes."""
 
     saved: SavedTensors
     nodes: NDArray[np.int64]
@@ -326,7 +327,7 @@ class _Table:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """What some nodes keep: which of them all, so many bytes of others, and tensors besides with where they are."""
+    """What some nodes keep: everything (``whole``), some bytes (``extra``), or further tensors (``besides``)."""
 
     table: _Table
     whole: Mask
@@ -335,15 +336,15 @@ class _Kept:
 
     @property
     def bytes(self) -> float:
-        """Bytes of all of it, each storage once."""
+        """Bytes of everything, each storage counted once."""
         return float(self.held_at_nodes().sum())
 
     def held_at_nodes(self) -> Seconds:
-        """Bytes by the deepest node that holds each storage: the first to keep it and the last to let it go."""
+        """Bytes by the deepest node that holds each storage: it keeps it first and frees it last."""
         saved = self.table.saved
         deepest = np.full(len(saved.tensor_bytes), -1)
         kept = self.whole[self.table.nodes]
-        # In order of the nodes: of several the last one stays.
+        # Nodes are in order, so of several the last assignment stays.
         deepest[self.table.tensors[kept]] = self.table.nodes[kept]
         for node, tensor in self.besides:
             deepest[tensor] = max(deepest[tensor], node)
@@ -353,7 +354,7 @@ class _Kept:
         )
 
 
-# Of the plans of one fit: costs of earlier ones are of no more use.
+# Few profiles are cached: only those of the present fit are needed.
 @lru_cache(maxsize=_PROFILES)
 def _table(profile: CostProfile) -> _Table:
     nodes = profile.graph.nodes
@@ -374,16 +375,16 @@ def _table(profile: CostProfile) -> _Table:
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
         extra,
-        # A byte per unit behind a gate, and eight for each maximum.
+        # One byte per unit behind a gate, and eight per maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
-        # Kept here, as a profile is looked up by what it is, a graph by all of its nodes.
+        # Computed here once per profile, because hashing a graph goes over all of its nodes.
         in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
     )
 
 
 def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
-    """Return what a trained group's node keeps under lean layers; None for all that torch keeps."""
+    """Return the bytes that a trained group's node keeps with lean layers; None if it keeps all that torch does."""
     node = profile.graph.nodes[index]
     lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
     if not lean or mode.kind in ("full", "bias"):
@@ -394,17 +395,17 @@ def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
     if mode.kind == "channels":
         if mode.axis != "in" and not _is_depthwise(profile, node):
             return None
-        # Of a depthwise layer each channel that is put out reads one of those that go in.
+        # In a depthwise layer each output channel reads one input channel.
         channels = node.shape[1] if mode.axis != "in" else given[1]
         return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
-    # Few plans have such modes: others do not load who runs them.
+    # Imported here: few plans have such modes.
     from fl_elastic.ops.mode_operation import OPERATIONS
 
     return _FLOAT * OPERATIONS.make(mode.kind).kept_numbers(given, node.shape, mode)
 
 
 def _needs_input(group: TensorGroup, mode: Mode) -> bool:
-    """Whether gradients need what goes in: not those of a bias, but those of a norm's factor, a vector too."""
+    """Return whether gradients need the layer's input: a bias's do not, a norm's factor, also a vector, does."""
     return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
 
 

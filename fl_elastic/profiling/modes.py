@@ -1,4 +1,4 @@
-"""Costs of groups in modes other than full, measured layer by layer."""
+"""Costs of groups in other modes than full, measured layer by layer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REPEATS = 6
 
 
 def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn.Conv2d | None:
-    """Return the convolution that owns a group, None if it is another operation or used twice."""
+    """Return the convolution that owns a group; None for another operation, or a layer used twice."""
     owners = graph.group_nodes()[group]
     if graph.groups[group].kind is not GroupKind.CONV or len(owners) != 1:
         return None
@@ -46,8 +46,8 @@ def measure_modes(
 ) -> CostProfile:
     """Return the profile with the measured costs of ``modes`` for every two-dimensional convolution.
 
-    Each layer runs alone on random data of its shape, exact and in each mode in turn; layers of one shape are
-    measured once. Norms and biases have no mode between bias and full, and other layers none but full.
+    Each layer runs alone on random data of its shape, exactly and in each mode in turn; layers of equal shape are
+    measured once. Norms and biases have no mode between bias and full, and other layers only have full.
     """
     graph = profile.graph
     shape = (len(graph.groups), len(modes))
@@ -71,17 +71,17 @@ def measure_modes(
 def with_modes(
     profile: CostProfile, model: nn.Module, timer: Clock, modes: Sequence[Mode]
 ) -> CostProfile:
-    """Return the profile itself if ``modes`` were measured already, else one with them and those it had."""
+    """Return the profile with costs of ``modes``; those already measured are kept."""
     known = () if profile.modes is None else profile.modes.modes
     if set(modes) <= set(known):
         return profile
-    # What was stored must not decide which random numbers come next.
+    # Whether costs were stored must not affect later random numbers.
     with preserved_rng():
         return measure_modes(profile, model, timer, tuple(dict.fromkeys([*known, *modes])))
 
 
 def _input_shape(graph: BackwardGraph, group: int) -> tuple[int, ...]:
-    """Return the shape of what goes into a group's layer, empty if it is not known."""
+    """Return the input shape of a group's layer; empty if it is not known."""
     node = graph.nodes[graph.group_nodes()[group][-1]]
     return graph.nodes[node.inputs[0]].shape if node.inputs else ()
 
@@ -114,7 +114,7 @@ def _ratios(
     forward_alone = _forward_seconds(module, x, timer)
     own = np.maximum(fastest[:, 0] - forward_alone, 1e-9)
     measured = np.isfinite(fastest[1:, 0])
-    # Only a filtered error gradient takes another way; a difference between the others would be noise.
+    # Only a filtered error gradient costs differently to pass on; other differences would be noise.
     filters = np.array([mode.filters_input for mode in modes]) & measured
     way = np.maximum(np.diff(np.where(np.isfinite(fastest), fastest, 0.0))[:, 0], 1e-9)
     return (
@@ -124,14 +124,14 @@ def _ratios(
 
 
 def _applicable(module: nn.Conv2d, mode: Mode, inputs: tuple[int, ...]) -> object:
-    """Return the forward of a mode; None if it does not apply or is nothing else than another mode."""
+    """Return the forward function of a mode; None if it does not apply or equals another mode."""
     channels = None
     if mode.kind == "bias" and module.bias is None:
         return None
     if mode.kind == "channels":
         whole = module.in_channels if mode.axis == "in" else module.out_channels
         count = mode.channel_count(whole)
-        # Of grouped layers only depthwise ones have channels to choose from one by one.
+        # Among grouped layers only depthwise ones have channels that can be chosen one by one.
         if count == whole or module.groups not in (1, module.in_channels):
             return None
         channels = list(range(count))

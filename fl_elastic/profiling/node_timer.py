@@ -1,4 +1,4 @@
-"""Time every node of a backward pass with hooks on autograd's nodes."""
+"""Time every node of a backward pass by hooks on autograd's nodes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _FEW = 64
 
 @dataclass(frozen=True)
 class TracedWay:
-    """What hangs on what in a traced step, from the loss on, without autograd's nodes: those take a kilobyte each.
+    """The edges of a traced step's graph, from the loss on, without autograd's nodes, which take a kilobyte each.
 
     Attributes
     ----------
     graph : BackwardGraph
-        Of the step.
+        The graph of the step.
     names : list of str
-        Of each node of torch's graph, first that of the loss.
+        Name of each node of torch's graph, the loss first.
     places : list of int
-        Of each of them in ``graph``, -1 where it is in none; those between a group's parameters and its owner have
-        the owner's.
+        Index of each of these nodes in ``graph``, or -1; nodes between a group's parameters and its owner have the
+        owner's index.
     edges : list of tuple of int
-        The nodes below each, -1 for none.
+        Nodes below each node; -1 for none.
     """
 
     graph: BackwardGraph
@@ -47,13 +47,13 @@ class TracedWay:
 
     @classmethod
     def of(cls, trace: Trace) -> TracedWay:
-        """Return the way through a traced step."""
+        """Return the edges of a traced step."""
         place_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
         owners = trace.graph.group_nodes()
         place_of |= {node: owners[group][-1] for node, group in trace.weight_nodes}
         number_in = {trace.loss.grad_fn: 0}
         names, places, edges = list[str](), list[int](), list[tuple[int, ...]]()
-        # It grows while it is gone through.
+        # The list grows during the loop.
         found = [trace.loss.grad_fn]
         for node in found:
             assert node is not None
@@ -68,7 +68,7 @@ class TracedWay:
         return cls(trace.graph, names, places, edges)
 
     def along(self, root: Any) -> Iterator[tuple[int, str, Any]]:
-        """Yield the place and name of each node in a graph, and its counterpart in that below ``root``."""
+        """Yield the place and name of each node, and the corresponding node below ``root``."""
         seen, stack = {-1}, [(0, root)]
         while stack:
             number, node = stack.pop()
@@ -85,15 +85,15 @@ class TracedWay:
 def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
     """Run ``loss.backward()`` and return the seconds spent in each node of a traced graph, shape (M,).
 
-    ``loss`` may hang on another graph of the same step, with other ``requires_grad`` flags: both graphs are
-    walked together from the loss, so nodes that do not exist in it get NaN. Time of the nodes between a
-    group's parameters and its owner is added to the owner.
+    ``loss`` may belong to another graph of the same step, with other ``requires_grad`` flags. Both graphs are
+    walked together from the loss, and nodes missing in it get NaN. The time of nodes between a group's parameters
+    and its owner is added to the owner.
 
-    On an accelerator each reading waits for the device, which a step does not: what the least node took is taken
-    for this wait, and counts for none.
+    On an accelerator each reading waits for the device, which a step does not do. The time of the fastest node is
+    assumed to be this wait, and is subtracted from every node.
 
-    Of nodes alike, as the same operation at each time of a long sequence, a few are timed, evenly among them, and
-    their mean is taken for all: hooks on each of them would take more memory and time than the step.
+    Of equal nodes, such as the same operation at each time of a long sequence, only a few evenly spaced ones are
+    timed, and their mean is used for all: hooks on each of them would take more memory and time than the step.
     """
     kinds: dict[object, list[tuple[int, Any]]] = {}
     for place, name, node in way.along(loss.grad_fn):
@@ -120,13 +120,13 @@ def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
 
 
 def _few_of(members: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return some of the nodes alike, evenly among them."""
+    """Return a few evenly spaced ones of equal nodes."""
     count = min(len(members), _FEW)
     return [members[place * len(members) // count] for place in range(count)]
 
 
 def sums_by_node(spent: list[tuple[int, float]], count: int, *, less_least: bool) -> Seconds:
-    """Return the seconds of each of ``count`` nodes, NaN where it never ran, less the least of all if asked for."""
+    """Return the seconds of each of ``count`` nodes, NaN if it never ran, optionally minus the least of all."""
     least = min((each for _, each in spent), default=0.0) if less_least else 0.0
     totals: dict[int, float] = {}
     for index, each in spent:
@@ -147,18 +147,18 @@ def _attach(node: Any, index: int, spent: list[tuple[int, float]], clock: Clock)
 
 
 class _Gone(Exception):
-    """A backward pass inside of the forward pass asks for what was not kept."""
+    """A backward pass inside the forward pass needs a tensor that was not kept."""
 
 
 def saved_tensors(
     run_forward: Callable[[], Trace], model: nn.Module, parts: Sequence[CheckpointedPart] = ()
 ) -> SavedTensors:
-    """Return which tensors each node keeps for the backward pass, told apart by their storage.
+    """Return which tensors each node keeps for the backward pass, identified by their storage.
 
-    They are noted and not kept, so that the pass takes no more memory than inference does. A model that takes
-    gradients in its forward pass, as for forces, runs again and keeps them all.
+    They are recorded but not kept, so that the pass takes no more memory than inference. A model that computes
+    gradients in its forward pass, for example for forces, runs again and keeps them all.
 
-    What ``parts`` of the forward pass keep of their inputs, as noted while it runs, each of their nodes keeps.
+    Inputs that ``parts`` of the forward pass keep, as recorded while it runs, count for each node of the part.
     """
     try:
         return _noted(run_forward, model, parts, keeping=False)
@@ -175,7 +175,7 @@ def _noted(
 ) -> SavedTensors:
     own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
     kept: dict[int, list[tuple[int, int]]] = {}
-    # A storage's mark must live on, or another would get it.
+    # A storage's mark is kept alive, or another storage could get the same one.
     marks: dict[int, Any] = {}
     outputs: dict[Any, tuple[int, int]] = {}
     laid: dict[int, list[tuple[int, int]]] = {}
@@ -188,11 +188,11 @@ def _noted(
     def pack(tensor: Tensor) -> Tensor | None:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            # The node that saves this tensor was numbered just before.
+            # The node that saves this tensor got its number just before.
             kept.setdefault(next_number() - 1, []).append(marked(storage))
         if _is_channels_last(tensor):
             laid[next_number() - 1] = []
-        # A hook that hands an operation its own output makes a cycle that is never freed.
+        # Detached: a hook that returns an operation its own output makes a cycle that is never freed.
         return tensor.detach() if keeping else None
 
     def unpack(tensor: Tensor | None) -> Tensor:
@@ -246,7 +246,7 @@ def _noted(
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Whether the channels of a map or a filter lie next to each other; also of one position, by its strides."""
+    """Return whether the channels of a map or filter are contiguous; decided by strides even for one position."""
     if tensor.dim() != 4 or tensor.shape[1] == 1:
         return False
     channels, height, width = tensor.stride()[1:]
@@ -256,8 +256,8 @@ def _is_channels_last(tensor: Tensor) -> bool:
 def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:
     """Return the bytes of activations that each node keeps for backward, shape (M,).
 
-    A storage kept by several nodes counts for the one that runs at the shallowest depth, so that the sum is
-    exact for every run of groups next to the loss.
+    A storage kept by several nodes counts for the one that runs at the shallowest depth, so that the sum is exact
+    for every suffix of groups next to the loss.
     """
     total = np.zeros(len(graph.nodes))
     shallowest = np.array(_shallowest_groups(graph))
@@ -268,9 +268,9 @@ def saved_bytes_by_node(graph: BackwardGraph, saved: SavedTensors) -> Seconds:
 
 
 def _places_by_number(trace: Trace) -> dict[int, int]:
-    """Return the index of each node by its number; what is made of a group's parameters alone is its owner's.
+    """Return the index of each node by its number; nodes made from a group's parameters alone get its owner's.
 
-    As learned queries that attend to each other before they meet the input.
+    Such nodes occur, for example, if learned queries attend to each other before they meet the input.
     """
     owners = trace.graph.group_nodes()
     found = {number_of(node): owners[group][-1] for node, group in trace.weight_nodes}
@@ -280,9 +280,9 @@ def _places_by_number(trace: Trace) -> dict[int, int]:
 def _by_known_number(
     kept: dict[int, list[tuple[int, int]]], numbers: list[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return what was kept by the numbers of the graph's nodes.
+    """Return what was kept, by the numbers of the graph's nodes.
 
-    An operation in place first copies what it keeps, and the copy takes a number that is in no graph: it belongs
+    An in-place operation first copies what it keeps. The copy takes a number that is in no graph, so it is assigned
     to the node numbered just before.
     """
     ordered = sorted(numbers)
@@ -295,7 +295,7 @@ def _by_known_number(
 
 
 def _shallowest_groups(graph: BackwardGraph) -> list[int]:
-    """Return, per node, the first group whose training makes the node run: its own or one below it."""
+    """Return for each node the first group whose training makes the node run: its own or one below it."""
     shallowest = [len(graph.groups)] * len(graph.nodes)
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]

@@ -1,4 +1,4 @@
-"""Make the optimiser that trains a model, and others like it that drive other tensors."""
+"""Make the optimiser of a model, and optimisers of the same kind for other tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)``, which gets pairs of name and parameter."""
+"""``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)`` for pairs of name and parameter."""
 
 _NAMED = "named_parameters"
 _SHOWN = 3
@@ -42,7 +42,7 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
     ------
     TrainingError
         If ``optimizer_fn`` returns something else, an optimiser whose step needs a closure, or one that leaves out
-        parameters that are trainable: what a plan trains would not move.
+        trainable parameters, which a plan could then not train.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def _needs_closure(optimizer: torch.optim.Optimizer) -> TrainingError:
 
 @contextmanager
 def refusing_closures(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Turn what an optimiser says that is called without the closure that it needs into a TrainingError."""
+    """Raise TrainingError if an optimiser complains that it is called without the closure that it needs."""
     try:
         yield
     except Exception as error:
@@ -108,7 +108,7 @@ def undriven(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
 
 
 def check_callable(optimizer_fn: object) -> None:
-    """Raise TrainingError for an optimiser in the place of what makes one, or anything else that makes none."""
+    """Raise TrainingError for anything that cannot be called, such as an optimiser instead of its factory."""
     if not callable(optimizer_fn):
         raise TrainingError(
             f"optimizer_fn of type {type(optimizer_fn).__name__} cannot be called: give a function, such as "
@@ -120,20 +120,20 @@ def _wants_names(optimizer_fn: OptimizerFn) -> bool:
     try:
         return next(iter(inspect.signature(optimizer_fn).parameters), "") == _NAMED
     except (TypeError, ValueError):
-        # Something built in, which torch's own optimisers are not.
+        # A built-in without a signature; torch's optimisers are not built in.
         return False
 
 
 def adds_noise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser is one of Opacus, which adds noise so that updates tell little of the data."""
+    """Return whether an optimiser is from Opacus, which adds noise so that updates reveal little of the data."""
     return any(type(each).__module__.partition(".")[0] == "opacus" for each in parts_of(optimizer))
 
 
 def moves_by_gradient(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser is known to leave what has no gradient as it is.
+    """Return whether an optimiser is known not to move parameters without a gradient.
 
-    torch's own are. Others may take a missing gradient for zeros, so that momentum and decay move what is frozen,
-    or move weights by rules of their own.
+    Torch's own optimisers do not. Others may treat a missing gradient as zeros, so that momentum and decay move
+    frozen parameters, or may follow other rules.
 
     Examples
     --------
@@ -155,20 +155,20 @@ def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 def shadow_of(
     optimizer: torch.optim.Optimizer, pairs: Iterable[tuple[Tensor, Tensor]]
 ) -> torch.optim.Optimizer:
-    """Return a copy of an optimiser, its state included, that drives other tensors in place of its own.
+    """Return a copy of an optimiser, with its state, that drives other tensors instead of its own.
 
-    It has the same groups with the same settings, but none of the hooks: a schedule that hangs on them counts real
-    steps only. One that wraps another may do anything in its step, such as counting what privacy it has cost: plain
-    SGD with its rates stands in for it.
+    The copy has the same groups and settings but no hooks, because a schedule that uses hooks must only count real
+    steps. An optimiser that wraps another one may have side effects in its step, such as counting privacy costs: it
+    is replaced by plain SGD with its learning rates.
 
     Parameters
     ----------
     optimizer : Optimizer
-        Stays as it is.
+        The optimiser to copy; it is not changed.
     pairs : iterable of (Tensor, Tensor)
-        A tensor that it drives, and the one in its place.
+        Pairs of a tensor that it drives and its replacement.
     """
-    # A deep copy takes what it finds here for the copies, in groups and state and whatever else it keeps.
+    # deepcopy uses these replacements wherever it meets the originals: in groups, state and everything else.
     memo: dict[int, Any] = {id(own): other for own, other in pairs}
     if not _is_built(optimizer):
         groups = [
@@ -183,12 +183,12 @@ def shadow_of(
 
 
 def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim.Optimizer:
-    """Return a fresh optimiser of the same kind over one weight, with the settings of its largest group.
+    """Return a new optimiser of the same kind over one weight, with the settings of its largest group.
 
     Raises
     ------
     TrainingError
-        If it wraps another one.
+        If the optimiser wraps another one.
     """
     if not _is_built(optimizer):
         raise TrainingError(
@@ -209,9 +209,9 @@ def alike(optimizer: torch.optim.Optimizer, weight: nn.Parameter) -> torch.optim
 
 
 def _is_built(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it holds groups and state of its own: one that only wraps another need not.
+    """Return whether an optimiser has groups and state of its own; one that only wraps another need not.
 
-    torch changes a class for the whole process when it unpickles an object of it, and then expects hooks in all.
+    Unpickling an optimiser changes its class for the whole process: torch then expects hooks in all objects of it.
     """
     return has_hooks(optimizer) and len(parts_of(optimizer)) == 1
 
@@ -222,7 +222,7 @@ def _empty(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def _held(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what an optimiser keeps, without hooks and without the step that a schedule has put on it."""
+    """Return what an optimiser keeps, without hooks and without a schedule's wrapper of its step."""
     return {
         name: value
         for name, value in vars(optimizer).items()

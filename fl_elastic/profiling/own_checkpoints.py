@@ -1,4 +1,4 @@
-"""What models keep that run parts of themselves again on the way back, as by torch.utils.checkpoint."""
+"""What is kept by models that recompute parts of themselves in the backward pass, as by torch.utils.checkpoint."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["saved_by_step"]
 def saved_by_step(
     run_forward: Callable[[], Trace], model: nn.Module, loss_fn: LossFn, batch: Batch
 ) -> SavedTensors:
-    """Return which tensors each node keeps; of parts that the model runs again, what they keep while they do.
+    """Return which tensors each node keeps; recomputed parts count with what they keep while they run again.
 
-    All such parts are counted as if they kept it at the same time, so that a step never takes more than is said:
-    the graph does not tell when which of them runs again. They are looked at with a small part of the batch,
-    because the whole may not fit without running them again.
+    All such parts are counted as if they ran again at the same time, because the graph does not show when they do;
+    so a step never takes more than stated. They are examined on a small part of the batch, because the whole batch
+    may not fit without recomputation.
 
     Parameters
     ----------
     run_forward : callable
-        A forward pass on ``batch``, as it is.
+        Runs a forward pass on ``batch``.
     model, loss_fn, batch
-        What is trained.
+        The model, loss and batch of the training.
     """
     with checkpointed_parts(left_out=False) as parts:
         saved = saved_tensors(run_forward, model)
@@ -44,7 +44,7 @@ def saved_by_step(
     except TrainingError:
         if few is batch:
             raise
-        # As where time comes first, and there are as many steps as examples.
+        # For example if time comes first, and there are as many time steps as examples.
         saved, scale = _without_checkpoints(model, loss_fn, batch), 1.0
     return replace(saved, tensor_bytes=saved.tensor_bytes * scale)
 

@@ -1,4 +1,4 @@
-"""A part of a batch, small enough for a full step."""
+"""A part of a batch that is small enough for a full step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FEWEST_EXAMPLES = 2
 
 
 def part_of(batch: Batch) -> tuple[Batch, float]:
-    """Return a sixteenth of the batch, at least two examples, and by how much the whole is larger.
+    """Return a sixteenth of the batch, at least two examples, and how many times larger the whole batch is.
 
     >>> import torch
     >>> part_of((torch.zeros(64, 3), torch.zeros(64)))[0][0].shape
@@ -34,21 +34,21 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     map_tensors(note, [inputs, targets])
     whole = min(lengths, default=0)
     count = max(_FEWEST_EXAMPLES, whole // 16)
-    # What is in a list is of one example each, as pictures and boxes for detectors.
+    # A list holds one entry per example, such as pictures and boxes for detectors, and is not cut.
     if len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
         return batch, 1.0
     if batch_size(batch) != whole or not all(map(_can_be_cut, (inputs, targets))):
         return batch, 1.0
 
     def cut(value: Any) -> Any:
-        # A copy: what a view is of would be counted as well.
+        # Cloned: the storage of a view would be counted in full.
         return map_tensors(lambda tensor: tensor[:count].clone(), value)
 
     return (cut(inputs), cut(targets)), whole / count
 
 
 def _can_be_cut(value: Any) -> bool:
-    """Whether it is made of tensors, and of what all examples share: nobody knows how to cut another object."""
+    """Return whether a value consists of tensors and shared values; other objects cannot be cut."""
     if isinstance(value, PackedSequence):
         return False
     if isinstance(value, Mapping):

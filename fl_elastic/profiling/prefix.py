@@ -1,4 +1,4 @@
-"""What the forward pass up to each cut costs, and what it costs once the frozen prefix runs as inference."""
+"""Costs of the forward pass up to each cut, as it is and with the frozen prefix as inference."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _VALUES = 1 << 19
 
 @dataclass(frozen=True)
 class StoreTerms:
-    """What a feature store may hold, for its price in a plan.
+    """Size and use of a feature store, by which plans price it.
 
     Attributes
     ----------
     limit_bytes : int
         Bound of the store.
     value_bytes : int
-        Bytes of one stored number.
+        Bytes per stored number.
     examples : int
-        Different examples in one epoch.
+        Number of different examples in one epoch.
     epochs : float
-        Passes over them for which one prefix stays frozen.
+        Number of epochs for which one prefix stays frozen.
     """
 
     limit_bytes: int
@@ -50,7 +50,7 @@ class StoreTerms:
     def computed_share(self, values: int) -> float:
         """Return the share of the steps' examples whose prefix must be computed.
 
-        Each example that fits is computed once; each that does not, in every epoch.
+        An example that fits into the store is computed once; one that does not fit is computed in every epoch.
 
         Examples
         --------
@@ -71,12 +71,12 @@ def feature_shape(graph: BackwardGraph, cut_index: int) -> tuple[int, ...]:
 def elastic_forward(
     profile: CostProfile, store: StoreTerms | None = None, *, at_least: int = 0
 ) -> CostProfile:
-    """Return the profile of steps whose frozen prefix runs as inference, and out of a store if there is one.
+    """Return the profile of steps whose frozen prefix runs as inference, with a feature store if there is one.
 
-    The forward pass at each depth loses what the prefix below the nearest cut costs, and gains what it costs as
-    inference for the examples that must be computed, plus the look-up. Averaged over the epochs: the
-    first one, which fills the store, costs more than the others. The cut lies below ``at_least`` groups, also
-    under a shallower depth.
+    At each depth the cost of the prefix below the nearest cut is replaced by the cost of inference for the examples
+    that must be computed, plus that of the look-up. This is an average over the epochs: the first one, which fills
+    the store, costs more than the others. The cut lies below at least ``at_least`` groups, even for a shallower
+    depth.
     """
     forward = profile.forward_seconds.copy()
     for depth in range(len(forward)):
@@ -90,13 +90,13 @@ def elastic_forward(
 def prefix_seconds(
     profile: CostProfile, depth: int, store: StoreTerms | None = None, *, at_least: int = 0
 ) -> float:
-    """Return what the frozen prefix of a step costs on average, as `elastic_forward` prices it; 0 without a cut."""
+    """Return the average cost per step of the frozen prefix, as `elastic_forward` prices it; 0 without a cut."""
     place = _place_of_cut(profile, depth, at_least)
     return 0.0 if place is None else _prefix_seconds(profile, place, store)
 
 
 def _place_of_cut(profile: CostProfile, depth: int, at_least: int) -> int | None:
-    """Return the index of the cut below a depth, None if there is none or its cost was not measured."""
+    """Return the index of the cut below a depth; None if there is none or its cost was not measured."""
     cut = profile.graph.cut_below(max(depth, at_least - 1))
     measured = len(profile.cut_plain_seconds) > 0
     return profile.graph.cuts.index(cut) if cut is not None and measured else None
@@ -110,7 +110,7 @@ def _prefix_seconds(profile: CostProfile, index: int, store: StoreTerms | None) 
     batch = profile.graph.nodes[profile.graph.cuts[index].node].shape[0]
     share = store.computed_share(values)
     reading = profile.lookup_seconds + profile.lookup_seconds_per_value * values * batch
-    # Computing what is missing is also the price if looking it up would cost more: the store is then left out.
+    # If look-up costs more than computing, the store is not used, and computing is the price.
     return min(share * inference + reading, inference)
 
 
@@ -122,13 +122,13 @@ def measure_prefix(
     *,
     repeats: int = _REPEATS + 1,
 ) -> CostProfile:
-    """Return the profile with what an elastic forward pass costs; the model is left as it was.
+    """Return the profile with the costs of an elastic forward pass; the model is left unchanged.
 
-    One pass gives the seconds up to every cut, by the clock at each. Passes of the frozen model as it is and as
-    inference are taken in turn, the fastest of each counts (after the first of several), and both are scaled to the
+    One pass gives the seconds up to every cut, by the clock at each. Plain and inference passes of the frozen model
+    alternate; the fastest of each counts (without the first, if there are several), and both are scaled to the
     forward pass of real steps.
     """
-    # What has been measured once does not load it.
+    # Imported here: not needed if costs are known already.
     from fl_elastic.ops.split import SplitModel
 
     graph, inputs = profile.graph, split_batch(batch)[0]
@@ -157,7 +157,7 @@ def measure_prefix(
 def _seconds_at_cuts(
     model: nn.Module, graph: BackwardGraph, run: Callable[[], Any], timer: Clock
 ) -> Seconds:
-    """Return the seconds up to each cut and, as the last, of the whole pass; shape (C + 1,)."""
+    """Return the seconds up to each cut and, last, of the whole pass; shape (C + 1,)."""
     with _stamps(model, graph, timer) as stamps:
         started = timer()
         run()
@@ -168,7 +168,7 @@ def _seconds_at_cuts(
 
 @contextmanager
 def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[dict[int, float]]:
-    """Note the time at each cut; a cut whose module does not return normally has none."""
+    """Record the time at each cut; there is none for a cut whose module does not return normally."""
     stamps: dict[int, float] = {}
     handles = []
     for index, cut in enumerate(graph.cuts):
@@ -191,7 +191,7 @@ def _stamps(model: nn.Module, graph: BackwardGraph, timer: Clock) -> Iterator[di
 
 def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
     """Return the seconds to identify the examples of a batch, and to read one stored number."""
-    # Only where costs are measured: a client that knows them does not load it.
+    # Imported here: not needed by a client that knows its costs.
     from fl_elastic.groups.sample_ids import sample_ids
 
     rows = torch.zeros(16, _VALUES // 16, dtype=torch.float16)
@@ -200,7 +200,7 @@ def _lookup_seconds(inputs: Any, timer: Clock) -> tuple[float, float]:
     for _ in range(_REPEATS):
         started = timer()
         with suppress(ModelError):
-            # Where examples cannot be told apart nothing is kept, and this is not charged.
+            # If examples cannot be identified, no features are kept, and this time is never charged.
             sample_ids(inputs)
         middle = timer()
         rows[places].float()

@@ -1,4 +1,4 @@
-"""The measured costs of one model on one device: the one definition of what a plan costs."""
+"""The measured costs of one model on one device, and the definition of what a plan costs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["CostProfile", "Mask", "ModeCosts", "ProfileKey", "SavedTensors", "Se
 
 @dataclass(frozen=True, eq=False)
 class ModeCosts:
-    """Seconds of each group in other modes than full, relative to training it whole.
+    """Costs of each group in other modes than full, relative to training it whole.
 
     Attributes
     ----------
     modes : tuple of Mode
         The K modes.
     update_ratio, path_ratio : array, shape (N, K)
-        Own gradient (with what the forward pass takes longer), and way of the error gradient through the group,
-        over those of the exact gradient; NaN where a mode does not apply to a group.
+        Costs relative to those of the exact gradient: of the own gradient (including extra time in the forward
+        pass), and of passing the error gradient through the group; NaN if a mode does not apply to a group.
     """
 
     modes: tuple[Mode, ...]
@@ -43,14 +43,14 @@ class ModeCosts:
                 raise ProfileError(f"{name} holds a negative cost")
 
     def column(self, mode: Mode) -> int | None:
-        """Return the column of ``mode``, None if it was not measured."""
+        """Return the column of ``mode``; None if it was not measured."""
         return self.modes.index(mode) if mode in self.modes else None
 
     def ratios(self, group: int, mode: Mode) -> tuple[float, float] | None:
-        """Return the ratios of own gradient and way of a group in ``mode``; None if nothing tells them.
+        """Return a group's ratios for the own gradient and the error gradient in ``mode``; None if not known.
 
-        A share of channels that was not measured lies on the line between the nearest that were; above the largest
-        the other end is the whole group, below the smallest it costs as much as that.
+        A share of channels that was not measured is interpolated linearly between the nearest measured shares.
+        Above the largest, the other end is the whole group; below the smallest, the smallest share's cost is used.
 
         Examples
         --------
@@ -95,7 +95,7 @@ class ProfileKey:
 
     @property
     def rows(self) -> int:
-        """Rows of a batch; one where the inputs are an object, as of graphs, which has no shape."""
+        """Number of rows of a batch; 1 if the inputs are an object without a shape, such as a graph."""
         return max([1, *self.batch_shape[:1]])
 
     def differences(self, other: ProfileKey) -> list[str]:
@@ -116,9 +116,9 @@ class SavedTensors:
     tensor_bytes : array, shape (T,)
         Size of each tensor's storage.
     outputs : array of int, shape (M,)
-        The tensor that a node puts out, -1 where that is not known.
+        The tensor that a node outputs; -1 if not known.
     channels_last : array of int, shape (M,)
-        1 where a node keeps a map or a weight whose channels lie next to each other, else 0; zeros if left out.
+        1 if a node keeps a map or weight stored channels last, else 0; zeros by default.
     """
 
     nodes: NDArray[np.int64]
@@ -129,7 +129,7 @@ class SavedTensors:
 
     @classmethod
     def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
-        """Return what nodes keep that share nothing."""
+        """Return the tensors of nodes that share nothing, one per node."""
         each = np.arange(len(node_bytes), dtype=np.int64)
         return cls(each, each, node_bytes, np.full(len(node_bytes), -1, dtype=np.int64))
 
@@ -147,12 +147,12 @@ class SavedTensors:
             raise ProfileError("tensor_bytes holds a negative or non-finite size")
 
     def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
-        """Return the tensors at other sizes: by the share of the node that makes one, else of those that keep it.
+        """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.
 
         Parameters
         ----------
         nodes, outputs : array, shape (M,)
-            Share of its work that each node does, and of its output that it puts out.
+            Share of its work that each node does, and share of its output that it produces.
         """
         share = np.zeros(len(self.tensor_bytes))
         np.maximum.at(share, self.tensors, nodes[self.nodes])
@@ -168,39 +168,40 @@ class CostProfile:
     Attributes
     ----------
     key : ProfileKey
-        What it was measured on.
+        What the profile was measured for.
     graph : BackwardGraph
         Groups (length N) and nodes (length M) of the step.
     node_update_seconds, node_path_seconds : array, shape (M,)
         Extra seconds of each node for its own gradient, and for passing the error gradient on.
     optimizer_seconds : array, shape (N,)
-        Optimiser step of each group.
+        Time of each group's optimiser step.
     forward_seconds : array, shape (N,)
-        Forward pass and loss when the deepest trained group is this one.
+        Time of forward pass and loss if the deepest trained group is this one.
     fixed_seconds : float
-        What every step costs besides: start of the backward pass, clearing gradients.
+        Time of every step besides: starting the backward pass, clearing gradients.
     node_saved_bytes : array, shape (M,)
-        Activation bytes that are kept because this node runs backward, each storage counted for the shallowest node
-        that keeps it.
+        Activation bytes that are kept because this node runs backward; each storage is counted for the shallowest
+        node that keeps it.
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
-        Forward pass up to each of the graph's cuts: frozen as it is, and as inference with BatchNorm folded; empty
-        if that was not measured.
+        Time of the forward pass up to each of the graph's cuts: frozen but otherwise unchanged, and as inference
+        with BatchNorm folded; empty if not measured.
     lookup_seconds : float
-        Finding out which examples of a batch are in a feature store.
+        Time to find out which examples of a batch are in a feature store.
     lookup_seconds_per_value : float
-        Reading one number out of it.
+        Time to read one number from the store.
     modes : ModeCosts, optional
-        What groups cost in other modes than full, if that was measured.
+        Costs of groups in other modes than full, if measured.
     saved : SavedTensors, optional
-        Which storages those are; left out, each node keeps tensors of its own.
+        The storages that nodes keep; by default each node keeps tensors of its own.
     node_lean : array, shape (M,)
-        By which operation of `fl_elastic.ops` a node may keep less, see `LeanKind`; zeros if left out.
+        Kind of the operation of `fl_elastic.ops` by which a node may keep less, see `LeanKind`; zeros by default.
     estimated : bool
         Whether the seconds come from `estimate_profile`, to be refined by training.
     code_bytes : float
-        Code that a process has yet to load for its first steps, which is not the model's: not stored with it.
+        Code that a process has yet to load for its first steps; not a property of the model, and not stored with
+        it.
     """
 
     key: ProfileKey
@@ -261,8 +262,8 @@ class CostProfile:
     def path_seconds(self) -> Seconds:
         """Seconds to get from the previous group to this one, shape (N,).
 
-        The error gradient's way in the order of execution, plus what the forward pass takes longer when
-        the graph reaches this deep. Branches are charged as if they lay on one chain; `step_seconds`
+        This is the time to pass the error gradient on, in order of execution, plus the extra time of the forward
+        pass when the graph reaches this deep. Branches are charged as if they formed one chain; `step_seconds`
         charges them exactly.
         """
         reach: Seconds = np.zeros(len(self))
@@ -284,7 +285,7 @@ class CostProfile:
 
     @cached_property
     def floor_step_seconds(self) -> float:
-        """Seconds of the cheapest step that still trains the head."""
+        """Seconds of the cheapest step that trains the head."""
         head = np.zeros(len(self), dtype=bool)
         head[self.graph.head] = True
         return self.step_seconds(head)
@@ -292,8 +293,8 @@ class CostProfile:
     def step_seconds(self, mask: Mask) -> float:
         """Return the seconds of one step that trains the groups in ``mask``.
 
-        Follows the real graph: a node runs backward only if a trained group lies at or below it, and
-        passes the error gradient on only if one lies below it.
+        The real graph is followed: a node runs backward only if a trained group lies at or below it, and passes the
+        error gradient on only if one lies below it.
         """
         if not mask.any():
             return float(self.forward_seconds[0])
@@ -307,7 +308,7 @@ class CostProfile:
         )
 
     def seconds_of(self, masks: Mask) -> Seconds:
-        """Return `step_seconds` of many masks at once, none of them empty; (K, N) to (K,)."""
+        """Return `step_seconds` of many non-empty masks at once, shape (K, N) to (K,)."""
         passing = self.graph.groups_below[1] @ masks.T.astype(np.float32) > 0
         depth = masks.shape[1] - 1 - np.argmax(masks[:, ::-1], axis=1)
         backward: Seconds = self.node_path_seconds @ passing + masks @ self.update_seconds
@@ -317,8 +318,8 @@ class CostProfile:
     def plan_seconds(self, modes: Sequence[Mode]) -> float:
         """Return the seconds of one step that trains each group in its mode.
 
-        A mode that was not measured is charged as the whole group; a share of channels between shares that were,
-        by the line between them.
+        A mode that was not measured is charged as the whole group; a share of channels is interpolated between
+        measured ones.
         """
         mask = np.array([not mode.is_frozen for mode in modes])
         seconds = self.step_seconds(mask)
@@ -337,6 +338,6 @@ class CostProfile:
         return seconds
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
-        """Return which nodes run backward at all, and which pass the error gradient on."""
+        """Return which nodes run backward, and which of them pass the error gradient on."""
         trained_below = self.graph.groups_below @ mask > 0
         return trained_below[0], trained_below[1]

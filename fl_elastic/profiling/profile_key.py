@@ -1,4 +1,4 @@
-"""For which model, batch, optimiser and device a cost profile holds."""
+"""The model, batch, optimiser and device for which a cost profile is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 
 
 def model_device(model: nn.Module) -> torch.device:
-    """Return the device of the model's first parameter, the CPU for a model without any."""
+    """Return the device of the model's first parameter, or the CPU for a model without parameters."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -35,7 +35,7 @@ def model_digest(model: nn.Module) -> str:
 def profile_key(
     model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn | None = None
 ) -> ProfileKey:
-    """Return what a profile of ``model`` at this batch shape with this optimiser on this device is valid for."""
+    """Return the key of profiles of ``model`` with this batch shape, this optimiser and its device."""
     device = model_device(model)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return ProfileKey(
@@ -49,7 +49,7 @@ def profile_key(
 
 
 def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
-    """Return the optimiser's class and the settings that are on: its time and its state depend on them."""
+    """Return the optimiser's class and the settings that are on, on which its time and its state depend."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return ""
     made = made_by(optimizer_fn, model)
@@ -64,7 +64,7 @@ def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
 
 @cache
 def _processor() -> str:
-    """Return the processor's name, read once: of many cores the file takes milliseconds."""
+    """Return the processor's name; cached, because with many cores reading the file takes milliseconds."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = [

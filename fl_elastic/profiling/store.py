@@ -18,7 +18,7 @@ KIND = Kind("fl_elastic.cost_profile", 6)
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
-    """Write ``profile`` to ``path``, atomically; raises ProfileError if that is not possible."""
+    """Write ``profile`` to ``path`` atomically; raise ProfileError if that is not possible."""
     try:
         return write_state(path, KIND, profile)
     except (OSError, ArchiveError) as error:
@@ -34,7 +34,7 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     path : path-like
         The file.
     key : ProfileKey, optional
-        What the profile must be valid for.
+        The key that the profile must be valid for.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
 
 
 def _checked(profile: CostProfile) -> CostProfile:
-    """Return a profile whose parts fit each other; raises ProfileError for any other."""
+    """Return the profile if its parts fit each other, else raise ProfileError."""
     graph, nodes = profile.graph, len(profile.graph.nodes)
     _check_graph(graph)
     _check_widths(graph.widths, nodes)
@@ -80,7 +80,7 @@ def _check_widths(widths: tuple[Width, ...], nodes: int) -> None:
 
 
 def _check_graph(graph: BackwardGraph) -> None:
-    """Raise ProfileError unless shapes are possible, indices stay inside and groups have an owner."""
+    """Raise ProfileError unless shapes are possible, indices are inside the graph and groups have an owner."""
     groups, nodes = graph.groups, graph.nodes
     for group in groups:
         negative = any(length < 0 for shape in group.shapes for length in shape)

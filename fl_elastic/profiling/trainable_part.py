@@ -16,17 +16,17 @@ def trainable_part(
 ) -> CostProfile:
     """Return the profile as if the model had only the groups that may be trained.
 
-    The forward pass keeps its costs at each depth, the frozen prefix included, and the error gradient still passes
-    through a head that stays as it is. Whatever chooses by such a profile leaves the rest of the model alone.
+    The forward pass keeps its costs at each depth, including the frozen prefix, and the error gradient still passes
+    through a head that is not trained. A policy that plans with this profile cannot choose the rest of the model.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the whole model.
+        Costs of the whole model.
     groups_above : int, optional
-        How many groups lie above the fleet's cut, see `BackwardGraph.groups_above`; all without one.
+        Number of groups above the fleet's cut, see `BackwardGraph.groups_above`; all by default.
     kept_head : str
-        The head's group, which is not trained; empty where it is. It is where there is nothing else.
+        The head's group if it is not trained, else empty. It is trained nevertheless if there is no other group.
     """
     graph = profile.graph
     above = len(graph.groups) if groups_above is None else min(groups_above, len(graph.groups))
@@ -37,12 +37,12 @@ def trainable_part(
     part = replace(
         graph,
         groups=tuple(graph.groups[group] for group in kept),
-        # What nobody trains runs all the same, and takes memory as inference does.
+        # Nodes of untrained groups still run, and take memory as in inference.
         nodes=tuple(
             replace(node, group=None if node.group is None else number.get(node.group))
             for node in graph.nodes
         ),
-        # Where they are still tells blocks apart; what they cost is in the forward pass.
+        # Cuts are kept because they locate blocks; their costs are part of the forward pass.
         cuts=tuple(
             replace(cut, groups_above=sum(group < cut.groups_above for group in kept))
             for cut in graph.cuts

@@ -1,4 +1,4 @@
-"""Where in a model a head reads, and which place is the best one.
+"""Where in a model a head reads, and how the best place is chosen.
 
 Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """

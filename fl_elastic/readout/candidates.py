@@ -1,4 +1,4 @@
-"""Which places of a model are worth looking at: the ends of its blocks, the input, and random features of it."""
+"""Places of a model that a head may read: the ends of its blocks, the input, and random features of the input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["candidate_places", "few_that_run", "last_layer"]
 
 _MODULES, _FEWEST = 10, 6
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)
-# Of the same sizes on every device: those that afford fewer have some in common with the others.
+# The same sizes on every device, so that devices with small budgets share some places with the others.
 _RANDOM = (128, 256, 512, 1024)
 
 
@@ -32,18 +32,18 @@ def candidate_places(
 ) -> tuple[Place, ...]:
     """Return places of a model that a head may read, from the input towards the output.
 
-    They are about ten outputs of blocks at which one tensor is all that the rest of the model sees, each pooled
-    on grids of 1, 2, 4 and 8; what enters the last layer; the input; and random features of it. Equal models give
-    equal places, on every device.
+    These are about ten block outputs, each pooled on grids of 1, 2, 4 and 8; the input of the last layer; the
+    model's input; and random features of it. A block output is a place at which the rest of the model sees only one
+    tensor. Equal models give equal places on every device.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is.
+        The model; it is not changed.
     batch : batch
-        Tells shapes.
+        A batch, for the shapes.
     most_features : int
-        Places with more are left out.
+        Places with more features are left out.
 
     Examples
     --------
@@ -67,10 +67,10 @@ def candidate_places(
     with untouched(model):
         model.eval()
         known = _features(model, places, split_batch(batch)[0])
-    # Time steps, tokens or nodes may come first, and are no examples.
+    # Without one row per example, the first axis is time steps, tokens or nodes.
     count = batch_size(batch)
     known = {place: rows for place, rows in known.items() if len(rows) == count}
-    # What enters the last layer keeps its name, and of equal grids the smallest.
+    # Of equal features keep the last layer's input, or else the smallest grid.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []
     for place in order:
@@ -83,9 +83,9 @@ def candidate_places(
 
 
 def few_that_run(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two of a batch's examples, where the model gives rows for just these; otherwise the batch.
+    """Return two of a batch's examples if the model gives one row for each, otherwise the batch.
 
-    As where time steps come first, or inputs say where each example begins.
+    Two examples cannot be taken if time steps come first, or if inputs say where each example begins.
     """
     few = few_of(batch)
     try:
@@ -93,21 +93,21 @@ def few_that_run(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
             model.eval()
             scores = scores_of(call_model(model, few[0]))
         fits = scores is not None and len(scores) == batch_size(few)
-    # A model may raise whatever it likes where it does not get what it expects.
+    # A model may raise any exception on inputs that it does not expect.
     except Exception:
         fits = False
     return few if fits else batch
 
 
 def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict[Place, Tensor]:
-    """Return the features at places, of those whose pooling suits the shape that is there."""
+    """Return the features at those places whose pooling suits the shape of the tensor there."""
     found: dict[Place, Tensor] = {}
     by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
         by_tensor.setdefault((place.module, place.at_input), []).append(place)
     at_input = by_tensor.pop((INPUT, False))
     with torch.no_grad():
-        # Inputs may be objects, of which the model alone knows what tensors they hold.
+        # Inputs may be objects whose tensors only the model knows.
         with suppress(ModelError):
             reaching(model, (Place(INPUT, "flat"),), inputs)
             by_tensor[INPUT, False] = at_input
@@ -127,15 +127,15 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 def _block_ends(
     model: nn.Module, batch: Batch
 ) -> tuple[list[tuple[str, bool, tuple[int, ...]]], str]:
-    """Return modules whose output, or input, is all that the rest of the model sees, and the last linear layer.
+    """Return the places at which the rest of the model sees one tensor, and the name of the last linear layer.
 
-    With the shape that is there per example. What is trained and what is frozen makes no difference.
+    Each has module, whether it is the input, and shape per example. It does not matter what is trained or frozen.
     """
     graph = traced(model, batch)
     ends = [
         (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
         for cut in reversed(graph.cuts)
-        # A name with a plus in it could not be told from two.
+        # In the name of a place, plus joins several places.
         if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
     ]
     with untouched(model):
@@ -150,7 +150,7 @@ def _block_ends(
 def _spread(
     ends: list[tuple[str, bool, tuple[int, ...]]],
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
-    """Return about ten of them: of the outermost modules that are enough, evenly, the last one included."""
+    """Return about ten of the ends, evenly spaced among the outermost modules, including the last one."""
     depth = 0
     while sum(name.count(".") <= depth for name, *_ in ends) < min(_FEWEST, len(ends)):
         depth += 1
@@ -160,7 +160,7 @@ def _spread(
 
 
 def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether channels come last: some norm is over as many, or nothing in the model convolves in one dimension."""
+    """Return whether channels come last: a LayerNorm has as many, or nothing in the model is a Conv1d."""
     if len(shape) not in (2, 3):
         return False
     kinds = list(model.modules())
@@ -171,7 +171,7 @@ def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def last_layer(model: nn.Module, inputs: object) -> str:
-    """Return the name of the linear layer whose output is the model's; empty where there is none."""
+    """Return the name of the linear layer whose output is the model's; empty if there is none."""
     seen: dict[int, str] = {}
     kept: list[Tensor] = []
 

@@ -1,7 +1,7 @@
-"""Which places a head should read, from what a few clients' examples say: the least error on held-out folds.
+"""Choose the places that a head reads: those with the least error on held-out folds of a few clients' examples.
 
-Ridge regression from several places side by side depends on the sum of their kernels alone: products of examples'
-features with each other, one matrix per place. So each union of places costs as much as one place does.
+Ridge regression from several places side by side depends only on the sum of their kernels, the products of
+examples' features with each other: one matrix per place. So a union of places costs as much as a single place.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from fl_elastic.update.ridge import PARTS, PENALTIES, STILL, least_from
 __all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
 
 EXAMPLES = 640
-"""From so many examples together it is seen what places are worth."""
+"""Number of examples, of all clients together, that suffices to choose places."""
 
 _Floats = NDArray[np.float64]
-# Where the best penalty is looked for first: 1.
+# Index of the penalty 1, from which the search for the best penalty starts.
 _START = 8
-# A union has to explain so much more of what the places before it leave.
+# Share of the previous error by which a larger union must be better.
 _GAIN = 0.005
-# With one penalty all places are ranked; of the best so many are looked at closely and tried in unions, and so
-# many are joined.
+# All places are ranked with one penalty; so many of the best are examined with their best penalties and tried in
+# unions; and so many are joined at most.
 _TRIED, _JOINED = 8, 4
-# How much more a head's constant counts than what it is a constant beside: it is not penalised.
+# Weight of the constant's kernel: large, because the constant is not penalised.
 _FREE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What ranks places: for some examples their features at each place, and their targets.
+    """What places are ranked by: some examples' features at each place, and their targets.
 
-    Rows need not be examples: those of a fold may be mixed by any rotation.
+    Rows need not be examples: the rows of a fold may be mixed by any rotation.
 
     Attributes
     ----------
     rows : dict of Place to array, shape (R, D)
         Features at each place.
     constant : array, shape (R,)
-        What each row has in place of the constant 1 of an example.
+        The value of each row in place of an example's constant 1.
     targets : array, shape (R, C)
-        Of each row.
+        Targets of each row.
     folds : array of int, shape (R,)
-        Rows of equal number are held out together.
+        Rows with the same number are held out together.
     clients : array of int, shape (R,)
-        Whose each row is.
+        Client of each row.
     """
 
     rows: Mapping[Place, NDArray[np.floating]]
@@ -64,7 +64,7 @@ class Sample:
 
     @property
     def num_examples(self) -> float:
-        """How many examples the rows stand for."""
+        """Number of examples that the rows stand for."""
         return float((self.constant**2).sum())
 
     @classmethod
@@ -81,9 +81,9 @@ class Sample:
         rows : mapping of Place to array, shape (N, D)
             Features.
         targets : array, shape (N, C)
-            A one at an example's class, or what is to be predicted.
+            One-hot classes, or the values to predict.
         folds : array of int, shape (N,)
-            Which examples are held out together.
+            Examples with the same number are held out together.
         """
         whose = np.zeros(len(targets), np.int64)
         return cls(rows, np.ones(len(targets)), targets, folds, whose)
@@ -112,7 +112,7 @@ class Sample:
         )
 
     def times(self, weight: float) -> Sample:
-        """Return the sample with each row counting as so many."""
+        """Return the sample with each row weighted by ``weight``."""
         root = float(np.sqrt(weight))
         return Sample(
             {place: root * rows for place, rows in self.rows.items()},
@@ -122,19 +122,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class PlaceWorth:
-    """What a head would be worth that reads from one place, or from several.
+    """Error of a head that reads from one place, or from several.
 
     Attributes
     ----------
     places : tuple of Place
-        Read side by side.
+        Places that are read side by side.
     features : int
-        Of an example.
+        Features per example.
     error : float
-        Mean squared error on held-out examples, over what the mean alone gives. Of many clients' errors the fifth
-        at either end does not count.
+        Mean squared error on held-out examples, relative to predicting the mean. Of many clients' errors the
+        highest and lowest fifth do not count.
     penalty : float
-        With which it is least, as `fl_elastic.update.closed_form.ClosedFormHead` counts it.
+        The penalty of least error, in the units of `fl_elastic.update.closed_form.ClosedFormHead`.
     """
 
     places: tuple[Place, ...]
@@ -144,13 +144,13 @@ class PlaceWorth:
 
     @property
     def name(self) -> str:
-        """Name of the places."""
+        """Name of the places, joined by plus."""
         return joined(self.places)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which places are best, and what the others would have been worth.
+    """The best places, and the errors of the others.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class Choice:
     single : tuple of PlaceWorth
         Each place alone, the best one first.
     unions : tuple of PlaceWorth
-        The best union of each size, as places were added one by one.
+        The best union of each size; places were added one by one.
     """
 
     best: PlaceWorth
@@ -170,16 +170,16 @@ class Choice:
 def choose_places(sample: Sample, *, most_features: int) -> Choice:
     """Return the places from which ridge regression has the least error on held-out examples.
 
-    To the best place, and to the best one that takes at most half of the features, others are added one by one, the
-    one that lessens the error most first, as long as that explains more of what is left and the features are not
-    too many. Features are standardised.
+    Starting from the best place, and from the best one with at most half of the features, places are added one by
+    one, each time the one that reduces the error most, as long as the error falls enough and the bound of features
+    is kept. Features are standardised.
 
     Parameters
     ----------
     sample : Sample
         Examples with features at every candidate.
     most_features : int
-        Of an example, of all chosen places together.
+        Bound on the features per example, of all chosen places together.
 
     Raises
     ------
@@ -219,7 +219,7 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
         features = sum(sample.rows[place].shape[1] for place in places)
         return PlaceWorth(places, features, error, float(PENALTIES[best])), best
 
-    # Kernels of all places would take more memory than their features do: those of the best alone are kept.
+    # Kernels of all places would take more memory than their features; only those of the best places are kept.
     ranked = _by_error(
         worth((place,), [task.kernel(sample.rows[place])], closely=False) for place in candidates
     )
@@ -256,7 +256,7 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
             unions.append(found)
         return unions
 
-    # The best place alone may take nearly all of the features that are allowed, and leave no room for another.
+    # The best place alone may take nearly all allowed features and leave no room for others.
     roomy = [each for each in close if 2 * each[0].features <= most_features]
     starts = [close[0], *(each for each in roomy[:1] if each is not close[0])]
     unions = min((grown(*each) for each in starts), key=lambda each: each[-1].error)
@@ -276,7 +276,7 @@ def _by_error(found: Iterable[tuple[PlaceWorth, int]]) -> list[tuple[PlaceWorth,
 
 @dataclass(frozen=True, eq=False)
 class _Task:
-    """Targets about their mean, which rows are held out together, and how many examples each client has."""
+    """Centred targets, the rows of each held-out part, and the number of examples of each client."""
 
     examples: float
     constant: _Floats
@@ -315,7 +315,7 @@ class _Task:
         mean = self.constant @ rows / self.examples
         centred = np.outer(self.constant, mean)
         np.subtract(rows, centred, out=centred)
-        # Standardised numbers lose nothing that matters in fp32, and take half the time.
+        # fp32 is precise enough for standardised numbers, and takes half the time.
         scaled = centred.astype(np.float32)
         spread = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / self.examples)
         moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
@@ -324,24 +324,25 @@ class _Task:
         return np.asarray(scaled @ scaled.T, np.float32)
 
     def whole(self, kernels: Iterable[NDArray[np.float32]]) -> _Floats:
-        """Return the sum of these kernels and the constant's: the kernel of all their features side by side."""
+        """Return the sum of these kernels and the constant's, which is the kernel of all features side by side."""
         whole = _FREE * np.outer(self.constant, self.constant)
         for kernel in kernels:
             whole += kernel
         return np.asarray(whole)
 
     def error(self, whole: _Floats, penalty: int) -> float:
-        """Return the error on held-out rows with the penalty of this number."""
+        """Return the error on held-out rows with the penalty of this index."""
         return self._error(whole, float(PENALTIES[penalty]))
 
     def _error(self, kernel: _Floats, penalty: float) -> float:
         """Return the error on held-out parts with one penalty.
 
-        With A the inverse of kernel plus penalty, a head from the rest leaves inv(A_FF) (A y)_F of a part F.
+        With A the inverse of kernel plus penalty, the residual of part F under a head from the rest is inv(A_FF) (A
+        y)_F.
         """
         whole = torch.from_numpy(kernel.copy())
         whole.diagonal().add_(penalty * self.examples)
-        # Half the work of an inverse that does not know that the matrix is symmetric.
+        # Cholesky uses the symmetry, which halves the work of the inverse.
         inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
         weights = inverse @ self.targets
         squared = np.zeros(len(self.constant))

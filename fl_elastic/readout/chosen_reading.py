@@ -1,4 +1,4 @@
-"""What a head reads within a bound of features: the best places, or their projection where the bound is small."""
+"""What a head reads within a bound of features: the best places, or a projection of them if the bound is small."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fl_elastic.readout.projection import Directions
 
 __all__ = ["ChosenReading", "candidate_features", "choose_reading"]
 
-# Heads on places of fewer features are no better than one on all directions that the examples span.
+# Below so many features, places are no better than a projection onto all directions that the examples span.
 _PROJECTED = 3 * EXAMPLES
 
 
 @dataclass(frozen=True, eq=False)
 class ChosenReading:
-    """What a head reads.
+    """What a head reads: places, and a projection if there is one.
 
     Attributes
     ----------
     reading : Reading
-        The places, and how many directions their features are projected onto.
+        The places, and the number of directions that their features are projected onto.
     directions : Directions or None
-        These directions; None where the features themselves are read.
+        These directions; None if the features themselves are read.
     choice : Choice or None
-        What each place would have been worth; None where the places were given.
+        The error at each place; None if the places were given.
     """
 
     reading: Reading
@@ -35,10 +35,10 @@ class ChosenReading:
 
 
 def candidate_features(most: int) -> int:
-    """Return how many features places may have from which at most ``most`` are read.
+    """Return the bound on features of candidate places, if at most ``most`` numbers may be read.
 
-    Where few are affordable, places of any width are projected onto the directions that the choosing examples span,
-    `EXAMPLES` at most: that is right more often than the places of few features are.
+    With a small bound, places of any width are projected onto the directions that the choosing examples span, at
+    most `EXAMPLES`: that is right more often than places of few features.
 
     >>> candidate_features(256), candidate_features(2048)
     (2560, 2048)
@@ -54,15 +54,15 @@ def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") ->
     sample : Sample
         Examples with features at every candidate, see `candidate_features`.
     most_features : int
-        Bound of the numbers that are read of an example.
+        Bound on the numbers that are read per example.
     read : str
-        ``auto``, perhaps with a bound of its own as in ``auto>512``, or the name of a `Reading`, whose directions
-        alone are then looked for.
+        ``auto``, optionally with a bound as in ``auto>512``, or the name of a `Reading`, for which only directions
+        are computed.
 
     Raises
     ------
     UpdateError
-        If not all of the places are in the sample, none has at most so many features, or targets do not vary.
+        If a place is not in the sample, no place has at most so many features, or targets do not vary.
     """
     choice, allowed = None, allowed_features(read)
     if allowed is not None:

@@ -1,4 +1,4 @@
-"""Rebuild the module that a state belongs to: a model, or its part up to where a head reads."""
+"""Rebuild the module that a state belongs to: a model, or the part of it that ends where a head reads."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["loaded"]
 
 
 def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module:
-    """Return a model with this state: a readout where the state is that of one, the model itself otherwise.
+    """Return a module with this state: a readout if the state is that of one, otherwise the model itself.
 
     Parameters
     ----------
     model : nn.Module
-        As the run began with it. A readout shares its tensors, which get the state's values.
+        The model that the run began with. A readout shares its tensors, which get the state's values.
     state : mapping of str to tensor or array
-        A state dict, or what a run of Flower returns: ``result.arrays``.
+        A state dict, or the ``result.arrays`` of a run of Flower.
     inputs : any
-        Of a batch, as the model takes them: tells shapes.
+        Inputs of a batch, in the model's form, for the shapes.
 
     Raises
     ------
     UpdateError
-        If the state does not fit; the model is as it was.
+        If the state does not fit; the model is then unchanged.
     PlanError
-        If the model has none of the places that the state names.
+        If the model lacks a place that the state names.
 
     Examples
     --------
@@ -58,5 +58,5 @@ def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module
 def _as_array(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, Tensor):
         return array_of(value)
-    # Flower's arrays say how they are read.
+    # Flower's arrays have a method for reading them.
     return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,4 +1,4 @@
-"""Where in a model a head reads: outputs of modules, or the model's input, and how they become features."""
+"""Where in a model a head reads: outputs of modules or the model's input, and how these become features."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 ]
 
 INPUT = "input"
-"""What a place at the model's own input is called."""
+"""Name of the model's own input in a place."""
 
 AUTO = "auto"
-"""What is read where the best places are to be chosen; with a bound of numbers, as in ``auto>512``."""
+"""Value of ``read`` that lets the best places be chosen; with a bound on features as in ``auto>512``."""
 
 MOST_FEATURES = 2560
-"""More features than this are read only if asked for: the work of a head grows with their square."""
+"""Default bound on features: the work of a head grows with their square."""
 
 BODY, HEAD = "body", "head"
-"""Names of a readout's model and of its linear layer."""
+"""Names of the submodules of a readout: the model and the linear layer."""
 
 _AT_INPUT, _JOIN, _WIDTH = "in:", "+", ">"
 _MOST_WIDTH = 10**6
@@ -54,9 +54,9 @@ class Place:
     pooling : str
         Registered name of the pooling, such as ``grid``.
     size : int
-        Its size, such as 4 for a grid of 4 x 4; 0 where it has none.
+        Size of the pooling, such as 4 for a grid of 4 x 4; 0 if it has none.
     at_input : bool
-        Whether the module's input is read in place of its output.
+        Whether the module's input is read instead of its output.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place of this name; PlanError if it is not of the form MODULE@POOLING."""
+        """Return the place of this name; raise PlanError if it does not have the form MODULE@POOLING."""
         module, at, pooling = text.strip().rpartition("@")
         found = _POOLING.fullmatch(pooling)
         at_input = module.startswith(_AT_INPUT)
@@ -97,7 +97,7 @@ def parse_places(text: str) -> tuple[Place, ...]:
     Raises
     ------
     PlanError
-        If a part is not the name of a place, or stands twice.
+        If a part is not the name of a place, or occurs twice.
 
     Examples
     --------
@@ -112,14 +112,14 @@ def parse_places(text: str) -> tuple[Place, ...]:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a head reads: places side by side, perhaps projected onto fewer directions.
+    """What a head reads: places side by side, optionally projected onto fewer directions.
 
     Attributes
     ----------
     places : tuple of Place
-        Whose features are read.
+        The places whose features are read.
     width : int
-        Directions onto which they are projected; 0 to read the features themselves.
+        Number of directions that they are projected onto; 0 to read the features themselves.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Reading:
 
     @classmethod
     def parse(cls, text: str) -> Reading:
-        """Return the reading of this name; PlanError if it is none."""
+        """Return the reading of this name; raise PlanError if it is not one."""
         places, given, width = text.partition(_WIDTH)
         if given and not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
             raise PlanError(
@@ -146,7 +146,7 @@ class Reading:
 
 
 def allowed_features(read: str) -> int | None:
-    """Return how many numbers may be read where places are to be chosen; None where they are given.
+    """Return the bound on features if places are to be chosen; None if they are given.
 
     >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
     (2560, 512, None)
@@ -167,7 +167,7 @@ def joined(places: Iterable[Place]) -> str:
 
 
 def places_of(state: Mapping[str, Any]) -> str:
-    """Return which places the readout reads that has this state; empty for the state of any other model.
+    """Return the name of the places that a readout with this state reads; empty for any other model's state.
 
     >>> places_of({"weight": np.ones(2)})
     ''

@@ -17,15 +17,15 @@ __all__ = ["POOLINGS", "Pooling", "mean_over_grid", "pooling_for"]
 class Pooling(Protocol):
     """Makes the module that turns tensors of one shape into rows of features.
 
-    It is registered under a name without digits, for those that follow it in a place's name are its size.
-    `fl_elastic.testing.pooling_checks` tell whether it keeps to what is said here.
+    A pooling is registered under a name without digits, because digits after it in a place's name are its size.
+    `fl_elastic.testing.pooling_checks` test whether a pooling keeps this contract.
     """
 
     def __call__(self, shape: tuple[int, ...], size: int) -> nn.Module:
-        """Return a module without trained weights that takes floats of shape (N, *shape) and gives (N, D).
+        """Return a module without trained weights that maps floats of shape (N, *shape) to (N, D).
 
-        Equal arguments give equal modules, on every device: what is random in it comes from a fixed seed.
-        PlanError where the shape or size does not suit.
+        Equal arguments give equal modules on every device: anything random in it comes from a fixed seed. Raises
+        PlanError if shape or size do not suit.
         """
 
 
@@ -37,7 +37,7 @@ POOLINGS: Registry[Pooling] = Registry(
 
 
 def pooling_for(place: Place, given: Tensor) -> nn.Module:
-    """Return the module that pools tensors like this one, of any number of examples, at a place.
+    """Return the module that pools, at a place, tensors with the shape of this one and any number of examples.
 
     Raises
     ------
@@ -64,9 +64,9 @@ class GridPooling(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        (C, L) or (C, H, W); a plain row (D,) is its own only cell.
+        (C, L) or (C, H, W); a plain row (D,) counts as a single cell.
     size : int
-        Cells along each dimension, at least 1 and at most the shorter side.
+        Number of cells along each dimension, at least 1 and at most the shorter side.
     """
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
@@ -84,14 +84,14 @@ class GridPooling(nn.Module):
 
 @POOLINGS.register("tokens")
 class TokenPooling(nn.Module):
-    """Mean over each cell of the grid that tokens form; a class token in front of them is left out.
+    """Mean over each cell of the grid that tokens form; a class token before them is left out.
 
     Parameters
     ----------
     shape : tuple of int
-        (T, C), or (H, W, C) as of Swin.
+        (T, C), or (H, W, C) as in Swin.
     size : int
-        Cells along each dimension.
+        Number of cells along each dimension.
     """
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
@@ -138,12 +138,12 @@ class FirstToken(nn.Module):
 
 @POOLINGS.register("flat")
 class Flat(nn.Module):
-    """Every number as it is.
+    """All numbers of the tensor, flattened.
 
     Parameters
     ----------
     shape : tuple of int
-        Any, of at least one dimension.
+        Any shape with at least one dimension.
     size : int
         Must be 0: this pooling has no size.
     """
@@ -161,7 +161,7 @@ class Flat(nn.Module):
 
 
 def mean_over_grid(given: Tensor, size: int) -> Tensor:
-    """Return the means over the cells of a grid over all dimensions after the second."""
+    """Return the means over the cells of a grid that spans all dimensions after the second."""
     if given.dim() == 2:
         return given
     if size == 1:
@@ -173,7 +173,7 @@ def mean_over_grid(given: Tensor, size: int) -> Tensor:
 
 
 def _side(tokens: int) -> tuple[int, int] | None:
-    """Return the side of a square of so many tokens, and how many come before it; None if it is none.
+    """Return the side of a square of tokens, and the number of tokens before it; None if they form no square.
 
     >>> _side(49), _side(197), _side(30)
     ((7, 0), (14, 1), None)

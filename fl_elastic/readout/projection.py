@@ -1,4 +1,4 @@
-"""Fewer numbers for a head to read: projections onto the directions in which a fleet's examples vary most."""
+"""Fewer features for a head to read: projections onto the directions in which a fleet's examples vary most."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Directions:
     Attributes
     ----------
     exponents : array of int8, shape (D,)
-        Powers of two by which features are brought to about unit variance.
+        Exponents of the powers of two that scale features to about unit variance.
     matrix : array of int8, shape (K, D)
-        Orthogonal directions of most variance, turned at random: a penalty that treats all of what is read alike
-        is then one on the features themselves, and not on their leading directions more than on others.
+        Orthogonal directions of most variance, randomly rotated among each other. So a penalty that treats all read
+        numbers alike does not penalise the leading directions more than others.
     """
 
     def __init__(self, exponents: NDArray[np.int8], matrix: NDArray[np.int8]) -> None:
@@ -40,11 +40,11 @@ class Directions:
         Parameters
         ----------
         rows : sequence of array, shape (R, D_i)
-            Features at each place, side by side; any rotation of examples' rows will do.
+            Features at each place, side by side; the examples' rows may be rotated.
         constant : array, shape (R,)
-            What each row has in place of the constant 1 of an example.
+            The value of each row in place of an example's constant 1.
         width : int
-            How many; fewer where the rows span less.
+            Number of directions; fewer if the rows span less.
 
         Examples
         --------
@@ -72,16 +72,16 @@ class Directions:
 
 
 class Projection(nn.Module):
-    """Projects features onto directions that stay as they are.
+    """Projects features onto fixed directions.
 
-    Integer buffers travel with a model, and no server averages them.
+    The directions are integer buffers, because these travel with a model and no server averages them.
 
     Parameters
     ----------
     features, width : int
-        Of what comes in, and of what goes out.
+        Number of features, and number of directions.
     device : torch.device, optional
-        Of the buffers.
+        Device of the buffers.
 
     Examples
     --------
@@ -100,7 +100,7 @@ class Projection(nn.Module):
         self.register_buffer("matrix", whole)
 
     def load(self, directions: Directions) -> None:
-        """Project onto these directions from now on, as many as it has."""
+        """Replace the directions by these, which must be of the same number."""
         self.exponents.copy_(torch.from_numpy(directions.exponents))
         self.matrix.copy_(torch.from_numpy(directions.matrix))
 

@@ -1,6 +1,6 @@
-"""Fixed random features, for inputs that no pretrained model has features of.
+"""Fixed random features, for inputs for which no pretrained model has features.
 
-Equal on every device: they are drawn by numpy from a fixed seed, and are no part of a model's state.
+They are equal on every device, because numpy draws them from a fixed seed, and are not part of a model's state.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _Floats = NDArray[np.float64]
 class RandomFeatures(nn.Module):
     """Random features of a row, a sequence or an image.
 
-    A row goes through a random hidden layer. A sequence goes through random dilated convolutions, of each of which
-    the largest value and the share of values above zero are kept (ROCKET, Dempster et al., 2020). An image goes
-    through random filters, whose rectified outputs are averaged over a grid of 4 x 4 (Coates et al., 2011).
+    A row is passed through a random hidden layer. A sequence is passed through random dilated convolutions, each of
+    which gives its largest value and the share of values above zero (ROCKET, Dempster et al., 2020). An image is
+    passed through random filters, whose rectified outputs are averaged over a grid of 4 x 4 (Coates et al., 2011).
 
     Parameters
     ----------
     shape : tuple of int
         (D,), (C, L) or (C, H, W).
     size : int
-        How many features, rounded down to a multiple of 2 for sequences and of 16 for images.
+        Number of features, rounded down to a multiple of 2 for sequences and of 16 for images.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class RandomFeatures(nn.Module):
     def _dilated(
         self, rng: np.random.Generator, shape: tuple[int, ...], count: int
     ) -> tuple[list[_Floats], _Floats]:
-        """Draw kernels of which each reads some of the channels, and note at which dilations they are used."""
+        """Draw kernels that each read some of the channels, and set the dilations that they are used with."""
         channels, length = shape
         most = max(int(math.log2(max((length - 1) / (_LENGTH - 1), 1))), 0)
         drawn = np.sort(rng.integers(0, most + 1, count))
@@ -115,7 +115,7 @@ class RandomFeatures(nn.Module):
 
 
 def _without_mean(filters: _Floats) -> _Floats:
-    """Return filters that an even brightness leaves at zero, each of length one."""
+    """Return the filters with zero mean, so that even brightness gives zero, and with length one."""
     filters = filters - filters.mean(axis=(2, 3), keepdims=True)
     scaled: _Floats = filters / np.sqrt((filters**2).sum(axis=(1, 2, 3), keepdims=True))
     return scaled

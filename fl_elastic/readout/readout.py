@@ -24,34 +24,34 @@ __all__ = ["Readout", "kept_tensors", "reaching"]
 
 
 class Readout(nn.Module):
-    """Class scores, or numbers, by a linear layer from one or several places of a model.
+    """Class scores, or numbers, by a linear layer that reads one or several places of a model.
 
-    An ordinary module: its forward pass ends at the last of the places, and its state holds the part of the body
-    that this takes, the layer, and the names of the places. It shares the body's parameters and leaves the body
-    as it is.
+    It is an ordinary module: its forward pass ends at the last of the places, and its state holds the part of the
+    body that is needed for this, the layer, and the names of the places. It shares the body's parameters and does
+    not change the body.
 
     Parameters
     ----------
     model : nn.Module
-        Of which it is the first part.
+        The model whose first part is used.
     places : str, Reading or sequence of Place
         Where it reads, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
         are projected onto 256 directions.
     inputs : any
-        Of a batch, as the model takes them: tells shapes. No example of it is kept.
+        Inputs of a batch, in the model's form, for the shapes. No example is kept.
     outputs : int
-        How many numbers the layer gives.
+        Number of outputs of the layer.
 
     Attributes
     ----------
     body : nn.Module
         The model without modules that run after the last place, or not at all.
     head : nn.Linear
-        The layer, of zeros until it is solved for or trained.
+        The layer, with zero weights until it is solved for or trained.
     reading : Reading
-        Where it reads.
+        Places and number of directions.
     projection : Projection or None
-        What makes its features fewer; its directions are zeros until they are loaded.
+        Projects the features onto fewer directions, which are zero until they are loaded.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class Readout(nn.Module):
             if self.reading.width:
                 self.projection = Projection(features.shape[1], self.reading.width, features.device)
                 features = self.projection(features)
-        # Its first weights are thrown away; to draw them must not move anybody's random numbers.
+        # The layer's initial weights are discarded, so drawing them must not advance the random state.
         with preserved_rng():
             self.head = nn.Linear(
                 features.shape[1], outputs, device=features.device, dtype=features.dtype
@@ -126,7 +126,7 @@ class Readout(nn.Module):
 
 
 class _Reached(Exception):
-    """The forward pass has come by every place."""
+    """Ends a forward pass that has passed every place."""
 
 
 def reaching(
@@ -137,27 +137,27 @@ def reaching(
     stop: bool = True,
     reached: Callable[[Place], None] | None = None,
 ) -> list[Tensor]:
-    """Run a model until it has come by all places; return the tensor at each, whole numbers as floats.
+    """Run a model until it has passed all places; return the tensor at each, integers as floats.
 
     Parameters
     ----------
     model : nn.Module
-        In the mode that it is in.
+        The model, run in its present mode.
     places : tuple of Place
         In any order.
     inputs : any
-        Of a batch.
+        Inputs of a batch.
     stop : bool
         Whether to end the pass at the last place by an exception, which no tracer can follow; otherwise it runs on.
     reached : callable, optional
-        Hears of each place when the pass comes by it.
+        Called with each place when the pass reaches it.
 
     Raises
     ------
     PlanError
-        If the model has no such module, or the pass does not come by it.
+        If the model has no such module, or the pass does not reach it.
     ModelError
-        If what is there is not a tensor.
+        If the object there is not a tensor.
     """
     found: dict[Place, Tensor] = {}
     for place in places:
@@ -173,11 +173,11 @@ def reaching(
                 f"place {place}: a {type(tensor).__name__} is there and no tensor: read from a module inside "
                 "of it, or after it"
             )
-        # A module that runs again is read where it ran first.
+        # A module that runs several times is read at its first run.
         if place in found:
             return
         ends = stop and len(found) + 1 == len(places)
-        # What runs afterwards may work on it in place.
+        # Cloned, because later operations may modify it in place.
         found[place] = _as_floats(tensor if ends else tensor.clone())
         if reached is not None:
             reached(place)
@@ -189,7 +189,7 @@ def reaching(
             module = _module(model, place)
             if place.at_input:
                 handles.append(
-                    # Before others, to whom the module has not begun when the pass ends here.
+                    # Before other hooks, which must not see the module begin if the pass ends here.
                     module.register_forward_pre_hook(
                         lambda _, given, named, place=place: note(
                             place, next(iter((*given, *named.values())), None)
@@ -230,21 +230,21 @@ def _module(model: nn.Module, place: Place) -> nn.Module:
 def kept_tensors(
     model: nn.Module, places: Iterable[Place], inputs: Any
 ) -> dict[Place, tuple[str, ...]]:
-    """Return by place the names of the tensors that a readout from there has of the model's state.
+    """Return, by place, the names of the model's tensors that a readout from there contains.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is.
+        The model; it is not changed.
     places : iterable of Place
         In any order.
     inputs : any
-        Of a small batch.
+        Inputs of a small batch.
 
     Raises
     ------
     ModelError
-        If the model writes its state under other names than a readout writes it.
+        If the model names its state differently than a readout does.
     """
     by_tensor: dict[tuple[str, bool], list[Place]] = {}
     for place in places:
@@ -253,12 +253,12 @@ def kept_tensors(
     names = ModelState.of(model).tensors
     found: dict[Place, tuple[str, ...]] = {}
     with untouched(model), torch.no_grad():
-        # With dropout no two passes are equal.
+        # Eval mode, because passes with dropout are never equal.
         model.eval()
         came_by, tensors = _passes(model, firsts, inputs)
         at = dict(zip(firsts, tensors, strict=True))
         copy = _Copy(model)
-        # What is idle after a place is idle after those before it, so that one copy serves all of them.
+        # A module that is idle up to a place is idle up to all earlier places, so one copy serves all of them.
         for place, idle in reversed(came_by):
             body, _ = copy.part((place,), inputs, [at[place]], idle)
             kept = tuple(
@@ -295,7 +295,7 @@ def _as_floats(tensor: Tensor) -> Tensor:
 def _passes(
     model: nn.Module, places: tuple[Place, ...], inputs: Any
 ) -> tuple[list[tuple[Place, set[str]]], list[Tensor]]:
-    """Return the places as a pass comes by them, with modules that are idle until then, and the tensors there."""
+    """Return the places in the order of a pass, each with the modules idle until then, and the tensors there."""
     began: set[str] = set()
     ended: set[str] = set()
     names = [name for name, _ in model.named_modules()]
@@ -313,11 +313,11 @@ def _passes(
 
 @contextmanager
 def _running_modules(model: nn.Module, began: set[str], ended: set[str]) -> Iterator[None]:
-    """Note the names of the modules that begin and end to run inside the block."""
+    """Record the names of the modules that begin and end a run inside the context."""
     handles = []
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: began.add(name)))
-        # Before others, one of which may end the pass here.
+        # Before other hooks, one of which may end the pass here.
         handles.append(
             module.register_forward_hook(lambda *_, name=name: ended.add(name), prepend=True)
         )
@@ -329,7 +329,7 @@ def _running_modules(model: nn.Module, began: set[str], ended: set[str]) -> Iter
 
 
 class _Copy:
-    """A copy of a model's modules that shares its tensors, of which ever more do nothing."""
+    """A copy of a model that shares its tensors; more and more of its modules are replaced by no-ops."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -341,7 +341,7 @@ class _Copy:
     ) -> tuple[nn.Module, bool]:
         """Return the modules up to some places, and whether a pass must end there by an exception.
 
-        The model itself where it cannot be copied, or does not give the same without the modules that are idle.
+        Returns the model itself if it cannot be copied, or if its result changes without the idle modules.
         """
         body = self._without(idle)
         for stops in (False, True):
@@ -356,7 +356,7 @@ class _Copy:
             tensors = [*self._model.parameters(), *self._model.buffers()]
             try:
                 self._copied = deepcopy(self._model, {id(each): each for each in tensors})
-            # A model may hold what cannot be copied, and raise whatever it likes.
+            # A model may hold objects that cannot be copied, and raise any exception.
             except Exception:
                 return self._model
             self._idle = set()
@@ -371,19 +371,20 @@ class _Copy:
 def _gives(
     body: nn.Module, places: tuple[Place, ...], inputs: Any, expected: list[Tensor], stops: bool
 ) -> bool:
-    """Whether the body gives the same as the model did."""
+    """Return whether the body gives the expected tensors at the places."""
     try:
         found = reaching(body, places, inputs, stop=stops)
-    # A model may raise whatever it likes where it does not get what it expects.
+    # A model may raise any exception on inputs that it does not expect.
     except Exception:
         return False
     return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
 def _is_idle(name: str, began: set[str], ended: set[str]) -> bool:
-    """Whether neither a module nor any inside of it ran, nor one around it came to its end.
+    """Return whether neither a module nor any module inside it ran, and no module around it finished.
 
-    Which may have used its weights without running it, as attention uses those of its last layer.
+    A module around it that finished may have used its weights without running it, as attention uses those of its
+    last layer.
     """
     parts = name.split(".")
     around = {".".join(parts[:count]) for count in range(1, len(parts))}
@@ -392,7 +393,7 @@ def _is_idle(name: str, began: set[str], ended: set[str]) -> bool:
 
 
 class _PassedBy(nn.Module):
-    """Stands where a module was that the readout does not need."""
+    """Replaces a module that the readout does not need; returns its first argument."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args else next(iter(kwargs.values()), None)

@@ -1,4 +1,4 @@
-"""Weights of clients' samples when places are ranked: none counts as much as many others together."""
+"""Weights of clients' samples when places are ranked, so that no client counts as much as many others together."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fl_elastic.update.trusted_sums import sizes_about_the_middle
 __all__ = ["ABSURD", "sizes_of_samples", "weighed"]
 
 ABSURD = 100.0
-"""No client's numbers are so many times as large, as mean squares, as those of the median client."""
+"""Factor of the median client's mean squares above which a client's numbers are not used."""
 
-# From so many clients on it is known what is usual; an example weighs as no more than so many usual ones.
+# Number of clients from which on it is known what is usual; and the largest weight of an example in usual ones.
 _FEWEST, _LARGER = 3, 3.0
 
 
 def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Return how large each client's numbers are, in mean squares over the median client's, where it is most.
+    """Return the size of each client's numbers: its mean square over the median client's, where it is largest.
 
-    That is at one of the places that all of them have, or of the targets. Numbers are taken about the median of the
-    clients' means, and each feature counts alike.
+    The largest is taken over the places that all clients have, and the targets. Numbers are centred at the median
+    of the clients' means, and each feature counts equally.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
 
 
 def weighed(samples: Sequence[Sample], sizes: NDArray[np.float64]) -> list[Sample]:
-    """Return the samples, of which those of large numbers count for less."""
+    """Return the samples, with smaller weights for those of large numbers."""
     return [
         sample if size <= _LARGER else sample.times(_LARGER / size)
         for sample, size in zip(samples, sizes, strict=True)

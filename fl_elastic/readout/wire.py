@@ -1,4 +1,4 @@
-"""How a client's sample for the choice of places travels: rows of each place, mixed, as half precision."""
+"""Wire format of a client's sample for the choice of places: mixed rows of each place in half precision."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ __all__ = ["PlacesReply", "decode_places", "encode_places", "sample_bytes"]
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
 _LONGEST_NAME = 500
-# Targets and the constant travel as fp32.
+# Tolerance for counts that are computed from targets and constants in fp32.
 _ROUNDED = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class PlacesReply:
-    """What a client says of the places that its model may be read from.
+    """A client's statement about the places of its model that can be read.
 
     Attributes
     ----------
     sample : Sample
-        What ranks them.
+        The sample by which the places are ranked.
     seconds : dict of Place to float
-        Of a pass that ends there, per example.
+        Time per example of a pass that ends at the place.
     kept : dict of Place to tuple of int
-        Which tensors of the manifest a model has that ends there.
+        The manifest's tensors, by index, in a model that ends at the place.
     classes : bool
         Whether targets are classes.
     last : str
         Name of the model's last linear layer; empty if it has none.
     most : int
-        Of how many features the client can afford sums, of all places that are read together.
+        Number of features, of all places that are read together, whose sums the client can afford.
     """
 
     sample: Sample
@@ -54,15 +54,15 @@ class PlacesReply:
 
 
 def sample_bytes(rows: int, features: int, outputs: int) -> int:
-    """Return what a sample takes on the wire, besides its header; features are those of all places together."""
+    """Return the size of a sample on the wire without its header; ``features`` is the total over all places."""
     return 4 * (2 * features + rows * (1 + outputs)) + 2 * rows * features
 
 
 def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> bytes:
     """Return a reply as one buffer.
 
-    Within each fold rows are mixed by a random rotation, which leaves all sums as they are and no row an example's.
-    Features are standardised before they are written as fp16; targets travel as fp32.
+    Within each fold the rows are mixed by a random rotation, which preserves all sums and leaves no row that is an
+    example. Features are standardised before they are written as fp16; targets travel as fp32.
     """
     sample, rng = reply.sample, np.random.default_rng(seed)
     order = np.argsort(sample.folds, kind="stable")
@@ -104,7 +104,7 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
     Raises
     ------
     UpdateError
-        If the bytes are damaged or of another model, or make no sense.
+        If the bytes are damaged, of another model, or implausible.
     """
     _, header, payload = unpack(data, manifest, Kind.PLACES)
     names = field(header, "places", list)
@@ -158,9 +158,10 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
 def _check_examples(
     constant: NDArray[np.float64], targets: NDArray[np.float64], counts: list[int], classes: bool
 ) -> None:
-    """Raise UpdateError unless the rows of each fold are examples that were mixed by a rotation.
+    """Raise UpdateError unless the rows of each fold can be examples that were mixed by a rotation.
 
-    Which leaves the number of examples as it is and, of classes, how many are in each and that none is in two.
+    A rotation preserves the number of examples and, for classes, the number in each class and that no example is in
+    two.
     """
     start = 0
     for count in counts:
@@ -171,7 +172,7 @@ def _check_examples(
             raise UpdateError(f"{count} rows of a fold stand for {ones @ ones:.4g} examples")
         if classes:
             each = ones @ own
-            # The products of targets with each other, of which there may be many, less the diagonal of `each`.
+            # Products of targets with each other, of which there may be many, minus the diagonal matrix of `each`.
             products = own.T @ own if own.shape[1] <= count else own @ own.T
             apart = (products**2).sum() - 2 * (own**2).sum(axis=0) @ each + each @ each
             if abs(each.sum() - count) > most or apart > most**2:
@@ -211,7 +212,7 @@ def _ranges(indices: tuple[int, ...]) -> list[int]:
 
 
 def _indices(bounds: Any, most: int) -> tuple[int, ...]:
-    """Return the numbers in runs."""
+    """Return the numbers in the runs with these bounds."""
     whole = isinstance(bounds, list) and all(type(each) is int for each in bounds)
     if not whole or len(bounds) % 2 or sorted(bounds) != bounds:
         raise UpdateError("header's kept tensors are no runs of indices")

@@ -1,4 +1,4 @@
-"""Passes over data above the fleet's cut: what comes out below is looked up, or computed and kept."""
+"""Passes over data above the fleet's cut: features at the cut are looked up, or computed and kept."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ __all__ = ["head_sums_above_cut", "passing_above_cut"]
 def passing_above_cut(
     model: nn.Module, loader: Iterable[Batch], graph: BackwardGraph, options: TrainerOptions
 ) -> Iterator[ElasticForward]:
-    """Run the frozen prefix as a fit does for one pass inside the block, with the features that it keeps.
+    """Run the frozen prefix inside the block as a fit does, with the features that a fit keeps, for one pass.
 
     Parameters
     ----------
     model : nn.Module
-        Runs on each batch inside of ``forward.step(batch)``, where ``forward`` is what the block is given.
+        Called on each batch inside ``forward.step(batch)``, where ``forward`` is what the block is given.
     loader : iterable of batches
-        What is passed over.
+        The data of the pass.
     graph : BackwardGraph
-        Of a step of the model.
+        The graph of a step of the model.
     options : TrainerOptions
+        Has a cut, and says how the prefix runs.
         With a cut, and how the prefix runs.
 
     Raises
@@ -72,16 +73,16 @@ def head_sums_above_cut(
     together: int = 1,
     loss_fn: LossFn | None = None,
 ) -> tuple[HeadSums, ForwardReport | None]:
-    """Return the sums of round zero over a loader, and what was done to the features at the cut on the way.
+    """Return the sums of round zero over a loader, and a report on the features at the cut.
 
     Parameters
     ----------
     model, loader, options
         As `passing_above_cut` takes them.
     graph : BackwardGraph, optional
-        Left out, the whole model runs and no features are kept.
+        If left out, the whole model runs and no features are kept.
     seconds : float
-        No batch is begun after that time.
+        No batch is begun after so many seconds.
     together, loss_fn
         See `fl_elastic.training.head_sums.head_sums`.
 
@@ -92,7 +93,7 @@ def head_sums_above_cut(
     PlanError
         If the model has no group at the cut.
     """
-    # A pass over test data does not load it.
+    # Imported here: a pass over test data does not need this module.
     from fl_elastic.training.head_sums import head_sums
 
     if graph is None:

@@ -23,25 +23,26 @@ __all__ = ["apply_plan", "plan_applied", "plan_guards"]
 def apply_plan(
     model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None = None
 ) -> Iterator[None]:
-    """Train exactly as ``plan`` says inside the block, by whatever loop; afterwards the model is as before.
+    """Train exactly as ``plan`` says inside the block, with any training loop; the model is restored afterwards.
 
-    What the plan does not train has no gradient inside. What it changed, says `fl_elastic.training.changed`.
+    Parameters that the plan does not train have no gradient inside. `fl_elastic.training.changed` returns the
+    changes.
 
     Parameters
     ----------
     model : nn.Module
-        The one that the plan was made for. One that ``torch.compile`` gave is compiled anew for each plan, once.
+        The model that the plan was made for. A model compiled by ``torch.compile`` is recompiled once per plan.
     plan : Plan
-        For example of `fl_elastic.training.plan_for`.
+        For example from `fl_elastic.training.plan_for`.
     optimizer : torch.optim.Optimizer, optional
-        Whose steps train. What they would move besides is put back after each of them: all that is frozen, where it
-        is not torch's own, and the other channels of a layer that is trained by some, which momentum and weight
-        decay would move; the latter on leaving the block without it.
+        The optimiser of the loop. After each of its steps, what the plan does not train is put back: frozen
+        parameters, if the optimiser is not torch's own, and the untrained channels of a layer trained by channels,
+        which momentum and weight decay would move. Without it, channels are put back only on leaving the block.
 
     Raises
     ------
     PlanError
-        If the plan is of another model, trains by channels that are not chosen, or in windows.
+        If the plan is of another model, trains in windows, or trains by channels that are not chosen yet.
 
     Examples
     --------
@@ -77,7 +78,7 @@ def apply_plan(
 def _around_steps(
     optimizer: torch.optim.Optimizer, still: StillThroughSteps, guards: Sequence[StepGuard]
 ) -> Iterator[None]:
-    """Put back after each step inside the block what is not trained."""
+    """Put back, after each step inside the block, what is not trained."""
 
     def after() -> None:
         still.put_back()
@@ -123,7 +124,9 @@ def _check(model: nn.Module, plan: Plan) -> None:
         transform.check(model, plan)
     unknown = [mode for mode in plan.modes if mode.needs_operations]
     if unknown and plan.lean_layers is None:
-        raise PlanError(f"nothing of the plan runs mode {unknown[0]}: make it with plan_for")
+        raise PlanError(
+            f"the plan has mode {unknown[0]} but no layers that run it: make the plan with plan_for"
+        )
 
 
 def plan_guards(
@@ -132,16 +135,16 @@ def plan_guards(
     copies: Mapping[str, NDArray[Any]] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[StepGuard]:
-    """Return what puts untrained parts of tensors back after each step, see `StepTransform.guard`."""
+    """Return the guards that put untrained parts of tensors back after each step, see `StepTransform.guard`."""
     found = (each.guard(model, plan, copies, optimizer) for each in plan.transforms)
     return [guard for guard in found if guard is not None]
 
 
 @contextmanager
 def plan_applied(plan: Plan, model: nn.Module) -> Iterator[None]:
-    """Do what `apply_plan` does, but leave steps, and what they are not to move, to the caller.
+    """Freeze the parameters outside the plan and apply its transforms, inside the block.
 
-    Parameters outside of the plan are frozen, and all of its transforms applied.
+    Unlike `apply_plan`, this leaves the steps, and the guards around them, to the caller.
     """
     with ExitStack() as stack:
         stack.enter_context(frozen_outside(plan, model))

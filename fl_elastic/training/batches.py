@@ -39,15 +39,15 @@ class LoaderSize:
     Attributes
     ----------
     batches : int
-        Those of no examples among them where the loader says its length.
+        Batches per epoch; empty ones are counted too if the loader says its length.
     examples : int
-        Of all batches together.
+        Examples per epoch.
     known : bool
-        Whether the examples are counted; else they are a guess: of the batches that were read, or of as many as the
-        first.
+        Whether `examples` was counted; else it is a guess, from the batches that were read or from the first one.
     most : int, optional
-        Examples that there are to draw from, as far as the loader tells.
+        Size of the dataset that the loader draws from, if the loader tells.
     ends : bool
+        Whether `batches` was counted; else there may be more.
         Whether the batches are counted; else there may be more of them.
     """
 
@@ -75,12 +75,12 @@ def first_batches(
     device: Any,
     count_examples: CountExamples | None = None,
 ) -> list[Batch]:
-    """Return up to ``count`` batches that have examples, on ``device``.
+    """Return up to ``count`` batches that contain examples, on ``device``.
 
     Raises
     ------
     TrainingError
-        If the loader has none, or is none.
+        If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
     given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
@@ -91,7 +91,7 @@ def first_batches(
 
 
 def refuse_what_is_none(loader: object) -> None:
-    """Raise TrainingError for what is no loader of batches: nothing at all, or a dataset."""
+    """Raise TrainingError for an object that is no loader of batches: one that is not iterable, or a dataset."""
     refuse_nothing(loader)
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TrainingError(
@@ -101,7 +101,7 @@ def refuse_what_is_none(loader: object) -> None:
 
 
 def refuse_nothing(loader: object) -> None:
-    """Raise TrainingError for what cannot be read, such as None of a client without such data."""
+    """Raise TrainingError for an object that cannot be iterated over, such as the None of a client without data."""
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         raise TrainingError(
             f"the loader is {loader!r}: give a list of batches or a DataLoader, and do not ask a client "
@@ -117,26 +117,26 @@ def loader_size(
     clock: Clock = time.perf_counter,
     loading: float = 0.0,
 ) -> LoaderSize:
-    """Return batches and examples per epoch, by the loader's own word or else by counting once.
+    """Return batches and examples per epoch, as the loader says, or else by counting once.
 
-    Samplers, ``drop_last`` and own batch samplers of a DataLoader count as they draw.
+    The samplers, ``drop_last`` and batch samplers of a DataLoader are counted by what they draw.
 
     Parameters
     ----------
     loader : iterable of batches
-        What an epoch reads.
+        The loader of an epoch.
     first : batch, optional
-        One that it gave; not needed where it is read to count.
+        One of its batches; not needed for a loader that has to be read to be counted.
     count_examples : callable, optional
         See `fl_elastic.groups.batch_size.batch_size`.
     seconds : float
-        How long all of its batches may take. One that does not know its length is counted for a tenth of that at
-        most, and not at all where it starts processes to read with: then it has as many batches as can be read in
-        that time, as far as that matters.
+        The time that all of its batches may take. A loader of unknown length is counted for at most a tenth of that
+        time, and not at all if it starts worker processes; its number of batches is then an estimate of how many
+        can be read in that time.
     clock : callable
-        Gives the seconds.
+        Returns the time in seconds.
     loading : float
-        What reading one batch takes, as far as it is known.
+        Seconds that reading one batch takes, as far as they are known.
 
     Raises
     ------
@@ -183,12 +183,12 @@ def _size_of(first: Batch | None, count_examples: CountExamples | None) -> int:
 
 
 def says_its_length(loader: Iterable[Batch]) -> bool:
-    """Return whether a loader says how many batches it has, so that nobody has to read it for that."""
+    """Return whether a loader says how many batches it has, so that it need not be read to count them."""
     return isinstance(loader, (list, tuple)) or _length(loader) is not None
 
 
 def _to_draw_from(loader: object) -> int | None:
-    """Return the examples that a DataLoader draws batches from; None where it does not draw, or does not say."""
+    """Return the size of the dataset that a DataLoader draws batches from; None if it does not draw or say."""
     dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
     return _length(dataset) if drawn is not None else None
 
@@ -198,7 +198,7 @@ def _has_workers(loader: object) -> bool:
 
 
 def _length(loader: Any) -> int | None:
-    """Return the loader's own word; a DataLoader of a stream has ``__len__`` but cannot answer."""
+    """Return the loader's length, or None; a DataLoader of a stream has a ``__len__`` that raises TypeError."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:
@@ -206,9 +206,9 @@ def _length(loader: Any) -> int | None:
 
 
 def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:
-    """Yield batches, at least one, as long as one more is likely to be read and worked on in that time.
+    """Yield batches, at least one, while another one is likely to be read and processed within ``seconds``.
 
-    What one takes is taken to be what the longest took so far.
+    Each batch is expected to take as long as the longest so far.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:
 
 
 class Epochs(Iterator[Batch]):
-    """The batches of several passes over a loader, on a device; those of no examples are passed over.
+    """The batches of several passes over a loader, on a device; batches without examples are skipped.
 
     Parameters
     ----------
@@ -242,16 +242,16 @@ class Epochs(Iterator[Batch]):
     Attributes
     ----------
     first_pass : int
-        Examples of the first pass so far.
+        Examples read so far in the first pass.
     passed : bool
         Whether the first pass has ended.
     read_before : bool
-        Whether the last batch that was given had been read by `first`.
+        Whether the batch given last had been read ahead by `first`.
 
     Raises
     ------
     TrainingError
-        If the loader is none, or can be read only once.
+        If the loader is no loader, or can be read only once.
     """
 
     def __init__(
@@ -273,12 +273,12 @@ class Epochs(Iterator[Batch]):
         self._ahead: deque[Batch] = deque()
 
     def first(self, count: int) -> list[Batch]:
-        """Return up to so many of the first batches, which are given again when the passes are read.
+        """Return up to ``count`` of the first batches; iteration gives them again.
 
         Raises
         ------
         TrainingError
-            If there is none.
+            If there is no batch.
         """
         self._ahead.extend(islice(self._read, max(count - len(self._ahead), 0)))
         if not self._ahead:
@@ -293,11 +293,11 @@ class Epochs(Iterator[Batch]):
         return self._ahead.popleft() if self._ahead else next(self._read)
 
     def close(self) -> None:
-        """Let go of the loader, so that processes that it reads with end now and not when they are collected."""
+        """Release the loader, so that its worker processes end now and not at garbage collection."""
         self._read.close()
 
     def examples(self, size: LoaderSize) -> int:
-        """Return how many examples an epoch has: by the loader's word, but never more than were met."""
+        """Return how many examples an epoch has, as the loader says, but never more than were read."""
         met = self.first_pass if size.most is None else min(self.first_pass, size.most)
         if not size.known:
             return met

@@ -1,4 +1,4 @@
-"""Hold the budget while training: note what steps take, compare it with the allowed time, correct the plan."""
+"""Hold the budget while training: time the steps, compare them with the allowed time, correct the plan."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ _TIMES_ITS_COST = 4.0
 
 
 class BudgetControl:
-    """Watches the steps of one fit.
+    """Compares the steps of one fit with its budget, and says how many more may be taken and at what cost.
 
     A deadline is in seconds. A speed-up is relative to a full step, whose time drifts with the device's temperature
-    and load; full steps timed now and then keep the comparison fair.
+    and load; full steps are timed now and then to keep the comparison fair.
 
     Parameters
     ----------
     allowed_seconds : float
-        For all steps of the fit, by the cost profile's full step; may be infinite.
+        Time for all steps of the fit, derived from the cost profile's full step; may be infinite.
     requested_steps : int
-        Steps that share it.
+        Steps that share this time.
     correct : bool
-        Whether measured times may change the plan; off, only the prediction counts.
+        Whether measured times may change the plan; if not, only predicted times count.
     relative : bool
         Whether the budget is a speed-up.
     estimated : bool
-        Whether the profile is an estimate, so that the first steps are looked at sooner.
+        Whether the profile is an estimate; then the first steps are compared sooner.
     full_seconds : float
-        What a full step takes.
+        Time of a full step.
     open_ended : bool
-        Whether the data may hold more steps than that: the time ends them.
+        Whether the data may hold more than `requested_steps`; then only the time ends the fit.
     times_full_steps : bool
-        Whether a full step may be timed: it stays within the memory budget.
+        Whether full steps may be timed: whether one stays within the memory budget.
 
     Attributes
     ----------
     planning_seconds : float
-        What a plan takes to make: no other one is made that saves less than a few times as much.
+        Time that making a plan takes. A new plan is made only if it saves several times as much.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class BudgetControl:
         predicted_seconds: float = 0.0,
         nearly_full: bool = False,
     ) -> None:
-        """Count a step; steps with a smaller batch do not enter the estimate.
+        """Count a step; steps with a smaller batch do not enter the median step time.
 
         Parameters
         ----------
         seconds : float
-            What it took.
+            Time of the step.
         whole_batch : bool
-            Whether its batch was whole.
+            Whether its batch had the full size.
         steady_seconds : float, optional
-            What it would have taken on average, if this one did more (or less) than its share.
+            What the step takes on average, if this one did more or less work than usual.
         predicted_seconds : float
-            What its plan says.
+            The plan's prediction.
         nearly_full : bool
-            Whether it trained so much that its time tells that of a full step.
+            Whether the step trained almost everything, so that its time can stand in for a full step's.
         """
         self.spent += seconds
         self.predicted += predicted_seconds
@@ -126,15 +126,16 @@ class BudgetControl:
             self._recent.append(seconds if steady_seconds is None else steady_seconds)
         if whole_batch and nearly_full and self._compares_with_full_steps:
             self._note_reference(seconds / predicted_seconds)
-            # While steps tell it, none is timed beside them.
+            # Such steps replace the timed full steps.
             self._next_reference = max(self._next_reference, self.steps + _WINDOW)
 
     def reference_due(self) -> bool:
-        """Whether a full step should be timed now: after a few steps up to the 20th, 40th, 80th and so on.
+        """Return whether a full step should be timed now: a few are, up to the 20th, 40th, 80th step and so on.
 
-        One at a time, between steps of the plan: full steps in a row find their data in the cache. They may take a
-        fiftieth of the time of training, no more. With an estimated profile the first comes after two steps, free
-        of that limit, two more as soon as all take no more than an eighth, and so may the others.
+        Full steps are timed one at a time, between steps of the plan, because consecutive full steps would find
+        their data in the cache. Together they may take at most a fiftieth of the training time. With an estimated
+        profile the first one is timed after two steps regardless of that limit, and two more once all of them take
+        at most an eighth of the time; an eighth is then the limit for later ones too.
         """
         if not (self._times_full_steps and self._compares_with_full_steps):
             return False
@@ -142,21 +143,21 @@ class BudgetControl:
             return self.steps >= _FIRST_LOOK - 1
         after = self._reference_seconds + self._full_seconds
         cheap = after <= self._reference_share * self.spent
-        # One that something disturbed would be believed for as long as the estimate lasts.
+        # One disturbed measurement alone would be believed for as long as the profile is an estimate.
         few = self._estimated and len(self._references) < _FIRST_LOOK
         return cheap and (few or self.steps > self._next_reference - _SAMPLES)
 
     def reference(self, ratio: float, seconds: float = 0.0) -> None:
-        """Take in a full step: the ratio of its time to the cost profile's, and its seconds."""
+        """Record a timed full step: its time over the cost profile's, and its seconds."""
         self._note_reference(ratio)
         self._reference_seconds += seconds
         if self.steps >= self._next_reference:
             self._next_reference = 2 * self.steps
 
     def _note_reference(self, ratio: float) -> None:
-        # What a coarse clock does not see is taken for what it was.
+        # A clock too coarse to see the step gives no information: assume no drift.
         self._references.append(ratio if ratio > 0 else 1.0)
-        # Of two the faster one: what disturbs a step makes it longer.
+        # Of two, take the faster: disturbances only make a step longer.
         self.drift = statistics.median_low(self._references)
 
     @property
@@ -164,7 +165,7 @@ class BudgetControl:
         return self.correct and self._relative and self._limited
 
     def replanned(self) -> None:
-        """Forget the step times of the plan before; after a correction, wait longer before the next one."""
+        """Forget the step times of the previous plan; the next correction waits longer after each correction."""
         if self.corrected:
             self._replans += 1
             self._early = False
@@ -175,7 +176,7 @@ class BudgetControl:
         self._recent.clear()
 
     def steps_left(self, plan: Plan) -> int:
-        """Return how many more steps the plan may take, none if not even one is paid for."""
+        """Return how many more steps of the plan the budget pays for; may be 0."""
         left = self.requested_steps - self.steps
         if not self._limited:
             return left
@@ -188,7 +189,7 @@ class BudgetControl:
                 # Half a step of grace: the budget is met on average instead of always undershot.
                 affordable = math.floor(left_seconds / step + 0.5)
             else:
-                # A deadline is not overrun: the last step must fit also if it is one of the slow ones.
+                # A deadline is not overrun: the last step must fit even if it is a slow one.
                 fits = left_seconds >= self._slow(plan) * (1 - 1e-9)
                 affordable = math.floor(left_seconds / step + 1e-9) if fits else 0
         elif self._relative:
@@ -197,19 +198,19 @@ class BudgetControl:
             unspent = self.allowed_seconds(plan) - self.predicted
             affordable = math.floor(unspent / plan.predicted_step_seconds + 1e-9)
         if self._relative and self.steps == 0:
-            # A speed-up holds on average: what choosing took does not keep a short fit from its one step.
+            # A speed-up holds on average, so the time that choosing took does not cost a short fit its only step.
             paid = self._allowed_seconds >= _HALF * plan.predicted_step_seconds
             affordable = max(affordable, int(paid))
         return max(affordable if self._open_ended else min(left, affordable), 0)
 
     def grant_a_step(self) -> None:
-        """Pay for one step more than the time that is left pays for, once."""
+        """Allow, once, one more step than the remaining time pays for."""
         self._granted = self.steps + 1
 
     def rest_seconds(self, plan: Plan) -> float:
-        """Return the seconds of the cost profile that a deadline leaves for cheaper steps; 0 once all are taken.
+        """Return the time that a deadline leaves for cheaper steps, in the cost profile's seconds; may be 0.
 
-        A speed-up leaves nothing: it holds on average over many fits.
+        A speed-up leaves no rest: it holds on average over many fits.
         """
         over = self.steps >= self.requested_steps and not self._open_ended
         if self._relative or not self._limited or over:
@@ -219,25 +220,25 @@ class BudgetControl:
 
     @property
     def looks_for_surplus(self) -> bool:
-        """Whether it is time to see if the steps leave something for costlier ones.
+        """Whether to check now if the budget leaves time for costlier steps.
 
-        Groups are few and large in some models, and the best choice that fits may be far cheaper than allowed. One
-        looks after half of the steps, then after half of those that are left, and so on to the last few.
+        In a model of few large groups, the best choice that fits may be far cheaper than allowed. The check is made
+        after half of the steps, then after half of the remaining ones, and so on until few are left.
         """
         left = self.requested_steps - self.steps
         return self._limited and left >= _FEWEST_COSTLIER and self.steps >= self._next_surplus
 
     def has_surplus(self, plan: Plan) -> bool:
-        """Whether all steps that are left are paid for by the plan, and could each take longer."""
+        """Return whether the budget pays for all remaining steps, and each of them could take longer."""
         left = self.requested_steps - self.steps
         return self.steps_left(plan) == left and self.costlier_step_seconds(plan) > 0
 
     def postpone_surplus(self) -> None:
-        """Wait for half of the steps that are left before the next look for a surplus."""
+        """Wait for half of the remaining steps before the next check for a surplus."""
         self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
 
     def costlier_step_seconds(self, plan: Plan) -> float:
-        """Return what each step that is left may take by the cost profile, 0 where that is hardly more than now."""
+        """Return the profile's seconds that each remaining step may take; 0 if that is hardly more than now."""
         left = self.requested_steps - self.steps
         pace = self.drift * self.correction if self.correct else 1.0
         step = self._slow(plan) if self.correct else plan.predicted_step_seconds
@@ -249,11 +250,11 @@ class BudgetControl:
         return allowed * plan.predicted_step_seconds / step
 
     def left_seconds(self, plan: Plan) -> float:
-        """Return what is left of the time for all steps; may be infinite."""
+        """Return the time left for all steps; may be infinite."""
         return self.allowed_seconds(plan) - (self.spent if self.correct else self.predicted)
 
     def missed_pace(self, plan: Plan) -> float | None:
-        """Return measured over predicted step time, where steps miss their allowance by more than the tolerance."""
+        """Return measured over predicted step time if it misses the allowance by more than the tolerance."""
         measured = self._measured()
         if not self.correct or measured is None or not self._limited:
             return None
@@ -273,11 +274,11 @@ class BudgetControl:
         return wanted if misses else None
 
     def correct_pace(self, pace: float) -> None:
-        """Plan by this pace from now on."""
+        """Make plans with this ratio of measured to predicted time from now on."""
         self.correction, self.corrected = pace, True
 
     def _slow(self, plan: Plan) -> float:
-        """Return what nine of ten steps do not exceed: before a plan's first, as uneven as those before it."""
+        """Return the 90th percentile of the step times; before a plan's first step, scaled from the plan before."""
         if self._recent:
             return self._ninth_of_ten()
         return plan.predicted_step_seconds * self.drift * self.correction * self._unevenness
@@ -297,5 +298,5 @@ class BudgetControl:
 
     @property
     def full_ratio(self) -> float | None:
-        """Median time of full passes over the cost profile's, None if none was timed."""
+        """Median of the timed full steps over the cost profile's full step; None if none was timed."""
         return self.drift if self._references else None

@@ -30,12 +30,12 @@ def changes(
 ) -> dict[str, NDArray[Any]]:
     """Return the change of each tensor that was trained for at least one step, in the order of the manifest.
 
-    They are compared one at a time: a copy of all of them would take as much memory as what is trained.
+    The tensors are compared one at a time: a copy of all would take as much memory as the trained tensors.
 
     Raises
     ------
     TrainingError
-        If such a tensor is no longer finite.
+        If a trained tensor is no longer finite.
     """
     deltas, state = {}, ModelState.of(model).tensors
     for name in manifest.names:
@@ -57,7 +57,7 @@ def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, P
     plans : sequence of (int, Plan)
         Every plan with the step at which it came into force.
     steps : int
-        All steps of the fit.
+        Number of steps of the fit.
     """
     ends = [*(at for at, _ in plans), steps]
     return tuple(
@@ -72,18 +72,18 @@ def trained_parts(
 ) -> dict[str, Masks]:
     """Return the trained part of each tensor that no plan trained whole, as one mask per axis.
 
-    A part is the union over the plans' channels and windows, or the smallest rows and columns that hold it. Beside
-    channels a bias is trained whole, as its gradient needs no activations, so that every channel's is exact; not so
-    by neurons, nor in a window, where there is no more of it than of the weight.
+    A part is the union over the plans' channels and windows, or the smallest set of rows and columns that holds it.
+    Training by channels trains the whole bias, whose gradient needs no activations and so is exact for every
+    channel. Training by neurons or in a window trains the same part of the bias as of the weight.
 
     Parameters
     ----------
     plans : iterable of Plan
-        By which at least one step was taken.
+        Those by which at least one step was taken.
     model : nn.Module
-        Which they trained.
+        The model that was trained.
     held : mapping of str to sequence of array, optional
-        What single steps held of each tensor, see `StepOpener.held`.
+        What the steps held of each tensor, see `StepOpener.held`.
 
     Examples
     --------
@@ -132,14 +132,14 @@ def _rows_and_columns(
 
 
 def under_every_name(model: nn.Module, counts: Counter[str]) -> Counter[str]:
-    """Return the counts by the names of the state, for every name of a tied tensor, or of a layer used twice.
+    """Return the counts for every name in the state of a tied tensor, or of a tensor of a layer used twice.
 
     Parameters
     ----------
     model : nn.Module
-        Whose tensors they are.
+        The model that has these tensors.
     counts : Counter
-        By the first name that ``named_parameters()`` or ``named_buffers()`` has.
+        By the first name of each tensor in ``named_parameters()`` or ``named_buffers()``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The cost profile that a trainer plans with: the one at hand if it fits, or an estimate."""
+"""The cost profile that a trainer plans with: the given one if it applies, or an estimate."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def costs_for(
 ) -> CostProfile:
     """Return ``known`` if it holds for this model, batch, optimiser and device, with the policy's modes.
 
-    Where times are not measured it need only be of this model, as it may be another device's, or of another batch.
-    What is missing is estimated.
+    With simulated times it only has to be of this model: it may be of another device or batch shape. Missing costs
+    are estimated.
     """
     profile, measured = known, options.timing.closed_loop
     if profile is None or (
@@ -59,13 +59,13 @@ def costs_for(
         if measured
         else profile.key.model != model_digest(model)
     ):
-        # Who has costs already does not load how they are estimated.
+        # Imported here: a trainer that is given costs does not need the estimator.
         from fl_elastic.profiling.estimate import estimate_profile
 
         profile = estimate_profile(
             model, loss_fn, batch, optimizer_fn=optimizer_fn, clock=options.timing.clock,
             memory=budget.memory, prefix=options.forward is not None,
-            # Another device's seconds are not of this clock.
+            # In simulated time the deadline's seconds are another device's.
             deadline=budget.deadline if measured else None,
         )  # fmt: skip
     profile = with_prefix(profile, model, batch, options)
@@ -87,9 +87,9 @@ def with_prefix(
 
 
 def accumulated(profile: CostProfile, batches: int) -> CostProfile:
-    """Return what a batch costs where the optimiser takes a step after every so many of them.
+    """Return the cost per batch if the optimiser steps once every ``batches`` batches.
 
-    Its time is spread over them; gradients wait while the next batch's activations are there.
+    The optimiser's time is spread over them; accumulated gradients are held beside the next batch's activations.
     """
     if batches == 1:
         return profile
@@ -101,7 +101,7 @@ def accumulated(profile: CostProfile, batches: int) -> CostProfile:
 
 
 def with_loading(profile: CostProfile, seconds: float) -> CostProfile:
-    """Return what a batch costs together with reading it, whatever is trained on it."""
+    """Return the cost of a batch including the time to read it, which no plan changes."""
     return replace(profile, fixed_seconds=profile.fixed_seconds + seconds) if seconds else profile
 
 
@@ -111,14 +111,14 @@ def planned_with(
     groups_above: int | None = None,
     kept_head: str = "",
 ) -> CostProfile:
-    """Return the costs that plans are made with: of the forward pass as it will run, and of what may be trained."""
+    """Return the costs to plan with: with the forward pass as it will run, and only what may be trained."""
     if forward is not None:
         profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
     return trainable_part(profile, groups_above, kept_head)
 
 
 def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:
-    """Return the costs of steps in what may be trained, once features of so many examples are kept."""
+    """Return the step costs of what may be trained, once the features of ``examples`` examples are kept."""
     profile = accumulated(profile, options.accumulate)
     above, forward = None, options.forward
     if options.part.cut:
@@ -131,21 +131,21 @@ def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) 
 def passes_above_cut(
     profile: CostProfile, options: TrainerOptions, examples: int, speedup: float = 1.0
 ) -> int:
-    """Return how many passes above the fleet's cut take as long as one that trains everything; at most 16.
+    """Return how many passes above the fleet's cut take as long as one pass that trains everything; at most 16.
 
-    Rounds stay as long as they were without a cut: shorter ones would send as much more often, and start a process
+    Rounds stay as long as without a cut: shorter rounds would send proportionally more often, and start a process
     for a few steps.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the whole model.
+        Costs of the whole model.
     options : TrainerOptions
-        With a cut, or without: then one pass is one pass.
+        With a cut; without one the answer is 1.
     examples : int
-        Whose features are kept.
+        Number of examples whose features are kept.
     speedup : float
-        Of the client's budget, which has so much less time.
+        Of the client's budget, which divides its time.
     """
     if not options.part.cut:
         return 1
@@ -162,16 +162,16 @@ def refined(
 ) -> CostProfile:
     """Return the profile with its seconds scaled to what was measured while training.
 
-    Once full passes were timed among the plan's steps it is no estimate any more.
+    The profile stops being an estimate once full steps were timed among the plan's steps.
 
     Parameters
     ----------
     profile : CostProfile
-        As it was planned with.
+        The profile that the fit planned with.
     full_ratio : float, optional
-        Time of full passes over the profile's.
+        Measured time of full steps over the profile's.
     predicted_step_seconds, step_seconds : float
-        Of the plan's step, as predicted and as measured.
+        Time of the plan's step, as predicted and as measured.
     """
     if not step_seconds > 0 or not predicted_step_seconds > 0:
         return profile
@@ -186,7 +186,7 @@ def refined(
     else:
         backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
         forward_scale = _bounded((step_seconds - backward_scale * planned) / forward)
-        # Budgets are relative to the full step: where a bound has moved it, it is put back.
+        # Budgets are relative to the full step: if a bound moved it, scale it back.
         moved = full_ratio * full / (forward_scale * forward + backward_scale * backward)
         forward_scale, backward_scale = forward_scale * moved, backward_scale * moved
     return replace(

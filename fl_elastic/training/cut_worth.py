@@ -1,4 +1,4 @@
-"""What a fleet would gain by cutting at each place: the worth of what lies above, for the time it takes."""
+"""What a fleet would gain by cutting at each place: the worth of the groups above it, for the time they take."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fl_elastic.training.planner import STEP_GAIN_EXPONENT
 
 __all__ = ["cut_worth"]
 
-# Chosen on the two tasks of the benchmark across rounds: with all of it the cut lay too high on the traffic signs.
+# Chosen on the two tasks of the benchmark across rounds: with the whole exponent the cut lay too high on the
+# traffic signs.
 _SHARE_OF_EXPONENT = 0.5
 
 
@@ -38,15 +39,16 @@ def cut_worth(
     optimizer_fn: OptimizerFn,
     memory: float | None = None,
 ) -> dict[str, float]:
-    r"""Return what a round of some length would gain by training down to each place where one can cut.
+    r"""Return the gain of a round of fixed length that trains down to each possible cut.
 
-    The gain is :math:`-\langle \Delta w(A), g(B)\rangle` over the groups above the cut: the optimiser's first step
-    by one batch, and the gradient on another one. So it is an unbiased estimate of how much that step decreases the
-    loss; an optimiser that makes all steps alike long gains less in first layers of large gradients than the
-    gradients' own product says. It grows with the number of steps to the power of half of `STEP_GAIN_EXPONENT`,
-    as a cut is for a whole run and not for a fit, and in the same time there are as many more as a step is shorter
-    once the features at the cut are kept. Norms keep their statistics, as they do with a cut. The model is left as
-    it was.
+    The gain is :math:`-\langle \Delta w(A), g(B)\rangle` over the groups above the cut: :math:`\Delta w(A)` is the
+    optimiser's first step on one batch, :math:`g(B)` the gradient on another one. It is an unbiased estimate of how
+    much that step decreases the loss. The optimiser's step is used because the gradients' own product overrates
+    first layers with large gradients under an optimiser that makes all steps alike long.
+
+    The gain grows with the number of steps to the power of half of `STEP_GAIN_EXPONENT`, because a cut lasts for a
+    whole run and not for one fit. The same time holds more steps, as each is shorter once the features at the cut
+    are kept. Norms keep their statistics, as they do with a cut. The model is left as it was.
 
     Parameters
     ----------
@@ -55,26 +57,27 @@ def cut_worth(
     batches : sequence of batch
         Two, independent of each other.
     profile : CostProfile
-        Of the whole model.
+        Costs of the whole model.
     options : TrainerOptions
-        How the prefix runs, what more steps are worth, and the head that nobody trains; a cut is not looked at.
+        How the prefix runs and which head is not trained; its cut is ignored.
     examples : int
-        Of the client, whose features would be kept.
+        The client's number of examples, whose features would be kept.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)`` returns what will train.
+        ``optimizer_fn(parameters)`` returns the optimiser that will train.
     memory : float, optional
+        Bytes that a step may take.
         Bytes that a step may take.
 
     Returns
     -------
     dict of str to float
-        By the deepest group above each place, nearest to the loss first; the last is the whole model's. What would
-        increase the loss counts as nothing.
+        Gain by the name of the deepest group above each cut, nearest to the loss first; the last entry is the whole
+        model. A negative gain counts as zero.
 
     Raises
     ------
     BudgetError
-        If a step of everything takes more memory.
+        If a step that trains everything needs more memory.
     TrainingError
         If a loss or a gradient is not finite.
     """
@@ -115,7 +118,7 @@ def cut_worth(
 def _gradients(
     model: nn.Module, loss_fn: LossFn, batch: Batch, weights: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Return the gradient of the loss on a batch; raises TrainingError if it is not finite."""
+    """Return the gradient of the loss on a batch; raise TrainingError if it is not finite."""
     for weight in weights.values():
         weight.requires_grad_(True)
     loss = compute_loss(model, loss_fn, batch)
@@ -130,7 +133,7 @@ def _gradients(
 def _first_step(
     optimizer: torch.optim.Optimizer, model: nn.Module, gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return how far an optimiser's first step by these gradients moves each weight; no weight is moved."""
+    """Return the change of each weight by the optimiser's first step with these gradients, without applying it."""
     before = {name: each.detach() for name, each in model.named_parameters() if each.requires_grad}
     after = {name: nn.Parameter(each.clone()) for name, each in before.items()}
     for name, gradient in gradients.items():

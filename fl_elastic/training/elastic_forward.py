@@ -1,4 +1,4 @@
-"""Training steps whose frozen prefix runs as inference, or comes out of a store."""
+"""Training steps whose frozen prefix runs as inference, or whose features come out of a store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["ElasticForward"]
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
 _FEW = 2
-# What torch raises where a part of a model, or of a batch, does not fit.
+# What torch raises when a part of a model, or of a batch, does not fit.
 _MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
 
 
@@ -53,13 +53,13 @@ class ElasticForward:
     model : nn.Module
         Trained in place.
     options : ForwardOptions
-        How.
+        How the forward pass runs.
     examples, epochs : int
-        Size of one epoch, and how many the fit was asked for: what a store is worth depends on them.
+        Size of one epoch, and the epochs requested of the fit: the worth of a store depends on them.
     clock : callable
-        Gives seconds.
+        Returns the time in seconds.
     groups_above : int, optional
-        How many groups lie above the fleet's cut, where the prefix ends under every plan.
+        Number of groups above the fleet's cut, at which the prefix then ends under every plan.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class ElasticForward:
 
     @property
     def locked_groups(self) -> int | None:
-        """How many groups may be trained without losing the features stored so far; None for all."""
+        """Number of groups that may be trained without losing the features stored so far; None if no limit."""
         if self._groups_above is not None:
             return self._groups_above
         return self._locked if self._store is not None and len(self._store) else None
 
     @property
     def lasts(self) -> bool:
-        """Whether features are kept for as long as the fleet's cut stays, so that a step only looks them up."""
+        """Whether features are kept as long as the fleet's cut stays, so that most steps only look them up."""
         return self._groups_above is not None and self._store is not None and self._store.lasts
 
     @property
@@ -115,10 +115,10 @@ class ElasticForward:
 
     @property
     def terms(self) -> StoreTerms | None:
-        """What the planner may count on; None without a store."""
+        """What the planner may assume about the store; None without a store."""
         if self._store is None:
             return None
-        # Once features are stored, staying above their cut costs only the look-up.
+        # Once features are stored, a plan that stays above their cut only pays for the look-up.
         found = self._groups_above is None and self.locked_groups is not None
         return self.options.terms(self._examples, math.inf if found or self.lasts else self._epochs)
 
@@ -135,16 +135,16 @@ class ElasticForward:
         Parameters
         ----------
         graph : BackwardGraph
-            Of the model.
+            The model's graph.
         depth : int
-            Of the plan.
+            The plan's depth.
         batch : batch
-            The next one.
+            The next batch.
         transforms : sequence of StepTransform
-            Of the plan: they may change what features are.
+            The plan's transforms: they may change the features.
         """
         key = tuple(part for each in transforms for part in each.feature_key())
-        # A shallower plan goes on with the features that are there, unless those are others.
+        # A shallower plan can go on with the stored features, unless its transforms change them.
         useful = self._groups_above is not None or key == self._key
         deepest = max(depth, (self.locked_groups or 0) - 1) if useful else depth
         self._key = key
@@ -160,7 +160,7 @@ class ElasticForward:
                     stack.callback(self._leave)
                     self._open_store(split, cut, place, split_batch(batch)[0])
                 else:
-                    # Steps of the whole model find their forwards and modes.
+                    # Without a split, steps of the whole model need its own forward methods and modes.
                     stack.close()
             elif graph.unused:
                 names = ", ".join(graph.groups[group].name for group in graph.unused[:3])
@@ -187,14 +187,14 @@ class ElasticForward:
             yield
 
     def go_whole(self, reason: str) -> None:
-        """Run the rest of the fit without a split."""
+        """Run the rest of the fit on the whole model, without a split."""
         if self._split is not None:
             self._split.leave()
         self._split, self._whole = None, True
         self.refused = f"no elastic forward pass: {reason}"
 
     def report(self) -> ForwardReport:
-        """Return what was done so far."""
+        """Return what the forward pass did so far."""
         used = 0 if self._store is None else self._store.used_bytes
         return ForwardReport(
             self._cut, self._computed, self._found, used, self.prefix_seconds, self.refused
@@ -203,8 +203,9 @@ class ElasticForward:
     def forget_others(self, loader: Iterable[Batch]) -> None:
         """Wipe the features of examples that are gone.
 
-        By the loader's own word, where it draws from more than it gives (``loader.present()`` yields the inputs of
-        all); else those of examples that were not met, if all that there are were met.
+        A loader that draws from more data than it gives says which examples are present: ``loader.present()``
+        yields their inputs. For other loaders the features of examples that were not met are wiped, once all seem
+        to be met.
         """
         if self._store is None or not len(self._store):
             return
@@ -215,10 +216,9 @@ class ElasticForward:
             self._store.keep_only(self._met)
 
     def _met_all(self) -> bool:
-        """Whether it looks as if no example was left out; equal ones are met as one.
+        """Return whether every example seems to have been met; equal examples count as one.
 
-        Several passes may each be over a part of the data, so that as many meetings as there are examples say
-        nothing then.
+        With several passes, each may cover only a part of the data; then the number of meetings proves nothing.
         """
         one_pass = self._epochs <= 1 and self._meetings >= self._examples
         return one_pass or len(self._met) >= self._examples or self._since_new >= self._examples
@@ -229,7 +229,7 @@ class ElasticForward:
             self._store.close()
 
     def _has_rows(self, batch: Batch) -> bool:
-        """Whether each example has a row of the inputs, so that its features can be told apart and kept."""
+        """Return whether each example has one row of the inputs, so that its features can be told apart."""
         inputs, examples = split_batch(batch)[0], batch_size(batch)
         try:
             rows = count_rows(inputs)
@@ -251,7 +251,7 @@ class ElasticForward:
         self._split = None
 
     def _works(self, split: SplitModel, place: str, batch: Batch) -> bool:
-        """Whether the two parts give what the whole gives; tried once per cut."""
+        """Return whether the two parts together give what the whole model gives; checked once per cut."""
         if place not in self._checked:
             try:
                 with untouched(self._model):
@@ -283,9 +283,9 @@ class ElasticForward:
                 self._drop_what_is_not_so(self._store, split, inputs)
 
     def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
-        """Wipe the features that an earlier process kept, unless the model still gives the same ones.
+        """Wipe the features that an earlier process kept if the model no longer computes the same ones.
 
-        They are found by a digest of the weights, which stays the same when only the model's code changes.
+        Features are found by a digest of the weights, which does not change when only the model's code does.
         """
         known, stored = store.read(sample_ids(inputs))
         if not known:
@@ -312,7 +312,7 @@ class ElasticForward:
         self._store = None
 
     def _features(self, split: SplitModel, inputs: Any) -> Tensor:
-        # Which tensors have a row per example was proved for one layout.
+        # It was proved for one layout only which tensors have a row per example.
         if self._store is None or layout_of(inputs) != self._layout:
             self._computed += (batch_shape((inputs, None)) or (1,))[0]
             return split.features(inputs)
@@ -352,21 +352,21 @@ class ElasticForward:
 
 
 def _place(cut: Cut, transforms: Sequence[StepTransform]) -> str:
-    """Return what features at a cut are, besides the weights below it: where it is, and by what steps."""
+    """Return what identifies the features at a cut besides the weights below: the place and the transforms."""
     below = {cut.module, *(name for name, _ in cut.skipped)}
     keys = [part for each in transforms for part in each.feature_key(below)]
     return "/".join([cut.module, str(cut.at_input), *keys])
 
 
 def _rounding(features: Tensor) -> float:
-    """Return by how much features may differ from one way of computing them to another."""
+    """Return the relative difference that two ways of computing the same features may have."""
     return max(1e-3, 4 * torch.finfo(features.dtype).eps)
 
 
 def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
-    """Check on two examples, or on the whole batch if the model cannot do with fewer.
+    """Run a check on two examples, or on the whole batch if the model needs more than two.
 
-    Every fit pays for it: with features that are kept, checks of whole batches took as long as a round's steps.
+    Every fit pays for the check: on whole batches, with kept features, checks took as long as a round's steps.
     """
     try:
         if count_rows(inputs) > _FEW:

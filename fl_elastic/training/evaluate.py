@@ -29,19 +29,19 @@ MetricsFn = Callable[[Any, Any], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model is worth on a loader.
+    """Loss, accuracy and metrics of a model on a loader.
 
     Attributes
     ----------
     loss : float
         Mean over the examples.
     accuracy : float or None
-        Share of right classes; None unless every batch has (N, C) class scores and (N,) class targets.
+        Share of correctly classified examples; None unless every batch has (N, C) class scores and (N,) class
+        targets.
     num_examples : int
-        Examples seen.
+        Number of examples.
     metrics : dict
-        Mean over the examples of what ``metrics_fn`` returned, by name; a batch that leaves a name out does not
-        count for it.
+        Mean of what ``metrics_fn`` returned, by name, weighted by examples; only batches that have the name count.
     """
 
     loss: float
@@ -72,14 +72,14 @@ def evaluate(
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch.
     running : callable, optional
-        Gives the block in which the model runs on a batch; as it is, if left out.
+        Returns the context in which the model runs on a batch; if left out, it runs as it is.
     count_examples : callable, optional
         ``count_examples(inputs, targets)``, see `fl_elastic.groups.batch_size.batch_size`.
 
     Raises
     ------
     TrainingError
-        If the loader is empty or none, a batch does not fit the model, or a metric is no finite number.
+        If the loader is empty or no loader, a batch does not fit the model, or a metric is not finite.
 
     Examples
     --------
@@ -92,7 +92,8 @@ def evaluate(
     """
     refuse_nothing(loader)
     modes = [(module, module.training) for module in model.modules()]
-    # A recurrent model that holds a state from batch to batch is asked, and goes on from where it stood.
+    # A recurrent model may hold a state from batch to batch: it is used during the evaluation and restored
+    # afterwards.
     held = Attributes.of(model)
     model.eval()
     loss, examples = 0.0, 0
@@ -104,7 +105,7 @@ def evaluate(
         with torch.no_grad():
             for given, size in counted(loader, count_examples):
                 if not size:
-                    # The mean over no examples is no number.
+                    # The mean over no examples is not defined.
                     continue
                 batch = to_device(as_pair(given), model_device(model))
                 with nullcontext() if running is None else running(batch):
@@ -134,10 +135,10 @@ def evaluate(
 
 
 def right_examples(outputs: object, targets: object) -> Tensor | None:
-    """Return on which examples the class with the highest score is right, shape (N,).
+    """Return for each example whether the class with the highest score is its target, shape (N,).
 
-    None where there are no class scores of shape (N, C) or no classes. Models of transformers give their scores as
-    ``logits``.
+    None without class scores of shape (N, C) or class targets. A mapping, as models of transformers return, is read
+    by its key ``logits``.
 
     Examples
     --------

@@ -13,9 +13,9 @@ from fl_elastic.errors import BudgetError
 __all__ = ["PRECISIONS", "FeatureCodec"]
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
-# Of an example's greatest value; what is further off, is beyond the range of fp16.
+# As a share of an example's greatest value; a larger error means that the value is beyond the range of fp16.
 _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
-# Eight bytes of scale for as many of values or less would make the rows hardly smaller than fp16.
+# Each scale takes eight bytes: with fewer values per scale, rows would be hardly smaller than in fp16.
 _FEWEST_POSITIONS = 64
 
 
@@ -26,9 +26,9 @@ class FeatureCodec:
     Parameters
     ----------
     precision : {"fp32", "fp16", "int8"}
-        fp16 saturates beyond 65504. int8 stores each channel of each example on its own scale from least to
-        greatest value (each example's, if a channel has fewer than 64 positions); the error is at most half a
-        255th of that range.
+        fp16 saturates beyond 65504. int8 scales each channel of each example from its least to its greatest value,
+        or the whole example if a channel has fewer than 64 positions; the error is at most half a 255th of that
+        range.
     shape : tuple of int
         Shape of one example's features.
     """
@@ -44,12 +44,12 @@ class FeatureCodec:
 
     @property
     def tolerance(self) -> float:
-        """How far stored values may be off, as a share of the greatest of their example."""
+        """Largest error of a stored value, as a share of its example's greatest value."""
         return _TOLERANCE[self.precision]
 
     @property
     def scales(self) -> int:
-        """How many pairs of scale and least value an example has; 0 unless it is stored as int8."""
+        """Number of pairs (least value, scale) per example; 0 unless the precision is int8."""
         if self.precision != "int8":
             return 0
         positions = math.prod(self.shape[1:])
@@ -61,12 +61,12 @@ class FeatureCodec:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes that one example takes."""
+        """Bytes per example."""
         return math.prod(self.shape) * PRECISIONS[self.precision].itemsize + 8 * self.scales
 
     def encode(self, features: Tensor) -> Tensor:
         """Return rows of bytes, shape (B, row_bytes), for features of shape (B, *shape)."""
-        # Sizes are named: of no examples they cannot be inferred.
+        # Sizes are explicit, because -1 cannot be inferred for a batch of no examples.
         flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
         if self.precision == "fp32":
             return _bytes_of(flat)
@@ -81,7 +81,7 @@ class FeatureCodec:
         return torch.cat([_bytes_of(header), codes.flatten(1)], 1)
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Return the features, shape (B, *shape), of rows that `encode` gave."""
+        """Return the features, shape (B, *shape), of rows that `encode` made."""
         count = len(rows)
         if self.precision != "int8":
             values = rows.reshape(-1).view(PRECISIONS[self.precision]).float()
@@ -92,7 +92,7 @@ class FeatureCodec:
         return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
 
     def keeps(self, features: Tensor, rows: Tensor) -> Tensor:
-        """Return which examples come back from their rows as they were, shape (B,): fp16 has a narrow range."""
+        """Return which examples survive encoding within `tolerance`, shape (B,): fp16 has a narrow range."""
         flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
         error = (self.decode(rows).reshape(flat.shape) - flat).abs().amax(1)
         return error <= self.tolerance * flat.abs().amax(1)

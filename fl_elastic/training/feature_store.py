@@ -26,37 +26,37 @@ __all__ = ["FeatureStore"]
 
 _LOG = logging.getLogger("fl_elastic")
 _ID = struct.Struct("<qq")
-# A row begins with the type that its features had before they were encoded.
+# A row begins with the dtype that its features had before they were encoded.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class FeatureStore:
     """Features by sample id, for one prefix at a time; never larger than its bound.
 
-    Once the bound is reached nothing more is taken in, and what is missing is computed each time: with a bound
-    below one epoch, throwing out old rows for new ones would leave no row to find again.
+    Once the bound is reached no more rows are stored, and missing features are computed each time. Replacing old
+    rows would not help: with a bound below one epoch, no row would last until it is needed again.
 
-    A file is found again by the next process, whenever this one is killed: every row proves that it is whole and of
-    this prefix, or it is computed anew. One process uses it at a time.
+    A file survives the process, whenever it is killed: every row carries a proof that it is whole and belongs to
+    this prefix, and is computed anew otherwise. Only one process may use the file at a time.
 
     Parameters
     ----------
     limit_bytes : int
-        What all rows together may take.
+        Bound on the bytes of all rows together.
     precision : {"fp32", "fp16", "int8"}
         See `FeatureCodec`.
     path : path-like, optional
-        File that holds the rows and stays; memory if left out.
+        File that holds the rows and outlives the process; if left out, rows are held in memory.
 
     Attributes
     ----------
     unfit : int
-        Examples that were not taken in, since the precision does not hold their features.
+        Number of examples that were not stored because the precision cannot represent their features.
 
     Raises
     ------
     BudgetError
-        If the bound is not positive or the precision unknown.
+        If the bound is not positive or the precision is unknown.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class FeatureStore:
 
     @property
     def lasts(self) -> bool:
-        """Whether what is stored outlives the process."""
+        """Whether the stored features outlive the process."""
         return self._path is not None
 
     @property
@@ -108,12 +108,12 @@ class FeatureStore:
     def prepare(self, prefix: bytes, shape: tuple[int, ...], examples: int) -> int:
         """Make room for the features of one prefix and return how many examples fit.
 
-        What is stored stays if it belongs to the same prefix and shape; else it is dropped.
+        Stored features stay if prefix and shape are the same; otherwise they are dropped.
 
         Raises
         ------
         BudgetError
-            If not even one example fits, or the file cannot be had: a full disk, another process.
+            If not even one example fits, or the file cannot be opened (full disk, used by another process).
         """
         codec = FeatureCodec(self.precision, shape)
         capacity, stride = min(self.capacity(shape), examples), _stride(codec)
@@ -134,9 +134,9 @@ class FeatureStore:
         return self._capacity
 
     def read(self, ids: Sequence[SampleId]) -> tuple[list[int], Tensor]:
-        """Return which of the ids are stored, by their place among ``ids``, and their features in that order.
+        """Return the positions in ``ids`` of the stored samples, and their features in that order.
 
-        Features are of shape (found, *shape), in the type they were stored from.
+        Features have shape (found, *shape) and the dtype that they had when stored.
         """
         if self._codec is None or self._rows is None:
             return [], torch.zeros(0)
@@ -144,27 +144,27 @@ class FeatureStore:
         found = {place: row for place, row in enumerate(rows) if row is not None}
         if not found:
             return [], torch.zeros(0)
-        # All are of one type: where another one comes, those that are there go.
+        # All rows have one dtype: `store` wipes them when another one comes.
         self._dtype = _DTYPES[next(iter(found.values()))[0]]
         data = np.frombuffer(b"".join(found.values()), np.uint8).reshape(len(found), -1)[:, 1:]
         features = self._codec.decode(torch.from_numpy(data.copy()))
         return list(found), features.to(self._dtype)
 
     def store(self, ids: Sequence[SampleId], features: Tensor) -> None:
-        """Take in features while there is room; ids that are stored already are passed over.
+        """Store features while there is room; ids that are already stored are skipped.
 
-        So are features of another shape or type than floating point, and those that would not come back as what
-        they are.
+        Features of another shape, of a dtype that is not floating point, or that the precision cannot represent are
+        skipped too.
         """
         if self._codec is None or self._rows is None or features.dtype not in _DTYPES:
             return
         if tuple(features.shape[1:]) != self._codec.shape:
             return
         if self._dtype is None:
-            # That of an earlier process.
+            # Reading a row that an earlier process stored sets the dtype.
             self.read([_ID.unpack(each) for each in islice(self._rows.places, 1)])
         if features.dtype != self._dtype:
-            # What comes out in another type now is computed in another way, and has another range.
+            # Another dtype means that features are computed in another way, and have another range.
             self.keep_only(())
             self._dtype = features.dtype
         if self._rows is None:
@@ -196,7 +196,7 @@ class FeatureStore:
             rows.remove([key for key, data in found if data is None])
 
     def keep_only(self, ids: Collection[SampleId]) -> int:
-        """Wipe the features of all other samples; return how many. Where the disk refuses, the whole file goes."""
+        """Wipe the features of all other samples; return how many. If the disk refuses, delete the whole file."""
         if self._rows is None:
             return 0
         kept, count = {_ID.pack(*one) for one in ids}, len(self)
@@ -211,7 +211,7 @@ class FeatureStore:
         return count - len(self)
 
     def close(self) -> None:
-        """Let go of memory and file; what a file holds stays."""
+        """Release the memory or the file; the file's rows stay."""
         if self._rows is not None:
             self._rows.close()
         self._rows, self._codec, self._prefix, self._dtype = None, None, b"", None
@@ -229,12 +229,12 @@ class FeatureStore:
             raise _cannot_be_made(self._path, size, error.strerror) from None
 
     def _without_room(self, path: Path, size: int) -> int:
-        """Return how many rows there are, where the disk has no room for more; others write to it, too.
+        """Return the number of stored rows, to which a full disk limits the store; other processes fill it, too.
 
         Raises
         ------
         BudgetError
-            If there are none.
+            If no row is stored.
         """
         if not len(self):
             self.close()

@@ -1,4 +1,4 @@
-"""Fine-tune on one device: a head in closed form that reads where it is best, and training on features kept."""
+"""Fine-tune on one device: choose where a closed-form head reads best, then train on kept features."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["FineTuned", "fine_tune"]
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
 _EPOCHS = 2
-# For a first head, by which the cut is chosen: with fewer the choice is a matter of chance.
+# For the first head, by which the cut is chosen: with fewer batches the choice is a matter of chance.
 _ROUGH_BATCHES = 32
 
 
@@ -48,20 +48,20 @@ class FineTuned:
     Attributes
     ----------
     model : nn.Module
-        The result: the model that was given, or a `fl_elastic.readout.readout.Readout` of it where its head reads
-        elsewhere than at the last layer.
+        The given model, or a `fl_elastic.readout.readout.Readout` of it if its head reads elsewhere than at the
+        last layer.
     reads : str
         Places that the head reads; empty for the last layer.
     cut : str
-        The deepest tensor group that was trained; empty where nothing was.
+        The deepest tensor group that was trained; empty if none was.
     head_error, final_error : float
-        Mean squared error of the solved head on examples that are held out in turn, over what the mean alone gives:
-        before anything else was trained, and afterwards.
+        Cross-validated mean squared error of the solved head, relative to predicting the mean: before and after
+        training.
     report : FitReport or None
-        Of the training in between; None where nothing was trained.
+        Report of the training in between; None if nothing was trained.
     kept : bool
-        Whether the model keeps what was trained. It does not where that made the error larger: then it is the
-        pretrained model with a solved head.
+        Whether the model keeps what was trained. Training that made the error larger is undone; the model is then
+        the pretrained one with a solved head.
     """
 
     model: nn.Module
@@ -87,22 +87,23 @@ def fine_tune(
     feature_bytes: int = _FEATURE_BYTES,
     options: TrainerOptions | None = None,
 ) -> FineTuned:
-    """Fine-tune a model for a fraction of what training all of it takes.
+    """Fine-tune a model in a fraction of the time that training all of it takes.
 
-    First it is seen on a few hundred examples where in the model a linear head reads best; the head is solved for
-    in one pass over the data, and the result is the model up to there. Where the best place is the last layer, the
-    model itself is the result, and that pass also keeps the features at a cut: what lies between cut and head is
-    trained on these, and the head solved for again. Norms keep their statistics. Training that makes the error on
-    held-out examples larger is undone.
+    A few hundred examples show where in the model a linear head reads best. The head is solved in closed form in
+    one pass over the data, and the result is the model up to that place. If the best place is the last layer, the
+    result is the model itself: the pass also keeps the features at a cut, the layers between cut and head are
+    trained on these features, and the head is solved again. Norms keep their statistics. Training that makes the
+    error on held-out examples larger is undone.
 
     Parameters
     ----------
     model : nn.Module
-        Pretrained. Its tensors are shared with the result; what is trained of them is changed in place.
+        Pretrained. It shares its tensors with the result; trained tensors are changed in place.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)`` returning a torch optimiser. A rate made for a random head is too large.
+        ``optimizer_fn(parameters)`` returning a torch optimiser. A learning rate made for a random head is too
+        large.
     loader : iterable of batches
         Gives the same examples, without random augmentation, in any order. Targets are classes, shape (N,), or
         numbers, shape (N, C).
@@ -110,17 +111,17 @@ def fine_tune(
         Where the head reads: ``auto``, ``last`` for the last linear layer, or names of places such as
         ``features.6@grid4`` (`fl_elastic.readout.place`).
     epochs : int, optional
-        Passes over the data for training. Left out, two under a head at the last layer, and none under one that
-        reads elsewhere, where they gain little for their time.
+        Passes over the data for training. By default two for a head at the last layer, and none for a head that
+        reads elsewhere, where training gains little for its time.
     cut : str
-        The deepest tensor group or module that is trained; left out, where two batches say that most is gained in
-        the same time (`fl_elastic.training.cut_worth`).
+        The deepest tensor group or module that is trained. By default the one that gains most in the same time,
+        estimated on two batches (`fl_elastic.training.cut_worth`).
     budget : Budget, optional
-        Of the training between cut and head.
+        Budget of the training between cut and head.
     policy : str or Policy
-        Who chooses among that.
+        Chooses the groups to train between cut and head.
     feature_bytes : int
-        Bound of the kept features, which are in a temporary file; what does not fit is computed again.
+        Bound of the kept features, which are held in a temporary file; others are computed again.
     options : TrainerOptions, optional
         Everything else; its cut, kept head and forward pass are set here.
 
@@ -128,9 +129,9 @@ def fine_tune(
     ------
     TrainingError
         If the model does not end in a linear layer, targets do not fit it, the loader can be read only once, or a
-        loss is not finite. The model is as before.
+        loss is not finite. The model is then as before.
     PlanError
-        If the model has no group or module of the name of ``cut``.
+        If the model has no group or module named ``cut``.
 
     Examples
     --------
@@ -188,8 +189,8 @@ def fine_tune(
     kept = end.error <= start.error
     if not kept:
         _LOG.warning(
-            "training above %s made the error on held-out examples larger (%.3g, %.3g before): it is undone. "
-            "Give the optimiser a smaller rate: one that suits a random head tears the layers below a solved one",
+            "training above %s made the error on held-out examples larger (%.3g, before %.3g) and was undone. "
+            "Use a smaller learning rate: one that suits a random head ruins the layers below a solved one",
             cut, end.error, start.error,
         )  # fmt: skip
         model.load_state_dict(before)
@@ -208,7 +209,7 @@ def _refuse_read_once(loader: Iterable[Batch]) -> None:
 def _keeping(
     options: TrainerOptions, model: nn.Module, profile: CostProfile, head: str
 ) -> TrainerOptions:
-    """Return the options under which a solved head is not trained."""
+    """Return options that keep a solved head from being trained."""
     group = profile.graph.group_of(ModelState.of(model).parameter_of(head))
     return replace(options, part=replace(options.part, kept_head=group))
 

@@ -1,4 +1,4 @@
-"""What features at a cut depend on, as a digest: features of another model are another model's."""
+"""A digest of what features at a cut depend on, so that features of another model are never used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGEST = 16
 def fingerprint(
     modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
 ) -> bytes:
-    """Return a digest of what ``modules`` compute with, of other tensors by name, and of where they end."""
+    """Return a digest of what ``modules`` compute with, of other named tensors, and of the place where they end."""
     digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
     tensors = [each for module in modules for each in _tensors_of(module).items()]
     for name, tensor in (*tensors, *others):
@@ -27,7 +27,7 @@ def fingerprint(
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return what a module computes with, buffers that are not saved among them."""
+    """Return the tensors that a module computes with, including buffers that are not saved."""
     saved = {
         name: each
         for name, each in module.state_dict(keep_vars=True).items()

@@ -1,4 +1,4 @@
-"""One fit: choose, train until something is due, time or choose again, and hold the budget meanwhile."""
+"""One fit: choose, train until a full step or a new choice is due, and hold the budget meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fl_elastic.training.step import TrainingStep
 __all__ = ["Fit"]
 
 _LOG = logging.getLogger("fl_elastic")
-# In the place of a batch that was not read, as there is no time for a step on it.
+# Stands for a batch that was not read, because no time is left for a step on it.
 _UNREAD: Batch = (None, None)
 _NEARLY_FULL = 0.9
 _TELLING_SHARE = 0.25
@@ -49,10 +49,11 @@ class Phase:
     Attributes
     ----------
     kind : {"full", "selected", "costlier", "remainder", "one step"}
-        All groups in turn; what the budget was planned for; costlier steps that its rest pays for; what fits a rest
-        that is too short for one more step; and the head, where choosing took all of the time.
+        ``full`` trains all groups, as each fit does in its turn. ``selected`` trains what the budget was planned
+        for. ``costlier`` takes longer steps, which a surplus of the budget pays for. ``remainder`` fits a rest that
+        is too short for one more step. ``one step`` trains the head, if choosing took all of the time.
     plan : Plan
-        By which it trains.
+        The plan of the phase.
     """
 
     kind: Literal["full", "selected", "costlier", "remainder", "one step"]
@@ -61,44 +62,44 @@ class Phase:
 
 @dataclass(eq=False)
 class Fit:
-    """What one fit goes by while it runs.
+    """The parts and the state of one fit while it runs.
 
     Attributes
     ----------
     planner : Planner
-        Makes the plans; has begun this fit.
+        Makes the plans; it has begun this fit.
     step : TrainingStep
         Takes the steps.
     start : FitStart
-        Remembers what was before.
+        Remembers model and optimiser as they were before.
     profile : CostProfile
-        Costs of the case at hand.
+        Costs of this model, batch and device.
     control : BudgetControl
         Says how many steps the budget still pays for.
     log : StepLog
-        What the steps cost and touched.
+        Time of the steps, and the tensors that they trained.
     free : FreeMemory
         Gives memory back near a memory budget.
     budget : Budget
-        What the fit may spend, all in all.
+        Budget of the whole fit.
     batches : list of batch
-        Those that a probe takes.
+        The batches of a probe.
     groups_above : int, optional
-        How many groups lie above the fleet's cut; None without one.
+        Number of groups above the fleet's cut; None without one.
     loading_seconds : float, optional
-        What reading a batch is expected to take, where the time of the loader counts as that of the steps does.
+        Expected time to read a batch, if the loader's time counts as the steps' does.
     plans : list of (int, Plan)
-        What was chosen and trained, each with the number of steps before it.
+        The plans that were trained by, each with the number of steps before it.
     plan : Plan
-        The last of them that the budget was planned for, without what was trained with the rest of it.
+        The last plan made for the budget; plans for a surplus or a remainder do not count.
     batch : batch, optional
-        The next one; None at the end of the data.
+        The next batch; None at the end of the data.
     loading, unusual : float
-        Seconds that reading the batch of the next step took, where they count, and by how much less than usual.
+        Seconds that reading the next step's batch took, if they count, and by how much less than usual.
     stayed_here : set of str
         Parameters that the forward pass has changed and that do not travel.
     step_seconds, recent_seconds : float
-        Median time of a step: of all with a whole batch, and of the last ones by that plan.
+        Median time of a step: of all with a whole batch, and of the last ones by `plan`.
     """
 
     planner: Planner
@@ -123,7 +124,7 @@ class Fit:
     _stream: Epochs = field(init=False)
 
     def run(self, stream: Epochs) -> None:
-        """Train on the batches of a stream until they or the budget end, phase by phase.
+        """Train on the batches of a stream, phase by phase, until they or the budget end.
 
         Raises
         ------
@@ -141,14 +142,14 @@ class Fit:
         self._learn()
 
     def _phases(self) -> Iterator[Phase]:
-        """Yield what is trained one after the other; each has been trained when the next one is asked for."""
+        """Yield the phases in order; the caller trains each phase before it asks for the next."""
         last = yield from self._planned()
         yield from self._remainder()
         if self.control.steps == 0:
             yield from self._one_step(last)
 
     def _planned(self) -> Generator[Phase, None, Plan]:
-        """Yield what the budget was planned for, and costlier steps where it leaves some; return the last plan."""
+        """Yield the phases planned for the budget, and costlier ones for a surplus; return the last plan."""
         control = self.control
         full = self.planner.full_update_plan(control.steps_left)
         phase = (
@@ -176,7 +177,7 @@ class Fit:
         return phase.plan
 
     def _reconsidered(self, phase: Phase, batch: Batch) -> Phase:
-        """Return what to go on with: chosen anew where that is due, costlier where the budget leaves something."""
+        """Return the next phase: a new choice if one is due, costlier steps if the budget allows them."""
         control, plan = self.control, phase.plan
         if self._probe_due(plan) or control.corrected:
             chosen = self._choose([batch, *self.batches[1:]], plan)
@@ -192,8 +193,8 @@ class Fit:
         return Phase("costlier", found)
 
     def _remainder(self) -> Iterator[Phase]:
-        """Yield what fits the rest of a deadline that is too short for one more step, also for the first one."""
-        # Also where choosing took what one step of the plan would have needed.
+        """Yield a phase for the rest of a deadline, if it is too short for one more step of the plan."""
+        # Also if choosing took the time of the plan's first step.
         rest = None if self.batch is None else self._remainder_plan()
         if rest is not None and self.batch is _UNREAD:
             self._read()
@@ -205,7 +206,7 @@ class Fit:
                 self._note_plan(rest)
 
     def _one_step(self, plan: Plan) -> Iterator[Phase]:
-        """Yield the cheapest step there is: choosing has cost the time, it does not cost the round."""
+        """Yield the cheapest possible step: a choice that used up the time does not cost the round."""
         if self.batch is _UNREAD:
             self._read()
         if self.batch is not None and self._deadline_pays_for(plan):
@@ -218,7 +219,7 @@ class Fit:
             raise self._no_step(plan)
 
     def _deadline_pays_for(self, plan: Plan) -> bool:
-        """Whether a deadline would pay for one step of the cheapest plan, had choosing not taken its time."""
+        """Return whether a deadline would pay for one step of the cheapest plan, without the time for choosing."""
         deadline = self.budget.deadline
         if deadline is None:
             return False
@@ -227,13 +228,13 @@ class Fit:
         return seconds * self.control.drift + plan.sending_seconds <= deadline
 
     def _note_plan(self, plan: Plan) -> None:
-        """Note the plan that the budget was planned for, and what its steps took."""
+        """Note the plan that was made for the budget, and the time of its steps."""
         self.plan = plan
         self.step_seconds = self.log.median_step_seconds
         self.recent_seconds = self.control.recent_step_seconds
 
     def _learn(self) -> None:
-        """Remember what the steps so far told of the worth of what they trained."""
+        """Pass on what the steps so far showed about the importance of the groups they trained."""
         if self.step.worth is not None:
             self.planner.learn(self.step.worth.scores())
 
@@ -253,7 +254,7 @@ class Fit:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
             if self.budget.memory is not None:
                 stack.enter_context(self.free.watching(model, inference_bytes(self.profile)))
-            # Looked up one by one they take longer than a plan.
+            # One lookup of all parameters: looking each one up takes longer than making a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())
@@ -269,7 +270,7 @@ class Fit:
                 )
                 log.read(self.loading)
                 seconds += self.loading
-                # Filling a cache makes the first epoch longer; the budget goes by what a step takes on average.
+                # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
                 steady = seconds + self.unusual
                 if forward is not None and forward.terms is not None:
                     steady += expected * control.drift - (forward.prefix_seconds - before)
@@ -283,10 +284,10 @@ class Fit:
                 self._predict_first_pass(computed)
                 self.planner.state.steps_since_probe += 1
                 interrupted = not step.waits and self._interrupts(phase)
-                # Looking at the clock and at what is due is part of the loop, and of its time.
+                # Reading the clock and checking what is due belong to the loop, and so to its time.
                 control.spent += log.after_step()
                 if self.loading_seconds is not None and not control.steps_left(plan):
-                    # Reading a batch that nobody has the time for takes as long as any.
+                    # Reading a batch that no step has time for would cost time too.
                     self.batch = _UNREAD
                     break
                 self._read()
@@ -297,7 +298,7 @@ class Fit:
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
 
     def _interrupts(self, phase: Phase) -> bool:
-        """Look whether a full step, or another choice, is due before the next step of a phase."""
+        """Return whether a full step, or another choice, is due before the next step of a phase."""
         control, plan = self.control, phase.plan
         if control.reference_due():
             return True
@@ -311,7 +312,7 @@ class Fit:
         return pace is not None
 
     def _look_for_surplus(self, plan: Plan) -> bool:
-        """Look whether the budget leaves something for costlier steps, if it is time to; later again if not."""
+        """Return whether the budget leaves a surplus, if it is time to check; if not, postpone the next check."""
         if not self.control.looks_for_surplus:
             return False
         found = self.control.has_surplus(plan)
@@ -320,16 +321,16 @@ class Fit:
         return found
 
     def _read(self) -> None:
-        """Read the next batch, None at the end; what reading took is a part of the step on it."""
+        """Read the next batch, None at the end; the time counts as part of the step on that batch."""
         started = self.log.clock()
         self.batch = next(self._stream, None)
         if self.loading_seconds is not None:
             self.loading = self.log.clock() - started
-            # What was read before the first step is paid for, and tells nothing of those to come.
+            # Reading ahead of the first step is charged already, and says nothing about the time of later reads.
             self.unusual = self.loading_seconds if self._stream.read_before else 0.0
 
     def _price(self) -> None:
-        """Tell the planner what steps cost now that some of the features are there."""
+        """Tell the planner what steps cost, given the features stored so far."""
         forward = self.step.forward
         if forward is not None:
             kept_head = self.planner.options.part.kept_head
@@ -337,7 +338,7 @@ class Fit:
             self.planner.go_on(costs, forward.locked_groups)
 
     def _reserve_closing(self, plan: Plan) -> None:
-        """Count the time that forward passes after the steps will take."""
+        """Charge the time of the forward passes that follow the steps."""
         passes = self._closing_passes(plan)
         if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
@@ -350,7 +351,7 @@ class Fit:
         return sum(each.closing_passes(model, steps) for each in plan.transforms)
 
     def _close(self) -> None:
-        """Make the whole model fit for use where steps held a part of it."""
+        """Let the step opener finish the model, if steps trained only a part of it at a time."""
         opener = self.step.opener
         if opener is None:
             return
@@ -389,21 +390,21 @@ class Fit:
         return plan
 
     def _pay_for_plan(self) -> float:
-        """Charge what the options charge for a plan; return these seconds."""
+        """Charge what the options charge for a plan; return the seconds."""
         planning = self.planner.pay_for_plan()
         self.log.charge(planning)
         self.control.predicted += planning
         return planning
 
     def _probe_due(self, plan: Plan | None) -> bool:
-        """Whether to probe importance now; without a plan as yet, or within the time that it leaves."""
+        """Return whether to probe importance now; ``plan`` is the present one, None before the first."""
         left = np.inf if plan is None else self.control.left_seconds(plan)
         return self.planner.probe_due(self.control.correction, left)
 
     def _costlier_plan(self, plan: Plan) -> Plan | None:
-        """Return what to train in the steps that are left, of which each may take longer than planned.
+        """Return a plan for the remaining steps, which may each take longer than planned.
 
-        None where nothing is, or where looking takes more than it gains.
+        None if no costlier plan exists, or if looking for one would cost more than it gains.
         """
         planner, control, log = self.planner, self.control, self.log
         steps = control.requested_steps - control.steps
@@ -421,7 +422,7 @@ class Fit:
         return costlier
 
     def _remainder_plan(self) -> Plan | None:
-        """Return what to train in the rest of a deadline that is too short for one more step of the plan."""
+        """Return a plan for the rest of a deadline that is too short for one more step of the present plan."""
         started = self.log.clock()
         rest = self.planner.remainder_plan(self.plan, self.control.rest_seconds(self.plan))
         self.charge(self.log.clock() - started)
@@ -429,12 +430,13 @@ class Fit:
         return rest if rest is not None and self.control.steps_left(rest) > 0 else None
 
     def _optimizer_ratio(self, plan: Plan) -> float:
-        """Return what the optimiser took in steps of a plan over what the profile says of it.
+        """Return the optimiser's measured time in steps of a plan over the profile's.
 
-        Of a few weights a step takes what its call does, and tells nothing of many.
+        The ratio is 1 for a plan of few weights, whose time is that of the call and says nothing about many
+        weights.
         """
         seconds, taken = self.profile.optimizer_seconds, self.step.optimizer_seconds
-        # The profile spreads it over the batches of a step.
+        # The profile spreads it over the batches of an accumulated step.
         predicted = self.step.accumulate * float(seconds[plan.mask].sum())
         whole = all(mode.kind in ("full", "frozen") for mode in plan.modes)
         if not (whole and taken) or predicted < _TELLING_SHARE * self.step.accumulate * float(
@@ -444,7 +446,7 @@ class Fit:
         return statistics.median(taken) / predicted if predicted > 0 else 1.0
 
     def _time_full_pass(self, batch: Batch, plan: Plan) -> tuple[float, float]:
-        # Short fits take no full pass, and do not load how.
+        # Imported here: short fits time no full pass.
         from fl_elastic.training.measured import full_pass_ratio
 
         clock, step = self.log.clock, self.step
@@ -457,7 +459,7 @@ class Fit:
         return ratio, spent
 
     def charge(self, seconds: float, *, preparing: bool = False) -> None:
-        """Count time that went into choosing, timing or making ready instead of into steps."""
+        """Charge time that went into choosing, timing or preparing instead of into steps."""
         self.log.selection_seconds += seconds
         self.log.preparing_seconds += seconds * preparing
         if self.planner.options.timing.charge_probes:
@@ -471,7 +473,7 @@ class Fit:
         return prefix_seconds(self.profile, plan.depth, forward.terms, at_least=locked)
 
     def _predict_first_pass(self, computed: int) -> None:
-        """Charge prediction with what was computed of a prefix whose features last, besides the plan's steps."""
+        """Add to the prediction the time of computing a lasting prefix, which the plan's steps do not contain."""
         forward = self.step.forward
         if forward is None or not forward.lasts:
             return
@@ -482,7 +484,7 @@ class Fit:
         self.control.predicted += seconds
 
     def _statistics(self, trained: Container[str] = ()) -> dict[str, Tensor]:
-        """Return copies of what else than a gradient training may change: buffers that travel, and followers."""
+        """Return copies of what training may change without a gradient: buffers that travel, and followers."""
         buffers = [
             (name, each)
             for name, each in self.step.model.named_buffers()
@@ -496,7 +498,7 @@ class Fit:
         }
 
     def _moved(self, before: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of those that changed and can travel."""
+        """Return the names of the tensors that have changed since ``before`` and can travel."""
         now = self._statistics()
         changed = [
             name
@@ -524,7 +526,7 @@ class Fit:
                 )
 
     def _no_step(self, plan: Plan) -> BudgetError:
-        """Return the error of a budget that does not pay for one step."""
+        """Return the error for a budget that does not pay for one step."""
         budget, left = self.budget, self.control.left_seconds(plan)
         said = (
             f"deadline {budget.deadline:.3g} s"
@@ -539,12 +541,12 @@ class Fit:
 
 
 def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
-    """Whether a buffer that has changed has a difference: one that began at infinity stays the device's own.
+    """Return whether a changed buffer has a difference to send; one that was infinite before stays here.
 
     Raises
     ------
     TrainingError
-        If it has another shape now.
+        If the buffer changed its shape.
     """
     if now.shape != before[name].shape:
         raise TrainingError(

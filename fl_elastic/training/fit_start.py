@@ -1,4 +1,4 @@
-"""Model and optimiser as they were when a fit started: `ElasticTrainer.fit` goes back to them when it fails."""
+"""Model and optimiser as they were when a fit started; `ElasticTrainer.fit` restores them when it fails."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["FitStart"]
 
 
 class FitStart:
-    """What a fit may change, and how it was before.
+    """A copy of what a fit may change, from before the fit.
 
-    A parameter and the optimiser's state of it are copied when it is about to be trained, so that a frozen one
+    A parameter and its optimiser state are copied when the parameter is about to be trained, so that a frozen one
     costs no memory; `followers` are copied at once.
 
     Parameters
     ----------
     model : nn.Module
-        About to be trained.
+        The model to be trained.
     manifest : Manifest
-        What of it travels.
+        Says which tensors of it travel.
     optimizing : KeptOptimizer
-        Whose optimiser trains it.
+        Its optimiser.
 
     Attributes
     ----------
@@ -42,9 +42,9 @@ class FitStart:
         As given.
     weights : dict of str to array
         The tensors of the manifest that the fit may have changed, by their names in the state: buffers, followers,
-        and what was about to be trained.
+        and parameters about to be trained.
     followers : dict of str to Parameter
-        Those of the model by the names that modules have for them.
+        The model's followers (`fl_elastic.groups`), by the names that their modules give them.
     """
 
     def __init__(self, model: nn.Module, manifest: Manifest, optimizing: KeptOptimizer) -> None:
@@ -52,7 +52,7 @@ class FitStart:
         self._model = model
         self._state = ModelState.of(model)
         self._attributes = Attributes.of(model)
-        # Asked for once: torch walks all modules for each look.
+        # Listed once: torch walks all modules for each listing.
         self._named = list(model.named_parameters(remove_duplicate=False))
         parameters = {id(each) for _, each in self._named}
         sent = {
@@ -62,8 +62,8 @@ class FitStart:
         }
         buffers = model.named_buffers(remove_duplicate=False)
         self._travelling = {name for name, each in (*self._named, *buffers) if id(each) in sent}
-        # A tied tensor has several names, all of which travel. A state may hold what is neither a parameter
-        # nor a buffer.
+        # A tied tensor has several names, all of which travel. A state may also hold tensors that are neither
+        # parameters nor buffers.
         self.weights = {
             name: array_of(each)
             for name, each in self._state.tensors.items()
@@ -85,7 +85,7 @@ class FitStart:
         following = {id(each) for each in found}
         first_names = {id(each): name for name, each in reversed(self._named)}
         self.followers = {first_names[id(each)]: each for each in found}
-        # Counted by torch for whoever writes by its operations, and another place for who exchanges the data.
+        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
         self._written = {
             name: (each, writes_to(each), each.data_ptr())
             for name, each in self._named
@@ -95,7 +95,7 @@ class FitStart:
             self.about_to_train(self.followers.values())
 
     def about_to_train(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Remember these parameters and the optimiser's state of them, unless they are remembered already."""
+        """Copy these parameters and their optimiser state, unless they are copied already."""
         for parameter in parameters:
             if id(parameter) not in self._parameters:
                 value = array_of(parameter)
@@ -111,7 +111,7 @@ class FitStart:
         return self._parameters[id(parameter)][1]
 
     def unmoved(self, but: Collection[str]) -> dict[str, NDArray[Any]]:
-        """Return the remembered values of parameters by the names that modules have for them, but for some."""
+        """Return the copied values of parameters by the names that modules give them, except those in ``but``."""
         return {
             name: self._parameters[id(each)][1]
             for name, each in self._named
@@ -119,14 +119,14 @@ class FitStart:
         }
 
     def travels(self, name: str) -> bool:
-        """Return whether a parameter or buffer, by the name that its module has for it, is one of the manifest's.
+        """Return whether a parameter or buffer is in the manifest, by the name that its module gives it.
 
-        A model may put another tensor in the place of a buffer meanwhile.
+        The answer does not change if the model replaces the tensor of a buffer meanwhile.
         """
         return name in self._travelling
 
     def moved_by_themselves(self) -> list[str]:
-        """Return the parameters that somebody has written and that were neither trained nor copied, by name."""
+        """Return the names of parameters that were written to although they were neither trained nor copied."""
         return [
             name
             for name, (each, count, place) in self._written.items()
@@ -165,14 +165,14 @@ class FitStart:
 
 
 class _Optimizer:
-    """An optimiser as it was, without those that it wraps."""
+    """A copy of one optimiser's state and settings, without the optimisers that it wraps."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._had_state = set(getattr(optimizer, "state", ()))
         self._settings = [_settings(group) for group in optimizer.param_groups]
         self._states: dict[Tensor, Any] = {}
-        # Of others than torch's it is not known what else their steps go by.
+        # It is not known what else the steps of other optimisers than torch's depend on.
         self._content: dict[str, tuple[Any, Any]] = {}
         if not moves_by_gradient(optimizer):
             self._content = {
@@ -202,7 +202,7 @@ class _Optimizer:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy; of plain tensors by their own means, which a deep copy takes three times as long for."""
+    """Return a copy; plain tensors are cloned, because a deep copy of them takes three times as long."""
     if type(value) is dict:
         return {name: _copied(each) for name, each in value.items()}
     return value.detach().clone() if type(value) is Tensor else deepcopy(value)

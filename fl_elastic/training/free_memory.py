@@ -1,4 +1,4 @@
-"""Hand memory that is free back to the system, where the C library would keep it for later."""
+"""Return free memory to the system where the C library would keep it for later."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _NEAR, _STEP, _CODE = 0.25, 1 / 20, 40e6
 
 
 class FreeMemory:
-    """Gives free memory back while a model trains, when the process comes near to its memory budget.
+    """Returns free memory to the system while a model trains, when the process comes near its memory budget.
 
-    glibc keeps what large tensors leave behind and often cannot use it again, so that a process grows to several
-    times what is in use. No setting of the process is changed: what an operator chose by ``MALLOC_*`` holds.
+    glibc keeps the memory that large tensors leave behind and often cannot use it again, so that a process grows to
+    several times what is in use. No setting of the process is changed: an operator's ``MALLOC_*`` settings hold.
 
     Parameters
     ----------
     budget : float or None
-        Bytes that training may take beyond inference; None never gives back.
+        Bytes that training may take beyond inference; with None no memory is returned.
     resident : callable
-        Tells the bytes that the process holds now, None where nobody knows.
+        Returns the bytes that the process holds now, or None if they are not known.
     trim : callable
-        Gives free memory back.
+        Returns free memory to the system.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class FreeMemory:
 
     @contextmanager
     def watching(self, model: nn.Module, inference: float) -> Iterator[None]:
-        """Look before every layer inside the block, forward and backward.
+        """Check the memory before every layer inside the block, forward and backward.
 
         Parameters
         ----------
         model : nn.Module
-            Its layers without layers inside are watched.
+            Its layers without children are watched.
         inference : float
             Bytes that an inference takes besides the weights.
         """
@@ -70,7 +70,7 @@ class FreeMemory:
             self.look(needed.get(layer, inference))
 
         def after(layer: nn.Module, given: Any, output: Any) -> None:
-            # A library puts the weights of a convolution into an order of its own.
+            # A library may copy the weights of a convolution into a layout of its own.
             ordered = [each for each in layer.parameters(recurse=False) if each.dim() > 2]
             passed = (*given, output, *ordered)
             size = sum(each.nbytes for each in passed if isinstance(each, Tensor))
@@ -81,7 +81,7 @@ class FreeMemory:
         layers = [module for module in model.modules() if not any(True for _ in module.children())]
         handles: list[Any] = [layer.register_forward_pre_hook(before) for layer in layers]
         handles += [layer.register_forward_hook(after) for layer in layers]
-        # What the step before left over must not come on top of what the first layers need.
+        # What the step before left over must not add to what the first layers need.
         handles.append(model.register_forward_pre_hook(lambda *_: self.look(inference)))
         try:
             yield
@@ -90,7 +90,7 @@ class FreeMemory:
                 handle.remove()
 
     def look(self, needed: float = 0.0) -> None:
-        """Give free memory back if what is needed next leads beyond the budget, unless little has come and gone."""
+        """Return free memory if the next ``needed`` bytes would exceed the budget; skip it if little has passed."""
         if self._budget is None or self._budget < _WORTH_IT:
             return
         self._passed += needed
@@ -103,14 +103,14 @@ class FreeMemory:
 
 
 def give_back() -> None:
-    """Give memory that is free back to the system, where the C library offers that."""
+    """Return free memory to the system, if the C library can."""
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
 
 
 def resident_bytes() -> int | None:
-    """Return what this process holds of its own, without code; None where the platform does not say."""
+    """Return the bytes of private memory of this process, without code; None if the platform does not tell."""
     with suppress(OSError, ValueError, IndexError):
         file = os.open("/proc/self/statm", os.O_RDONLY)
         try:

@@ -25,9 +25,9 @@ __all__ = [
 def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
     """Train only what ``plan`` trains inside the block.
 
-    Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor
-    that has a stale one. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
-    neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are as before.
+    Other parameters get ``requires_grad=False`` and no gradient, because an optimiser keeps moving a tensor that
+    has a stale gradient. A frozen BatchNorm or InstanceNorm runs in eval mode, also after ``model.train()``: it
+    neither uses nor updates batch statistics. On leaving, also by an exception, flags and modes are restored.
     """
     trained = set(plan.trained_parameters)
     parameters = dict(model.named_parameters())
@@ -42,14 +42,14 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> Iterator[None]:
-    """Run norms with the statistics that they have, also after ``model.train()``; all modes are put back.
+    """Run norms with their present statistics inside the block, also after ``model.train()``; restore all modes.
 
     Parameters
     ----------
     model : nn.Module
-        Whose modes are put back.
+        The model whose modes are restored.
     norms : sequence of nn.Module, optional
-        Which; all of the model that have statistics, if left out.
+        The norms to hold; by default all that have statistics.
     """
     modes = [(module, module.training) for module in model.modules()]
     if norms is None:
@@ -57,7 +57,7 @@ def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> 
     before = [(norm, norm.__dict__.get("train")) for norm in norms]
     for norm in norms:
         norm.eval()
-        # An instance attribute shadows the method, so that model.train() passes this module by.
+        # An instance attribute shadows the method, so that model.train() does not change this module.
         norm.__dict__["train"] = _StaysInEval(norm)
     try:
         yield
@@ -71,7 +71,7 @@ def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> 
 
 
 class _StaysInEval:
-    """Stands in for the ``train`` method of a norm."""
+    """Replaces the ``train`` method of a norm by one that does nothing."""
 
     def __init__(self, norm: nn.Module) -> None:
         self._norm = norm
@@ -92,7 +92,7 @@ def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
 
 
 def training_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the running statistics that a training step would update now."""
+    """Return the names of the running statistics that a training step would update in the present modes."""
     names = []
     for prefix, module in model.named_modules():
         if (
@@ -109,26 +109,28 @@ def training_statistics(model: nn.Module) -> list[str]:
 
 
 class StillThroughSteps:
-    """Keeps what a plan does not train bit by bit as it is, through the steps of any optimiser.
+    """Keeps what a plan does not train unchanged, bit by bit, through the steps of any optimiser.
 
-    That it has no gradient keeps torch's own from moving it. Others may take that for zeros, so that momentum and
-    decay move it, or move weights by rules of their own: then values are copied before each step and put back.
+    Torch's own optimisers do not move a parameter without a gradient. Others may treat a missing gradient as zeros,
+    so that momentum and decay move the parameter, or may follow other rules: then values are copied before each
+    step and put back after it.
 
     Parameters
     ----------
     model : nn.Module
-        In training.
+        The model in training.
     plan : Plan
-        By which it trains.
+        The plan it is trained by.
     optimizer : torch optimiser
-        Whose steps they are.
+        The optimiser that takes the steps.
 
     Attributes
     ----------
     anything_moves : bool
-        Whether a step may move what has no gradient.
+        Whether a step may move a parameter without a gradient.
     still : list of Parameter
-        What is put back: of what the optimiser may know, so not a base that its owner has frozen.
+        Parameters that are put back: those that the optimiser drives or may know, so not a base frozen by its
+        owner.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
@@ -145,14 +147,14 @@ class StillThroughSteps:
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Copy what is to stay, before a step; a step may take another one, as that of a class derived from it."""
+        """Copy what must stay, before a step; nested steps, as of a derived class, share one copy."""
         if not self._within:
             self._values = [each.detach().clone() for each in self.still]
         self._within += 1
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Put back what a step has moved."""
+        """Put back what a step has moved, and drop its gradient."""
         for parameter, value in zip(self.still, self._values, strict=True):
             if not torch.equal(parameter, value):
                 parameter.copy_(value)

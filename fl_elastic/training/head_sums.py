@@ -1,4 +1,4 @@
-"""One pass over a client's data for the sums that the best linear head depends on; nothing is trained."""
+"""One pass over a client's data for the sums that determine the best linear head; nothing is trained."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ __all__ = [
 ]
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
-"""Said of data without a target."""
+"""Error message for data without a target that counts."""
 _AT_ONCE = 256
 _MOST_AT_ONCE = 4096
 _FOLDS = 5
 # Bytes of a header, at most.
 _FRAME = 512
-# So many examples are held out in turn, or half as many as there are features: their rows are no more numbers than
-# the products of all features.
+# Held out are this many examples, or half the number of features if that is more: their rows are no more numbers
+# than the products of all features.
 _HELD_OUT = 320
 # Of inputs with many rows each at least so many are held out, each with no more rows than give the same sums.
 _INPUTS = 20
@@ -79,29 +79,31 @@ def head_sums(
     together: int = 1,
     loss_fn: LossFn | None = None,
 ) -> HeadSums:
-    """Return the sums over a loader of what enters the model's last linear layer, and of its targets.
+    """Return the sums over a loader of the last linear layer's inputs and of the targets.
 
-    The model runs in eval mode without gradients; modes are put back. Up to five folds of the examples are summed
-    apart, to be held out: equal inputs are in the same one, and the same examples are held out in every pass.
+    The model runs in eval mode without gradients; modes are restored. Up to five folds of the examples are summed
+    separately, to be held out in turn: equal inputs fall into the same fold, and every pass holds out the same
+    examples.
 
     Parameters
     ----------
     model : nn.Module
-        Whose output, or its ``logits`` as of transformers, is that of a linear layer, of shape (N, C) or (N, T, C),
-        or of a 1 x 1 convolution, (N, C, H, W): each token or place is an example then.
+        Its output, or the ``logits`` in it as transformers give them, is that of a linear layer, of shape (N, C) or
+        (N, T, C), or of a 1 x 1 convolution, (N, C, H, W): then each token or position is an example.
     loader : iterable of batches
-        Targets are classes, of the same shape without C, of which -100 is ignored, or numbers, of the same shape:
-        several labels for one example are given as such numbers, 0 and 1.
+        Targets are classes, of the output's shape without C, where -100 is ignored, or numbers of the output's
+        shape; several labels per example are given as numbers 0 and 1.
     seconds : float
-        No batch is begun after that time; sums over some of the data are sums as well.
+        No batch is begun after so many seconds; the sums then cover a part of the data.
     running : callable, optional
-        Gives the block in which the model runs on a batch; as it is, if left out.
+        Returns the context in which the model runs on a batch; if left out, it runs as it is.
     together : int
-        About how many inputs each fold has at least; if they do not suffice for five folds, there are fewer.
+        Least number of inputs per fold, approximately; if the inputs do not suffice for five folds, there are
+        fewer.
     loss_fn : callable, optional
-        What the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy does, the
-        sums are of those (`fl_elastic.training.last_layer.log_odds`); classes of tokens or places that it does not
-        compare with the scores there are refused.
+        The loss that the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy
+        does, the sums are of log-odds (`fl_elastic.training.last_layer.log_odds`). Classes of tokens or positions
+        are refused if the loss does not compare them with the scores at the same position.
 
     Raises
     ------
@@ -128,21 +130,22 @@ def sums_apart(
     loss_fn: LossFn | None = None,
     clip: float | None = None,
 ) -> tuple[HeadSums, HeadSums]:
-    """Return the sums over all examples, and those over about a fifth of them, for sums that only add up.
+    """Return the sums over all examples and over about a fifth of them, for protocols in which sums only add up.
 
-    Whether an example is among the fifth depends on nothing but itself, so that no other one's sums change with it.
+    Whether an example belongs to the fifth depends on that example alone, so that it never affects the sums of
+    others.
 
     Parameters
     ----------
     model, loader, seconds, running, loss_fn
         See `head_sums`.
     clip : float, optional
-        Features are given in shares of this length, and those of an example that are longer are scaled down to it.
+        Features are divided by this length, and an example's features that are longer are scaled down to it.
 
     Raises
     ------
     TrainingError
-        As `head_sums` does, and where an input has several rows, each of which would be clipped for itself.
+        As `head_sums` does, and if an input has several rows, because each row would be clipped separately.
     """
     gathered = _Gathered(), _Gathered()
 
@@ -160,7 +163,7 @@ def sums_apart(
 
 
 def _clipped(rows: Rows, clip: float) -> Rows:
-    """Return rows whose features are in shares of a length, and none longer."""
+    """Return rows whose features are divided by ``clip`` and have at most length 1."""
     if rows.several or not rows.classes:
         raise TrainingError(
             "differential privacy for sums is of one class for each input: what one input adds to the sums of "
@@ -178,7 +181,7 @@ def _pass_over(
     loss_fn: LossFn | None,
     take: Callable[[Rows, list[int]], None],
 ) -> None:
-    """Hand over each batch as rows of the last layer, with what tells its inputs apart; leave no trace."""
+    """Pass each batch to ``take`` as rows of the last layer, with a key per input; leave the model as it was."""
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     seen: list[tuple[LastLayer, Tensor, Tensor]] = []
@@ -222,7 +225,7 @@ def solve_head(
     running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     loss_fn: LossFn | None = None,
 ) -> tuple[ClosedFormHead, str]:
-    """Put the head that a pass over the data gives in closed form into the model; return it and its weight's name.
+    """Solve for the head in closed form and write it into the model; return it and the name of its weight.
 
     Parameters
     ----------
@@ -248,14 +251,14 @@ def solve_head(
 
 
 def held_out(features: int) -> int:
-    """Return how many examples are held out at most, where there are so many features."""
+    """Return the largest number of examples that is held out for so many features."""
     return max(_HELD_OUT, features // 2)
 
 
 def sums_bytes(features: int, outputs: int, examples: int) -> int:
     """Return how many bytes a client's sums take on the wire.
 
-    Held-out examples travel as rows, per fold at most as many as there are features; the others as products.
+    Held-out examples travel as rows, at most as many per fold as there are features; the others as products.
     """
     held = min(examples, held_out(features))
     numbers = min(held, _FOLDS * features) * (features + outputs)
@@ -274,7 +277,7 @@ def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
 
 
 def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:
-    """Write a head into the linear layer that has a weight of this name."""
+    """Write a head into the linear layer whose weight has this name."""
     layer = _layer_of(model, weight)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(head.weight).reshape(layer.weight.shape))
@@ -289,7 +292,7 @@ def _layer_of(model: nn.Module, weight: str) -> LastLayer:
 
 
 class _Gathered:
-    """Adds up many examples at a time: for few, writing D x D numbers takes longer than the products."""
+    """Adds up many examples at a time: for few, writing the D x D sums takes longer than the products."""
 
     def __init__(self) -> None:
         self._kind: tuple[LastLayer, bool] | None = None
@@ -298,7 +301,7 @@ class _Gathered:
         self._held = _HeldOut()
 
     def add(self, rows: Rows, keys: list[int]) -> None:
-        """Take in a batch, and what tells its inputs apart."""
+        """Take in the rows of a batch, and a key per input."""
         kind = rows.layer, rows.classes
         if self._kind not in (None, kind):
             raise TrainingError(
@@ -306,13 +309,13 @@ class _Gathered:
             )
         self._kind = kind
         own = torch.tensor(keys, dtype=torch.int64)[rows.inputs]
-        # Not every device knows double precision.
+        # Not every device supports double precision.
         self._waiting.append((rows.features.cpu(), rows.wanted, own))
         if sum(len(each) for each, *_ in self._waiting) >= _AT_ONCE:
             self._add_up()
 
     def sums(self, model: nn.Module, together: int, *, empty: bool = False) -> HeadSums:
-        """Return the sums over all batches; TrainingError if there was none, or none with an example."""
+        """Return the sums over all batches; raise TrainingError if there was none, or none with an example."""
         if self._waiting:
             self._add_up()
         if self._sums is None or self._kind is None:
@@ -352,7 +355,7 @@ class _Gathered:
                     rows.new_zeros(many, many), rows.new_zeros(many, few), rows.new_zeros(few),
                 )  # fmt: skip
             products, targets, squared = self._sums
-            # Added where they are: of many features, each further square is as large as a model.
+            # Added in place: with many features, one more matrix of products is as large as a model.
             products.addmm_(rows.T, rows)
             targets.addmm_(rows.T, wanted)
             squared.add_(squares.sum(dim=0))
@@ -363,9 +366,9 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _HeldOut:
-    """Keeps the examples of the smallest keys: the same in every pass, in any order, and equal ones together.
+    """Keeps the examples with the smallest keys: the same in every pass and any order, equal ones together.
 
-    Of an input with more rows than features it keeps as many as give the same sums.
+    Of an input with more rows than features it keeps as few rows as have the same sums.
     """
 
     def __init__(self) -> None:
@@ -373,7 +376,7 @@ class _HeldOut:
         self._below: int | None = None
 
     def add(self, rows: Tensor, wanted: Tensor, squares: Tensor, keys: Tensor) -> None:
-        """Take in rows, a constant last, of which those of large keys are dropped."""
+        """Take in rows, whose last feature is the constant 1; rows with large keys are dropped."""
         new: _Kept = rows, wanted, squares, keys
         if self._below is not None:
             new = _where(keys < self._below, new)
@@ -391,14 +394,14 @@ class _HeldOut:
         self._kept = kept
 
     def folds(self, together: int) -> tuple[Fold, ...]:
-        """Return up to five folds of about equal size, as many as have about so many inputs, or one."""
+        """Return up to five folds of about equal size, fewer if they would have fewer than ``together`` inputs."""
         assert self._kept is not None
         order = self._kept[-1].argsort(stable=True)
         rows, goals, squares, keys = (each[order] for each in self._kept)
         counts = torch.unique_consecutive(keys, return_counts=True)[1]
         ends = counts.cumsum(0).tolist()
         parts = max(min(_FOLDS, len(ends) // max(together, 1)), 1)
-        # Each ends where equal examples do, next to where equal folds would end.
+        # A fold ends between unequal examples, as close as possible to where a fold of equal size would end.
         wished = [len(keys) * number / parts for number in range(1, parts + 1)]
         bounds = sorted(
             {0, *(min(ends, key=lambda end: abs(end - wish)) for wish in wished if ends)}
@@ -420,7 +423,7 @@ def _together(one: _Kept, other: _Kept) -> _Kept:
 
 
 def _factor(kept: _Kept) -> _Kept:
-    """Return as few rows of one input as have the same products."""
+    """Return the fewest rows of one input that have the same products."""
     turn, rows = torch.linalg.qr(kept[0])
     squares = torch.zeros(len(rows), kept[2].shape[1], dtype=kept[2].dtype)
     squares[0] = kept[2].sum(dim=0)
@@ -428,7 +431,7 @@ def _factor(kept: _Kept) -> _Kept:
 
 
 def example_keys(inputs: Any, count: int, features: Tensor) -> list[int]:
-    """Return a number for each of so many inputs, the same for equal ones; of features where inputs are no rows."""
+    """Return a key for each input, equal for equal inputs; made from its features if inputs are no rows."""
     try:
         found = sample_ids(inputs)
     except ModelError:
@@ -447,7 +450,7 @@ def _outputs(
     layer: LastLayer | None = None,
     scores: Tensor | None = None,
 ) -> Any:
-    """Return what the model puts out for a batch, or would if this layer put out these scores."""
+    """Return the model's output for a batch, with ``scores`` in place of the output of ``layer`` if given."""
     hook = None
     if layer is not None and scores is not None:
         hook = layer.register_forward_hook(lambda layer, _, out: shaped_like(layer, scores, out))

@@ -1,7 +1,7 @@
-"""A model's last linear layer: what entered it, what should have come out, and one row of both per example.
+"""A model's last linear layer: its inputs and its wanted outputs, one row of both per example.
 
-A 1 x 1 convolution is a linear layer at every place of a map, and a linear layer on tokens is one at every token:
-each place or token is an example then.
+A 1 x 1 convolution is a linear layer at every position of a map, and a linear layer on tokens is one at every
+token: then each position or token is an example.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ __all__ = [
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-# Torch's losses of classes leave these targets out.
+# Torch's classification losses ignore targets of this value.
 _IGNORED = -100
 # A larger head is that of a language model: its sums would be many times what a round sends.
 _MOST_WEIGHTS = 1 << 24
-# As scores of a class against none: sure enough.
+# Score of a class against zeros: confident enough.
 _SURE = 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A batch as rows.
+    """A batch as rows of the last linear layer.
 
     Attributes
     ----------
     layer : nn.Module
         The last linear layer.
     features : Tensor, shape (R, D)
-        What entered it.
+        What entered the layer.
     wanted : Tensor, shape (R, C)
-        What should come out, in doubles: a one at the class, NaN where a class is to be ignored, or numbers.
+        Wanted outputs, in double precision: one-hot for classes, NaN for an ignored class, or numbers.
     classes : bool
         Whether targets are classes.
     inputs : Tensor, shape (R,)
-        Of which input of the batch each row is.
+        Index in the batch of each row's input.
     count : int
-        How many inputs the batch has.
+        Number of inputs in the batch.
     several : bool
         Whether an input has more than one row.
     """
@@ -68,12 +68,12 @@ class Rows:
     several: bool
 
     def without_ignored(self) -> Rows:
-        """Return the rows whose class counts."""
+        """Return the rows whose class is not ignored."""
         known = ~self.wanted.isnan().all(dim=1)
         return self if not self.classes or bool(known.all()) else self.where(known)
 
     def where(self, some: Tensor) -> Rows:
-        """Return the rows for which this is true, shape (R,)."""
+        """Return the rows selected by a mask of shape (R,)."""
         return replace(
             self, features=self.features[some.to(self.features.device)], wanted=self.wanted[some],
             inputs=self.inputs[some],
@@ -81,7 +81,7 @@ class Rows:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear layer, or a convolution that is one at every place.
+    """Return whether a module is a linear layer, or a convolution that is one at every position.
 
     Examples
     --------
@@ -99,22 +99,22 @@ def is_linear(module: nn.Module) -> bool:
 def rows_of(
     model: nn.Module, seen: list[tuple[LastLayer, Tensor, Tensor]], outputs: Any, targets: Any
 ) -> Rows:
-    """Return a batch as rows of what entered the last linear layer, and of its targets.
+    """Return a batch as rows: the inputs of the last linear layer, and the targets.
 
     Parameters
     ----------
     model : nn.Module
-        Whose layer it is.
+        The model that was run.
     seen : list of (layer, input, output)
         The linear layers that were called.
     outputs, targets : any
-        Of the model, and of the batch.
+        The model's outputs, and the batch's targets.
 
     Raises
     ------
     TrainingError
-        If the model's scores are not the output of one of them, it is too large or its weight is used elsewhere
-        as well, or targets do not fit it.
+        If the scores are not the output of a linear layer, the layer is too large or shares its weight with
+        another one, or targets do not fit.
     """
     scores = scores_of(outputs)
     heads = [(layer, given) for layer, given, out in seen if out is scores]
@@ -138,22 +138,22 @@ def rows_of(
 def takes_log_odds(
     found: Rows, loss_fn: LossFn, targets: Any, again: Callable[[Tensor], Any]
 ) -> bool:
-    """Return whether the loss takes numbers for log-odds; TrainingError if it is not about these targets.
+    """Return whether the loss takes scores for log-odds; raise TrainingError if it is not about these targets.
 
-    Several labels of 0 and 1 are learned by a loss that takes scores for log-odds, which are not 0 and 1 where they
-    are right. Classes of tokens or places may be meant for other ones, as a language model's are for the next.
-    The loss itself tells: it is computed with scores in place of the layer's.
+    Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. Classes of tokens
+    may belong to other positions, as a language model's targets belong to the next token. Both are found out by
+    computing the loss with wanted scores in place of the layer's output.
 
     Parameters
     ----------
     found : Rows
-        Of a batch.
+        The rows of a batch.
     loss_fn : callable
-        Of outputs and targets.
+        ``loss_fn(outputs, targets)``.
     targets : any
-        Of the batch.
+        The batch's targets.
     again : callable
-        Returns the model's outputs with these scores, shape (R, C), in place of what the layer puts out.
+        Returns the model's outputs with given scores, shape (R, C), in place of the layer's output.
     """
 
     def loss(scores: Tensor) -> float:
@@ -165,8 +165,8 @@ def takes_log_odds(
     if found.classes:
         if found.several and not loss(_SURE * wanted) < loss(0.0 * wanted):
             raise TrainingError(
-                "the loss is no smaller where each output is sure of its own target, as of a model that names the "
-                "next word: a head in closed form has nothing to go by; train it"
+                "the loss is no smaller if each output is sure of its own target, as for a model that predicts the "
+                "next token: such a head cannot be solved for in closed form; train it"
             )
         return False
     if float(wanted.min()) < 0 or float(wanted.max()) > 1:
@@ -175,7 +175,7 @@ def takes_log_odds(
 
 
 def log_odds(share: Tensor) -> Tensor:
-    """Return the tangent of the log-odds of a share, at a half.
+    """Return the log-odds of a share, linearised at one half.
 
     Examples
     --------
@@ -186,14 +186,14 @@ def log_odds(share: Tensor) -> Tensor:
 
 
 def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:
-    """Return rows of scores, shape (R, C), in the shape of what a layer puts out."""
+    """Return rows of scores, shape (R, C), in the shape of the layer's output."""
     if isinstance(layer, nn.Linear):
         return rows.to(out).reshape(out.shape)
     return rows.to(out).reshape(out.movedim(1, -1).shape).movedim(-1, 1)
 
 
 def _flat(layer: LastLayer, given: Tensor) -> Tensor:
-    """Return what enters a layer, or comes out of it, with a row per example."""
+    """Return a layer's input or output with one row per example."""
     last = given if isinstance(layer, nn.Linear) else given.movedim(1, -1)
     return last.reshape(-1, last.shape[-1])
 
@@ -214,7 +214,7 @@ def _refuse_unsuited(model: nn.Module, layer: LastLayer) -> None:
 
 
 def as_numbers(layer: LastLayer | None, targets: Any, scores: Tensor) -> tuple[Tensor, bool]:
-    """Return targets as one number per output, NaN where a class is to be ignored, and whether they are classes."""
+    """Return targets as one number per output, NaN for an ignored class, and whether they are classes."""
     linear = layer is None or isinstance(layer, nn.Linear)
     outputs = scores.shape[-1 if linear else 1]
     places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])

@@ -16,26 +16,26 @@ _UTILS = "torch._dynamo.utils"
 
 
 def without_compiler() -> None:
-    """Let torch's optimizers and torchvision's models do without ``torch._dynamo`` until somebody compiles.
+    """Replace ``torch._dynamo`` by a stand-in until somebody compiles.
 
-    Every optimizer imports all of it when it is made and when it steps, for two functions that do nothing outside
-    of a compiler, and torchvision to ask whether there is one: more than a second of computing and a hundred
-    megabytes on a fast machine, several seconds on a small board, in every round. Here these functions stand in
-    its place; whatever else is asked of it, as ``torch.compile`` does, loads the real one.
+    Every torch optimiser imports all of it when it is made and when it steps, for two functions that do nothing
+    outside of a compiler; torchvision imports it to ask whether there is a compiler. In every round this takes more
+    than a second of computing and a hundred megabytes on a fast machine, several seconds on a small board. The
+    stand-in has these functions; whatever else is asked of it, as ``torch.compile`` does, loads the real module.
     """
     if _COMPILER not in sys.modules:
         stand_in = sys.modules[_COMPILER] = _Compiler(_COMPILER)
         sys.modules[_UTILS] = _Utils(_UTILS)
-        # As an attribute too, or else torch would find the real one by itself.
+        # Set as an attribute too, or torch would find the real module by itself.
         setattr(torch, "_dynamo", stand_in)  # noqa: B010
 
 
 class _StandIn(ModuleType):
-    """A module with the functions at hand, and a way to the real one for all others."""
+    """A module that has the functions needed without a compiler, and loads the real module for all others."""
 
     def __getattr__(self, name: str) -> Any:
-        # Asked by the import system about any module; the answer of an ordinary one. Only whoever imports a
-        # part of the compiler asks for the path of its package.
+        # The import system asks any module for dunder names; answer as an ordinary module does. Only an import of
+        # a part of the compiler asks for the package's __path__.
         package = self.__name__ == _COMPILER
         if name.startswith("__") and not (package and name == "__path__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -44,7 +44,7 @@ class _StandIn(ModuleType):
 
 
 class _Compiler(_StandIn):
-    """What optimizers call of ``torch._dynamo``."""
+    """The functions of ``torch._dynamo`` that optimisers call."""
 
     @staticmethod
     def graph_break(*_: Any, **__: Any) -> None:
@@ -57,11 +57,11 @@ class _Compiler(_StandIn):
 
 
 class _Utils(_StandIn):
-    """What torchvision calls of ``torch._dynamo.utils``."""
+    """The function of ``torch._dynamo.utils`` that torchvision calls."""
 
     @staticmethod
     def is_compile_supported(device_type: Any) -> Any:
-        """Return False as long as the compiler is not loaded; then what it says."""
+        """Return False while the compiler is not loaded, then the compiler's own answer."""
         found = sys.modules.get(_UTILS)
         if found is None or isinstance(found, _StandIn):
             return False

@@ -1,4 +1,4 @@
-"""Measure what a plan's step really takes, beside full steps, and correct the plan until it fits."""
+"""Time a plan's steps beside full steps, and correct the plan until it fits the budget."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRIES = 4
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan and the median seconds of its step and of a full step, taken in turn."""
+    """A plan, and the median seconds of its step and of a full step, timed in turn."""
 
     plan: Plan
     step_seconds: float
@@ -40,7 +40,7 @@ class MeasuredPlan:
 
     @property
     def speedup(self) -> float:
-        """Full step over the plan's step, as measured."""
+        """Measured time of a full step over that of the plan's step."""
         return self.full_step_seconds / self.step_seconds
 
 
@@ -57,7 +57,7 @@ def measure_plan(
 ) -> MeasuredPlan:
     """Time ``repeats`` pairs of a full and a planned step; the model is left as it was.
 
-    ``graph`` is the model's backward graph, traced anew if it is not given.
+    ``graph`` is the model's backward graph; it is traced if not given.
     """
     everything = plan.full()
     if graph is None:
@@ -103,7 +103,7 @@ def _step(
 def plan_measured(
     policy: Policy, request: PlanRequest, measure: Callable[[Plan], MeasuredPlan]
 ) -> MeasuredPlan:
-    """Plan, measure, and plan again with what the measurement taught, until the budget is met.
+    """Plan, measure, and plan again with the measured correction, until the budget is met.
 
     Returns the plan whose measured speed-up comes nearest to the requested one.
     """
@@ -133,8 +133,8 @@ def full_pass_ratio(
 ) -> float:
     """Return a full step's time over the profile's, from a forward and backward pass that trains everything.
 
-    To give the gradients up is a part of a step, of a twentieth where a layer has a hundred million weights.
-    No weight moves: the optimiser's part is the profile's times ``optimizer_ratio``.
+    A full step also frees the gradients, a twentieth of its time for a layer of a hundred million weights; that is
+    timed too. No weight moves: the optimiser's part is the profile's time for it times ``optimizer_ratio``.
     """
     optimizing = float(profile.optimizer_seconds.sum()) * optimizer_ratio
     with untouched(model):

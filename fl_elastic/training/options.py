@@ -22,25 +22,26 @@ __all__ = ["ForwardOptions", "Timing", "TrainablePart", "TrainerOptions"]
 class ForwardOptions:
     """How the frozen prefix runs.
 
-    The prefix runs in eval mode: a dropout or random depth inside of it is off, as it is in inference.
+    The prefix runs in eval mode, so dropout or stochastic depth inside it is off, as in inference.
 
     Parameters
     ----------
     feature_bytes : int
-        Bound of the feature store; 0 for none. It pays when the same prepared examples come back without random
-        augmentation of the inputs: within a fit of several epochs, or in later fits, where the store is a file and
+        Bound of the feature store; 0 for none. A store pays when the same examples come back without random
+        augmentation of the inputs: within a fit of several epochs, or in later fits, if the store is a file and
         nothing trains below its cut meanwhile.
     precision : {"fp16", "fp32", "int8"}
         How features are stored.
     path : path-like, optional
-        File for the features, which stays for later fits and processes; memory if left out. Features of examples
-        that a fit over all data does not meet any more are wiped.
+        File for the features, kept for later fits and processes; if left out, features are held in memory. Features
+        of examples that a fit over all data no longer meets are wiped.
     variants : int
-        Prepared variants of each example that the loader draws from (see `Variants`): so many more are kept.
+        Number of prepared variants of each example that the loader draws from (see `Variants`), all of which are
+        stored.
     channels_last : bool
         Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
     augment : callable, optional
-        Random change of the features, applied anew in each step: augmentation that a store allows.
+        Random change of the features, applied anew in each step: augmentation that works with a store.
     """
 
     feature_bytes: int = 0
@@ -51,7 +52,7 @@ class ForwardOptions:
     augment: Callable[[Tensor], Tensor] | None = None
 
     def terms(self, examples: int, epochs: float) -> StoreTerms | None:
-        """Return what the store is worth to a plan: passes over so many examples; None without a store."""
+        """Return what plans may assume about the store, for so many examples and epochs; None without a store."""
         size = PRECISIONS[self.precision].itemsize
         return (
             StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
@@ -67,19 +68,19 @@ class ForwardOptions:
 
 @dataclass(frozen=True)
 class TrainablePart:
-    """What of a model may be trained, whatever the policy says.
+    """Which part of a model may be trained, whatever the policy says.
 
     Parameters
     ----------
     cut : str
-        The fleet's cut: the deepest group, or module, that is trained. Empty for none.
+        The fleet's cut: the deepest group, or module, that is trained. Empty for no cut.
     kept_head : str
         Group of a head that was solved for (`fl_elastic.update.closed_form.closed_form_head`) and is not trained.
         Empty for none.
     keep_statistics : bool
-        Whether norms run with the statistics that they have, as in eval mode, and leave them as they are: what a
-        pretrained model has seen tells more than a small batch, and a head that was solved for fits no others.
-        Their weights and biases are trained as ever.
+        Whether norms run with their present statistics, as in eval mode, and do not update them: the statistics of
+        pretraining say more than a small batch, and a solved head fits no others. The norms' weights and biases are
+        trained as usual.
     """
 
     cut: str = ""
@@ -88,26 +89,26 @@ class TrainablePart:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether a part of the model stays as it is, so that nobody takes full steps."""
+        """Whether a part of the model is never trained, so that no full steps are taken."""
         return bool(self.cut or self.kept_head)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How a fit knows the time of its steps, and which time counts.
+    """How a fit times its steps, and which time counts.
 
     Parameters
     ----------
     closed_loop : bool
-        Measure the steps while training and correct the plan. Off, the plan depends on the stored cost profile
+        Measure the steps while training and correct the plan. If off, the plan depends on the stored cost profile
         alone, so that a simulation is reproducible.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     charge_probes : bool
-        Whether a deadline holds for the probes of importance as well.
+        Whether probes of importance count against a deadline, too.
     profile_seconds, planning_seconds : float
-        Where times are not measured: what a fit is charged with for costs that it had to estimate first, and for
-        each plan that has to be made, as a simulation says.
+        For simulations, where times are not measured: seconds charged for estimating costs, and for making each
+        plan.
     """
 
     closed_loop: bool = True
@@ -133,30 +134,31 @@ class TrainerOptions:
     importance : str or Importance
         Registered score, or an object, used by policies that need one.
     full_update_every : int
-        On average every so many fits, and at least every twice as many, a policy that leaves groups out for the
-        budget's sake (`Policy.needs_coverage`) trains all of them for fewer steps in the same time, so that each
-        client trains every group with a known probability under any time budget. Where memory or uplink exclude
-        everything at once, it trains what fits of the groups left out for longest. The same is done where a first
-        fit cannot pay for a probe, and where making a plan takes more than a twentieth of a deadline. 0 turns it
-        off, 1 does so always.
+        A policy that leaves groups out to keep the budget (`Policy.needs_coverage`) trains all groups, for
+        fewer steps in the same time, on average in one of so many fits and at least in one of twice as many. So
+        each client trains every group with a known probability under any time budget. If memory or uplink do not
+        admit all groups at once, such a fit trains those left out for longest that fit. A fit also trains all
+        groups if a first fit cannot pay for a probe, or if making a plan takes more than a twentieth of a deadline.
+        0 turns this off; with 1 every fit does so.
     proximal : float
         Weight of FedProx's pull towards the weights that the fit started from (Li et al., MLSys 2020), on the
-        tensors that are trained; 0 for none.
+        trained tensors; 0 for none.
     forward : ForwardOptions, optional
-        Runs the frozen prefix as inference, perhaps out of a cache; left out, the forward pass is as it is.
+        Runs the frozen prefix as inference, optionally with stored features; by default the forward pass is not
+        changed.
     part : TrainablePart
         What may be trained.
     timing : Timing
-        How the time of steps is known.
+        How steps are timed.
     count_examples : callable, optional
-        ``count_examples(inputs, targets)`` returns how many examples a batch has, which weigh the client's update
-        and the means of its evaluation; left out, the targets say it, see
+        ``count_examples(inputs, targets)`` returns the number of examples in a batch, which weights the client's
+        update and the means of its evaluation. By default the targets tell it, see
         `fl_elastic.groups.batch_size.batch_size`.
     accumulate : int
-        Batches whose mean gradient each step of the optimiser takes. Budgets and reports go on counting batches;
-        the steps of an update are those of the optimiser.
+        Number of batches whose mean gradient each optimiser step takes. Budgets and reports still count batches; an
+        update counts optimiser steps.
     seed : int
-        Seed of random choices: in a federation a new one for each client and round.
+        Seed of random choices; a federation uses a new one for each client and round.
     """
 
     importance: str | Importance = "elastic"

@@ -49,41 +49,41 @@ def plan_for(
     options: TrainerOptions | None = None,
     state: SelectionState | None = None,
 ) -> Plan:
-    """Return what a policy would train under a budget, for `apply_plan`; the model is left as it is.
+    """Return the plan of a policy under a budget, for `apply_plan`; the model is left as it is.
 
-    Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given, and
-    importance is measured on all of them (a probe of two batches is two steps or so).
+    Costs are estimated on the first batch (about one and a half steps) unless a profile that fits is given.
+    Importance is measured on all batches (a probe of two batches takes about two steps).
 
-    Where not even the cheapest step fits, or costlier steps are worth more under a deadline, the budget is kept by
-    fewer steps: take no more than ``plan.step_fraction`` of those that were meant to be taken. A warning says so.
+    If even the cheapest step does not fit, or costlier steps are worth more under a deadline, the budget is kept by
+    fewer steps: take at most ``plan.step_fraction`` of the intended steps. A warning says so.
 
     Parameters
     ----------
     model : nn.Module
-        On the device it is trained on.
+        On the device that it is trained on.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     batches : sequence of batches
-        Like those to come; two for the default importance.
+        Batches like those of the training; two for the default importance.
     budget : Budget
-        Of all steps together where it is a deadline.
+        A deadline is for all steps together.
     policy : str or Policy
         A registered name, or an object with options of its own.
     optimizer_fn : callable
         ``optimizer_fn(parameters)`` returns the kind of optimiser that will train.
     steps : int
-        That share a deadline.
+        Number of steps that share a deadline.
     profile : CostProfile, optional
         Costs, measured by `fl_elastic.profiling.profile_model`.
     options : TrainerOptions, optional
         What may be trained (``part``), importance, seed, and the batches of a step (``accumulate``).
     state : SelectionState, optional
-        Scores remembered from before; it takes in what is measured now.
+        Scores remembered from before; the new measurements are added to it.
 
     Raises
     ------
     TrainingError
-        If there are fewer batches than importance takes, or an option says how steps are taken.
+        If there are fewer batches than importance needs, or an option prescribes how steps are taken.
     PlanError
         If the model has no group at the cut.
     BudgetError
@@ -128,7 +128,7 @@ def plan_for(
 
 
 def _refuse_what_a_loop_does(options: TrainerOptions) -> None:
-    """Raise TrainingError for options that say how steps are taken: the loop takes them."""
+    """Raise TrainingError for options about how steps are taken, which is up to the caller's loop."""
     usual = TrainerOptions()
     given = {
         "forward": options.forward != usual.forward,
@@ -152,27 +152,27 @@ def changed(
     num_examples: int,
     base_version: int = 0,
 ) -> PartialUpdate:
-    """Return what a loop under a plan changed, as it travels to a server.
+    """Return what a training loop under a plan changed, as an update for the server.
 
     Parameters
     ----------
     model : nn.Module
         After training.
     base : mapping of str to tensor
-        Its state before: ``{name: value.clone() for name, value in model.state_dict().items()}``.
+        The state before training: ``{name: value.clone() for name, value in model.state_dict().items()}``.
     plan : Plan
-        By which it was trained.
+        The plan of the training.
     steps : int
         Optimiser steps taken.
     num_examples : int
-        Examples that they saw, once each.
+        Number of examples in these steps, each counted once.
     base_version : int
-        Version of the global model that ``base`` is.
+        Version of the global model in ``base``.
 
     Raises
     ------
     TrainingError
-        If ``base`` lacks a tensor, or one is no longer finite.
+        If ``base`` lacks a tensor, or a trained tensor is no longer finite.
     """
     model = uncompiled(model)
     prefix = wrapper_prefix(model)

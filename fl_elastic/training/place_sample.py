@@ -1,4 +1,4 @@
-"""One short pass over data for what ranks places: features at each of them, and targets."""
+"""One short pass over data for ranking places: features at each place, and targets."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _FOLDS = 5
 
 @dataclass(frozen=True, eq=False)
 class PlaceSample:
-    """What a pass over some examples tells of the places of a model.
+    """Features and targets of some examples at several places of a model.
 
     Attributes
     ----------
     sample : Sample
         Features at each place, and targets; equal examples are in the same of five folds.
     seconds : dict of Place to float
-        Of a pass that ends at the place, per example.
+        Time per example of a forward pass that ends at the place.
     classes : bool
         Whether targets are classes.
     """
@@ -79,24 +79,24 @@ def place_sample(
     Parameters
     ----------
     model : nn.Module
-        Whose outputs are class scores, or numbers, of shape (N, C).
+        A model whose outputs are class scores, or numbers, of shape (N, C).
     loader : iterable of batches
         Targets are classes, shape (N,), or numbers, shape (N, C).
     examples : int
-        How many at most.
+        Largest number of examples to use.
     places : sequence of Place, optional
-        Left out, `candidate_places`.
+        Places to read; `candidate_places` by default.
     most_features : int
-        Of candidates.
+        Largest number of features of a candidate place.
     seconds : float
-        No batch is begun after that time.
+        No batch is begun after so many seconds.
 
     Raises
     ------
     TrainingError
-        If targets do not fit the outputs, or there is none that counts, or a feature is not finite at every place.
+        If targets do not fit the outputs, no target counts, or at no place all features are finite.
     PlanError
-        If the model has none of the places.
+        If the model does not have one of the places.
     """
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
@@ -159,8 +159,8 @@ def place_sample(
                     begin, count = count, count + int(known.sum())
                     for place, each in rows.items():
                         if place not in features:
-                            # Room for all of them, of which only what is written takes memory: many small
-                            # tensors would be held a second time while they are joined.
+                            # Allocated for all examples at once, of which only written rows take memory: joining
+                            # many small tensors at the end would hold everything twice.
                             features[place] = torch.empty(examples, each.shape[1])
                         features[place][begin:count] = each[known]
                     gathered.append((wanted[known], keys[known]))
@@ -193,12 +193,12 @@ def place_sample(
 
 
 def outputs_of(model: nn.Module, inputs: object) -> int:
-    """Return how many numbers the model gives for an example; nothing of the model is changed.
+    """Return how many numbers the model outputs per example; the model is not changed.
 
     Raises
     ------
     TrainingError
-        If it gives no row of numbers for each.
+        If the model does not output one row of numbers per example.
     """
     with untouched(model), torch.no_grad():
         scores = scores_of(call_model(model, few_that_run(model, (inputs, inputs))[0]))

@@ -1,4 +1,4 @@
-"""A client's answer when the server asks where the model may be read."""
+"""A client's reply when the server asks where a head can read the model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from fl_elastic.training.place_sample import outputs_of, place_sample
 
 __all__ = ["places_reply"]
 
-# Bytes for each product of two features, at most, while sums are written: all of them in fp64, those of what is not
-# held out, its triangle, held-out rows, and both as they travel.
+# Upper bound on the bytes per product of two features while sums are written: all products in fp64, those of
+# examples that are not held out, their triangle, held-out rows, and both as they travel.
 _HELD = 48
 
 
@@ -45,22 +45,22 @@ def places_reply(
     names: Mapping[str, int],
     clock: str = "auto",
 ) -> PlacesReply:
-    """Return features of some examples at the places that a device can afford to be read from.
+    """Return features of some examples at the places that the device can afford to read.
 
     Parameters
     ----------
     model : nn.Module
-        As the server sent it.
+        The model as the server sent it.
     loader : iterable of batches
-        Of which the first examples are taken.
+        The first examples are taken.
     read : str
         ``auto`` for all candidates, or names of places.
     examples : int
-        How many are asked for.
+        Number of examples asked for.
     of_all : int
-        How many the client has: a pass over them must fit its deadline.
+        Number of examples that the client has: a pass over all of them must fit the deadline.
     budget : Budget
-        Of the pass for sums: deadline, memory and uplink bytes.
+        Budget of the pass for sums: deadline, memory and uplink bytes.
     names : mapping of str to int
         Index of each tensor of the manifest.
     clock : str
@@ -69,7 +69,7 @@ def places_reply(
     Raises
     ------
     TrainingError
-        If the device can afford none of them.
+        If the device can afford no place.
     """
     first = to_device(as_pair(next(iter(loader))), model_device(model))
     inputs = few_that_run(model, split_batch(first))[0]
@@ -115,7 +115,7 @@ def places_reply(
 def _that_fit(
     rows: Mapping[Place, NDArray[np.floating]], outputs: int, uplink: float | None
 ) -> dict[Place, NDArray[np.floating]]:
-    """Return the places whose features can be sent, the narrow ones first."""
+    """Return the places whose features fit the uplink budget, narrow ones first."""
     kept, features = set(), 0
     for place in sorted(rows, key=lambda place: rows[place].shape[1]):
         features += rows[place].shape[1]
@@ -127,7 +127,7 @@ def _that_fit(
 def _kept(
     model: nn.Module, places: tuple[Place, ...], inputs: object, names: Mapping[str, int]
 ) -> dict[Place, tuple[int, ...]]:
-    """Return which tensors of the manifest the part of the model has that ends at each place."""
+    """Return the manifest's tensors, by index, in the part of the model that ends at each place."""
     return {
         place: tuple(sorted(names[name] for name in tensors if name in names))
         for place, tensors in kept_tensors(model, places, inputs).items()

@@ -1,4 +1,4 @@
-"""Choose what to train: when to measure importance, when to train everything, and what the policy is asked."""
+"""Choose what to train: decide when to measure importance and when to train everything, and ask the policy."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ __all__ = ["CHANNEL_SCORE", "STEP_GAIN_EXPONENT", "Planner", "with_channels", "w
 
 _LOG = logging.getLogger("fl_elastic")
 _MOST_OF_TIME, _HALF = 0.15, 0.5
-# Of the time since the last probe: what earlier ones found, and what steps tell meanwhile, does until then.
+# Share of the time since the last probe: earlier scores and the steps' own importance suffice until then.
 _MOST_FOR_LATER_PROBES = 0.01
 _STEPS_THAT_TELL = 2
 _MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
 _SEND_ALL = ("full", "filtered")
 _FULL_UPDATES = 0xDEE9
 CHANNEL_SCORE = "fisher"
-"""By which the channels of a group are chosen that is trained in part, where the policy does not say."""
+"""Default score by which channels are chosen in a group that is trained by channels."""
 STEP_GAIN_EXPONENT = 0.5
-"""Exponent a in gain ~ steps^a, where a deadline trades steps against groups.
+"""Exponent a in gain ~ steps^a, by which a deadline trades steps against groups.
 
-Further steps are worth less in federated rounds, where clients drift apart. With 1 runs on CIFAR-10 ended 1.8 and
-3.4 points lower.
+It is below 1 because in federated rounds, where clients drift apart, further steps are worth less. With 1, runs on
+CIFAR-10 ended 1.8 and 3.4 points lower.
 """
 
 
@@ -65,16 +65,16 @@ class Planner:
     budget : Budget
         What one fit may spend.
     options : TrainerOptions
-        How to select.
+        How to select groups.
     state : SelectionState
         Scores remembered from earlier fits.
     optimizer : callable
-        Returns the real optimiser, whose state a probe starts from.
+        Returns the real optimiser; a probe starts from a copy of its state.
 
     Attributes
     ----------
     memory : PolicyMemory
-        What the policy keeps of this fit; the state takes it in when the fit has succeeded.
+        What the policy remembers of this fit; it is stored in the state when the fit has succeeded.
     """
 
     def __init__(
@@ -97,7 +97,8 @@ class Planner:
         self._model, self._loss_fn = model, loss_fn
         self._optimizer = optimizer
         self._generator = np.random.default_rng(options.seed)
-        # Apart from the policy's own: how much a policy draws must not decide who goes deep, and when.
+        # A generator of its own: the number of draws by a policy must not affect which client trains everything
+        # when.
         self._full_generator = np.random.default_rng([abs(options.seed), _FULL_UPDATES])
         self._fidelity: Fidelity | None = None
         self._costs: CostProfile | None = None
@@ -113,7 +114,7 @@ class Planner:
 
     @cached_property
     def channel_score(self) -> ChannelScore:
-        """By what the channels of a group are chosen that is trained in part."""
+        """The score by which channels are chosen in a group that is trained by channels."""
         return CHANNEL_SCORES.make(self.policy.needs.channel_score or CHANNEL_SCORE)
 
     @property
@@ -123,7 +124,7 @@ class Planner:
 
     @property
     def batches_needed(self) -> int:
-        """Batches that one probe takes."""
+        """Number of batches of one probe."""
         scored = self.importance.batches_needed if self.policy.needs.importance else 1
         chosen = self.channel_score.batches_needed if self.policy.needs.modes else 1
         return max(scored, chosen, 1)
@@ -136,21 +137,22 @@ class Planner:
         budget: Budget | None = None,
         whole: CostProfile | None = None,
     ) -> None:
-        """Start a fit: plan for that many steps at these costs with what is left of the budget.
+        """Start a fit with these costs, this number of steps, and the rest of the budget.
 
         Parameters
         ----------
         costs : CostProfile
-            Of what may be trained.
+            Costs of what may be trained.
         requested_steps : int
-            That share the budget.
+            Steps that share the budget.
         batches : sequence of batch
-            What the policy may look at.
+            Batches that the policy may look at.
         budget : Budget, optional
-            What is left; all of it, if left out.
+            What is left of the budget; by default all of it.
         whole : CostProfile, optional
-            Of the whole model, where that is another one: a speed-up is over its steps. Where a cut leaves the
-            policy nothing to choose among that it has in the whole model, what is next to the loss is trained.
+            Costs of the whole model, if they differ: a speed-up is relative to its full step. If a cut leaves the
+            policy nothing to choose among that it could choose among in the whole model, the last groups that fit
+            are trained.
 
         Raises
         ------
@@ -165,7 +167,7 @@ class Planner:
         self.policy.refuse_misfit(costs)
         self.requested_steps = requested_steps
         self.budget = budget
-        # A simulated device's process is one of its own, whatever this one has loaded.
+        # A simulated device has a process of its own, whatever code this one has loaded.
         self._code = code_to_load() if self.options.timing.closed_loop else CODE_BYTES
         memory = self.budget.memory
         if memory is not None and memory < code_to_load() == self._code == CODE_BYTES:
@@ -194,17 +196,17 @@ class Planner:
             self.policy = POLICIES.make("last_k")
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
-        """Plan with other costs from now on, and only the groups within reach."""
+        """Plan with these costs from now on, and only with the first ``reachable`` groups."""
         rate = sending_seconds_per_byte(self.budget, self.requested_steps)
         costs = replace(with_sending(costs, rate), code_bytes=self._code)
         self._costs, self._reachable = costs, reachable
         self._fitting = self._last_probe = None
 
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
-        """Whether importance must be measured: not while everything fits, at the measured pace.
+        """Return whether importance must be measured now; never while everything fits, at the measured pace.
 
-        A policy that is defined by its own importance neither asks whether everything fits nor what its probes take
-        over many fits. No probe but the first may take more than a share of the time that is left.
+        A policy that is defined by its own importance measures it even then, and however much its probes cost over
+        many fits. Except for the first, no probe may take more than a fixed share of the time left.
         """
         if not (self.policy.needs.importance and self.state.probe_due()):
             return False
@@ -218,7 +220,7 @@ class Planner:
 
     @property
     def full_step_fits_memory(self) -> bool:
-        """Whether a plain step that trains everything, as a probe takes it, stays within the memory budget."""
+        """Whether a full step, as a probe takes it, stays within the memory budget."""
         costs, memory = self._known_costs(), self.budget.memory
         return memory is None or mask_bytes(costs, np.ones(len(costs), dtype=bool)) <= memory
 
@@ -228,7 +230,7 @@ class Planner:
 
     @property
     def _choosing_takes_too_long(self) -> bool:
-        """Whether a deadline leaves too little for what a choice takes, passes of single examples included."""
+        """Whether choosing would take too much of a deadline, including passes over single examples."""
         deadline = self.budget.deadline
         if deadline is None or not self.options.timing.charge_probes:
             return False
@@ -241,7 +243,7 @@ class Planner:
         return passes * costs.full_step_seconds > _HALF * deadline
 
     def _another_probe_is_earned(self) -> bool:
-        """Whether one more probe is little against all that the steps since the last one took."""
+        """Return whether one more probe costs little compared with all steps since the last one."""
         if not self.options.timing.charge_probes:
             return True
         full = self._known_costs().full_step_seconds
@@ -250,7 +252,7 @@ class Planner:
         return self._probe_seconds <= _MOST_FOR_LATER_PROBES * since
 
     def _can_pay_for_probe(self) -> bool:
-        """Whether a probe fits the memory and leaves most of the time; else older or others' scores must do."""
+        """Return whether a probe fits the memory and leaves most of the time; otherwise known scores must do."""
         if not self.full_step_fits_memory:
             return False
         full = self._known_costs().full_step_seconds
@@ -260,32 +262,32 @@ class Planner:
         probe, steps = self._probe_seconds, self.requested_steps
         if self.budget.deadline is not None or not self.state.known:
             return probe <= _MOST_OF_TIME * allowed * steps
-        # A speed-up holds over many fits, and what a probe finds serves for as many steps as are between two.
+        # A speed-up holds over many fits, and a probe serves all steps until the next probe.
         served = max(steps, self.state.rules.probe_every)
         return probe <= min(_HALF * steps, _MOST_OF_TIME * served) * allowed
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
-        """Probe the importance of every group; return whether it has drifted."""
+        """Probe the importance of every group; return whether importance has drifted."""
         self._batches = batches
         self.measure_fidelity(batches[-1])
         self._measured = True
         probe = self._last_probe = self.probe(batches)
         found = self.importance.score(probe)
-        # What is out of reach was not probed and keeps what it had.
+        # Groups out of reach were not probed and keep their scores.
         scores = np.full(len(self.state.names), np.nan)
         scores[: len(found)] = found
         return self.state.absorb(scores)
 
     @property
     def learns_from_steps(self) -> bool:
-        """Whether the steps of a fit tell what the groups are worth that they train."""
+        """Whether the training steps of a fit measure the importance of the groups that they train."""
         return self.policy.needs.importance is True and self.importance.read_from_steps
 
     def learn(self, scores: Scores) -> None:
-        """Take in what training steps told, NaN for groups of which they told nothing; shape (N,)."""
+        """Take in scores from training steps, shape (N,), NaN for groups without one."""
         together = bool(np.isfinite(scores[: self._reachable]).all())
         self._measured |= together
-        # Steps were taken since.
+        # The probe is outdated: steps were taken since.
         self._last_probe = None
         self.state.absorb(scores, together=together)
 
@@ -296,9 +298,9 @@ class Planner:
         self.memory = self.policy.after_backward(parameters, optimizer, self.memory)
 
     def measure_fidelity(self, batch: Batch) -> None:
-        """Measure what the policy's cheaper modes keep of the gradient now."""
+        """Measure how much of the gradient the policy's cheaper modes keep now."""
         if self.policy.needs.modes:
-            # Few policies have cheaper modes: others do not load how they are judged.
+            # Imported here: few policies have cheaper modes.
             from fl_elastic.planning.importance.fidelity import measure_fidelity
 
             self._fidelity = measure_fidelity(
@@ -310,14 +312,14 @@ class Planner:
             )
 
     def plan(self, correction: float) -> Plan:
-        """Return what the policy chooses at the measured pace, with the channels of its groups.
+        """Return the policy's plan at the measured pace, with the channels of its groups.
 
-        Where sending is limited, later plans of a fit train parts of what the first one trains: the update holds
-        whatever any of them trained.
+        If sending is limited, later plans of a fit train parts of what the first one trains, because the update
+        contains everything that any of them trained.
         """
         first, request = self._first, self._request(correction)
         if first is not None and any(each.runs_part for each in first.transforms):
-            # What a step runs stays what it is, as what it holds is sent.
+            # What a step runs is also what is sent, so it does not change within a fit.
             return first
         if first is not None:
             request = replace(request, importance=request.importance * first.mask)
@@ -333,9 +335,9 @@ class Planner:
         return plan
 
     def pay_for_plan(self) -> float:
-        """Take what the options charge for a plan out of the time that is left; return these seconds.
+        """Charge the budget what the options charge for a plan; return these seconds.
 
-        Where everything fits, or the policy has nothing to select, there is nothing to work out.
+        Nothing is charged if everything fits or the policy has nothing to select.
 
         Raises
         ------
@@ -353,11 +355,11 @@ class Planner:
         return seconds
 
     def full_update_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
-        """Return the plan that trains everything in fewer steps, if this fit is to.
+        """Return the plan that trains everything in fewer steps if this fit should, else None.
 
-        It is where it is its turn; where nothing is known of what the groups are worth and a probe is too dear, for
-        two such steps tell it; and where choosing would take more than a twentieth of a deadline. A fit that cannot
-        pay for such steps goes without.
+        A fit trains everything when it is its turn; when no importance is known and a probe is too expensive,
+        because two such steps measure it; and when choosing would take more than a twentieth of a deadline. It does
+        not if it cannot pay for such steps.
 
         Parameters
         ----------
@@ -374,7 +376,7 @@ class Planner:
             return None
         request = self._request(1.0)
         if not request.fits_bytes(request.head_mask()):
-            # Nothing fits: the policy says so.
+            # Nothing fits: the policy raises the error.
             return None
         plan = request.plan_of_mask("full", self._longest_left_out(request))
         if affordable(plan) < steps:
@@ -383,7 +385,7 @@ class Planner:
         return plan
 
     def _rather_everything(self) -> tuple[int, str]:
-        """Return how many steps that train everything are better than a choice, and why; none where none are."""
+        """Return how many full steps are better than a choice, and the reason; 0 if a choice is better."""
         if not (self.policy.needs.importance and self.options.full_update_every):
             return 0, ""
         if self._choosing_takes_too_long and (self.policy.needs.modes or not self.state.scores):
@@ -398,13 +400,13 @@ class Planner:
             and deadline
             and planning > _MOST_FOR_A_PLAN * deadline
         ):
-            # What was slow once is tried again some day.
+            # Shrink the remembered time, so that planning is tried again some day.
             self.state.planning_seconds *= _FORGOTTEN
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
     def cheapest_plan(self, plan: Plan) -> Plan:
-        """Return the plan that trains the head alone; the policy's own plan where it cannot train less."""
+        """Return the plan that trains only the head, or ``plan`` if the policy cannot train less."""
         if not self.policy.reduces_uplink:
             return plan
         request = self._request(1.0)
@@ -412,16 +414,17 @@ class Planner:
         return request.plan_of_mask("head", request.head_mask())
 
     def remainder_plan(self, plan: Plan, seconds: float) -> Plan | None:
-        """Return the deepest part of a plan, from the loss on, of which one more step takes at most so long.
+        """Return the largest part of a plan, from the loss on, whose step takes at most ``seconds``.
 
-        Only parts of what the fit trains anyway: sending it is paid for. None if not even one group's does.
+        Only parts of what the fit trains anyway are considered, because sending these is paid for. None if not even
+        one group's step fits.
 
         Parameters
         ----------
         plan : Plan
-            What the fit trained by.
+            The plan of the fit.
         seconds : float
-            By the cost profile.
+            In the cost profile's seconds.
         """
         costs = self._known_costs()
         plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"}
@@ -445,9 +448,9 @@ class Planner:
         return replace(part, sending_seconds=plan.sending_seconds)
 
     def leaves_worth(self, plan: Plan) -> bool:
-        """Whether a plan leaves out what costlier steps might train.
+        """Return whether a plan leaves out groups that costlier steps could train.
 
-        Not where a policy is defined by what it trains, or where what the first plan sends is all that may be sent.
+        False for a policy that is defined by what it trains, and if only what the first plan sends may be sent.
         """
         policy = self.policy
         if policy.needs.own_importance is not None or not (
@@ -463,18 +466,18 @@ class Planner:
         )
 
     def costlier_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
-        """Return what to train in the steps that are left, where they may take longer than those of a plan.
+        """Return a plan for the remaining steps, which may take longer than those of ``plan``.
 
-        None where nothing costlier fits.
+        None if nothing costlier fits.
 
         Parameters
         ----------
         plan : Plan
-            What the fit trains by.
+            The present plan.
         step_seconds : float
-            What each of the steps may take, by the cost profile.
+            Time that each step may take, in the cost profile's seconds.
         steps : int
-            How many are left.
+            Number of remaining steps.
         """
         request = replace(self._request(1.0).allowing(step_seconds), steps=steps)
         found = self.policy.plan(request)
@@ -491,20 +494,20 @@ class Planner:
         )
 
     def _probe_now(self) -> Probe:
-        """Return the probe that importance was just taken on, with what was found; another after a step."""
+        """Return the probe of the last importance measurement with its results; a new one if steps followed it."""
         last = self._last_probe
         if last is None or self.state.steps_since_probe or last.batches is not self._batches:
             return self.probe(self._batches)
         return last
 
     def _must_learn(self) -> bool:
-        """Whether nobody knows what the groups are worth, and only training everything tells."""
+        """Return whether no importance is known and only full steps can measure it."""
         if not self.learns_from_steps or self.state.scores:
             return False
         return not self._can_pay_for_probe()
 
     def _longest_left_out(self, request: PlanRequest) -> Mask:
-        """Return everything, or what fits memory and uplink of the groups that were left out for longest."""
+        """Return all groups, or, of those left out for longest, the ones that fit memory and uplink."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits_bytes(everything):
             return everything
@@ -516,7 +519,7 @@ class Planner:
         return mask
 
     def probe(self, batches: Sequence[Batch]) -> Probe:
-        """Return what an importance score may look at."""
+        """Return the object through which an importance score looks at model and batches."""
         return Probe(
             model=self._model,
             loss_fn=self._loss_fn,
@@ -532,7 +535,7 @@ class Planner:
         return self._costs
 
     def _everything_fits(self, correction: float) -> bool:
-        """Whether all groups fit; asked after every step, so it is answered once for the same costs and pace."""
+        """Return whether all groups fit; cached per costs and pace, because it is asked after every step."""
         if self._fitting is None or self._fitting[0] != correction:
             request = self._request(correction)
             everything = np.ones(len(request.profile), dtype=bool)
@@ -540,7 +543,7 @@ class Planner:
         return self._fitting[1]
 
     def _basis(self, correction: float) -> str:
-        """Return what a plan at this pace is based on, see `FitReport.based_on`."""
+        """Return the basis of a plan at this pace, see `FitReport.based_on`."""
         if self.policy.basis is not None:
             return self.policy.basis
         if not self.policy.needs.importance:
@@ -558,7 +561,7 @@ class Planner:
             for group in self._known_costs().graph.groups[: self._reachable]
             for name in group.parameters
         }
-        # As importance scores list them; what is held for good, as below a stream's features, is not among them.
+        # In the order of importance scores; parameters frozen for good, as below a stream's features, are left out.
         own = [
             each
             for name, each in self._model.named_parameters()
@@ -568,7 +571,7 @@ class Planner:
 
     def _request(self, correction: float) -> PlanRequest:
         costs = self._known_costs()
-        # One that cannot send less than everything says so itself when everything takes too long.
+        # A policy that cannot send less than everything reports itself when sending everything takes too long.
         budget = sendable(self.budget) if self.policy.reduces_uplink else self.budget
         return PlanRequest(
             profile=costs,
@@ -586,7 +589,7 @@ class Planner:
 
 
 def _relative_to(costs: CostProfile, whole: CostProfile, budget: Budget) -> Budget:
-    """Return the budget with a speed-up over steps of the whole model as one over those that ``costs`` knows."""
+    """Return the budget with a speed-up over the whole model's steps restated over the steps of ``costs``."""
     if budget.speedup is None:
         return budget
     speedup = budget.speedup * costs.full_step_seconds / whole.full_step_seconds
@@ -594,14 +597,14 @@ def _relative_to(costs: CostProfile, whole: CostProfile, budget: Budget) -> Budg
 
 
 def worth_for(policy: Policy, state: SelectionState, costs: CostProfile) -> Scores:
-    """Return what groups are worth to ``policy`` now; one with a score of its own gets it without exploration."""
+    """Return the groups' worth to ``policy`` now; without the exploration bonus if it has its own importance."""
     if policy.needs.own_importance is not None or not policy.needs.importance:
         return np.nan_to_num(state.measured) if state.names else np.zeros(len(costs))
     return state.worth(costs.parameter_bytes)
 
 
 def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
-    """Return the part of a plan that sends nothing that the first one does not."""
+    """Return the part of a plan that sends nothing that the first plan does not send."""
     modes = [
         mode if before.kind in _SEND_ALL or mode == before else Mode.FROZEN
         for mode, before in zip(plan.modes, first.modes, strict=True)
@@ -623,7 +626,7 @@ def with_channels(
     score: Callable[[], ChannelScore],
     probe: Callable[[], Probe],
 ) -> Plan:
-    """Return the plan with the channels of its groups chosen; if the policy chose them nothing is probed."""
+    """Return the plan with its groups' channels chosen; without a probe if the policy chose all of them."""
     pairs = zip(plan.groups, plan.modes, strict=True)
     if not any(mode.kind == "channels" and g.name not in plan.channels for g, mode in pairs):
         return plan
@@ -632,11 +635,11 @@ def with_channels(
 
 
 def _choosing(plan: Plan, channels: Mapping[str, tuple[int, ...]]) -> Plan:
-    """Return a plan that trains these channels of its groups."""
+    """Return the plan, training these channels of its groups."""
     layers = plan.lean_layers
     if layers is None and not channels:
         return plan
-    # Few plans train channels: others do not load how.
+    # Imported here: few plans train channels.
     from fl_elastic.planning.lean_layers import LeanLayers
 
     return plan.having(replace(layers or LeanLayers(), channels=channels))

@@ -1,4 +1,4 @@
-"""A head in closed form on one device that chooses where in the model it reads: a short pass, and a whole one."""
+"""A closed-form head on one device that chooses where to read the model: one short and one whole pass."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _LOG = logging.getLogger("fl_elastic")
 
 @dataclass(frozen=True, eq=False)
 class ReadOut:
-    """What `read_out` found.
+    """The result of `read_out`.
 
     Attributes
     ----------
     model : nn.Module
-        A `fl_elastic.readout.readout.Readout` with its head; the model that was given, where what enters its last
-        layer is best.
+        A `fl_elastic.readout.readout.Readout` with its head; or the given model, if the input of its last layer is
+        the best place.
     head : ClosedFormHead
-        Its weights, penalty and error on held-out examples.
+        Weights, penalty and error on held-out examples.
     choice : Choice or None
-        What each place would have been worth; None where it was said where to read.
+        The error at each place; None if ``read`` named the places.
     """
 
     model: nn.Module
@@ -58,17 +58,17 @@ def read_out(
     Parameters
     ----------
     model : nn.Module
-        Any that gives a row of numbers for each example. It is left as it is, but for its last layer where that is
-        the best place, and its tensors are shared.
+        A model that outputs one row of numbers per example. Its tensors are shared with the result and not changed,
+        except those of its last layer if that is the best place.
     loader : iterable of batches
-        Re-iterable, in an order that tells nothing: the first 640 examples choose the places. Targets are classes,
-        shape (N,), or numbers, shape (N, C).
+        Re-iterable, in random order: the first 640 examples choose the places. Targets are classes, shape (N,), or
+        numbers, shape (N, C).
     read : str
-        ``auto``, ``auto>512`` for so many numbers at most, ``last`` for the last linear layer, or names of places
+        ``auto``, ``auto>512`` for at most so many features, ``last`` for the last linear layer, or names of places
         such as ``features.3@grid8+features.6@grid4``.
     most_features : int
-        Bound of the numbers that are read of an example: the time of the sums grows with their square. Below 640
-        the features of the places are projected onto so many directions.
+        Bound on the features read per example: the time of the sums grows with their square. Below 640 the features
+        of the places are projected onto so many directions.
 
     Raises
     ------
@@ -101,9 +101,9 @@ def readout_of(
     *,
     most_features: int = MOST_FEATURES,
 ) -> tuple[nn.Module, Choice | None]:
-    """Return a model that ends where its head reads, the head still zeros, and the choice where one was made.
+    """Return a model that ends where its head reads, with a head of zeros, and the choice if one was made.
 
-    Where that is the last layer it is the model itself. Parameters are those of `read_out`.
+    If the head reads at the last layer, this is the model itself. Parameters are those of `read_out`.
     """
     if read == "last":
         return model, None

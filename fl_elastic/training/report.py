@@ -1,4 +1,4 @@
-"""Report of one fit: the log of its steps, and what came of them."""
+"""Report of one fit: the log of its steps, and its results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["FitReport", "ForwardReport", "StepLog"]
 
 
 class StepLog:
-    """What the steps of one fit cost and touched.
+    """Times of the steps of one fit, and the tensors that they trained.
 
     Parameters
     ----------
     whole_batch : tuple of int
-        Shape of a batch that enters step times; a smaller last batch would distort them.
+        Shape of the batches that enter step times; a smaller last batch would distort them.
     clock : callable
-        Gives seconds.
+        Returns the time in seconds.
     began : float
         When the fit began.
 
@@ -62,8 +62,8 @@ class StepLog:
     ) -> tuple[float, bool]:
         """Take one step; return its seconds and whether its batch was whole.
 
-        If it ``ended``, and does not wait for more batches, it counts for those of the tensors that it gave a
-        gradient, or whose ids ``in_part`` returns afterwards: a part of these had one.
+        If it ``ended`` (does not wait for more batches), the step counts for the tensors that got a gradient, and
+        for those whose ids ``in_part`` returns afterwards, of which a part was trained.
         """
         started = self.clock()
         self.losses.append(take(batch))
@@ -79,7 +79,7 @@ class StepLog:
         return seconds, whole
 
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
-        """Take what a step still owes to batches that were counted; return its seconds."""
+        """Take the step that accumulated gradients still wait for; return its seconds."""
         started = self.clock()
         if take():
             self._count(tensors)
@@ -93,13 +93,13 @@ class StepLog:
         )
 
     def after_step(self) -> float:
-        """Count what the loop took since the step's end, and return it."""
+        """Count the loop's time since the end of the step, and return it."""
         seconds = self.clock() - self._stepped
         self.seconds += seconds
         return seconds
 
     def read(self, seconds: float) -> None:
-        """Count what reading a batch took."""
+        """Count the time of reading a batch."""
         self.seconds += seconds
 
     def charge(self, seconds: float) -> None:
@@ -109,7 +109,7 @@ class StepLog:
 
     @property
     def median_step_seconds(self) -> float:
-        """Median seconds of a step with a whole batch, 0 if there was none."""
+        """Median seconds of a step with a whole batch; 0 if there was none."""
         return statistics.median(self._whole_seconds) if self._whole_seconds else 0.0
 
 
@@ -139,35 +139,35 @@ class ForwardReport:
     refused: str
 
     def to_metrics(self) -> dict[str, int]:
-        """Return what a client's reply says of its features."""
+        """Return the metrics about features in a client's reply."""
         return {"features-computed": self.computed, "features-found": self.found}
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """What one call of `ElasticTrainer.fit` did.
+    """Plan, times, losses and other results of one call of `ElasticTrainer.fit`.
 
     Attributes
     ----------
     plan : Plan
-        The plan in force at the end, but for the rest of a deadline that is too short for one more of its steps:
-        that is spent on a part of what it trains.
+        The plan in force at the end. A remainder of a deadline too short for one more of its steps is spent on a
+        part of what it trains, and does not change this.
     plans : tuple of (int, Plan)
         Every plan with the step at which it came into force.
     steps, requested_steps : int
-        Steps taken, and those that the loader and epochs asked for; fewer if the budget is below the floor.
+        Steps taken, and steps that loader and epochs asked for; fewer are taken if the budget is below the floor.
     seconds : float
-        Time of the training steps, by the trainer's clock; under a deadline that of reading their batches as well.
+        Time of the training steps, by the trainer's clock; under a deadline including the reading of their batches.
     selection_seconds : float
-        Time of everything besides: estimating costs, probing importance, planning, full passes timed between the
-        steps, and preparing.
+        All other time: estimating costs, probing importance, planning, full passes timed between the steps, and
+        preparing.
     preparing_seconds : float
-        Of these the time of making ready for a fit and for each of its plans: copies of what training changes, and
-        layers put into their modes.
+        The part of it that prepares the fit and each of its plans: copies of what training changes, and layers put
+        into their modes.
     predicted_seconds : float
-        Steps and probes by the cost profile, with what the options charge: what a virtual clock uses.
+        Steps and probes by the cost profile, plus what the options charge; a virtual clock uses it.
     choosing_seconds : float
-        Of the predicted seconds those of probes and plans.
+        The part of the predicted seconds for probes and plans.
     step_seconds : float
         Median time of a step with a whole batch.
     full_step_seconds : float
@@ -177,20 +177,20 @@ class FitReport:
     losses : tuple of float
         Loss of every step.
     importance : dict
-        Loss decrease per step that a group is expected to bring, by group name, as known after the fit; without
-        the groups that were never measured, and empty if the policy uses none.
+        Expected loss decrease per step if a group is trained, by group name, as known after the fit; without groups
+        that were never measured, and empty if the policy uses no importance.
     num_examples : int
         Examples in the loader.
     forward : ForwardReport or None
         What the elastic forward pass did; None if it was not asked for.
     full_ratio : float or None
-        Median time of the full passes that were timed between the steps, over the cost profile's; None if none was.
+        Median time of the full passes timed between the steps over the cost profile's; None if none was timed.
     based_on : str
         What the choice of the plan was based on: "everything fits", "fixed rule" (a policy without importance),
-        "measured importance" (of all groups, in this fit), "remembered importance" (of earlier probes and training
-        steps), "size and turns" (no scores at all), "everything, in turn" (a fit that
-        trains everything for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe),
-        "everything, as choosing takes too long" (of a deadline), "the head, as choosing took all of the time" (of a
+        "measured importance" (of all groups, in this fit), "remembered importance" (from earlier probes and
+        training steps), "size and turns" (no importance known), "everything, in turn" (a fit that trains everything
+        for coverage), "everything, to learn its worth" (a first fit that cannot pay for a probe), "everything, as
+        choosing takes too long" (too long for a deadline), "the head, as choosing took all of the time" (under a
         deadline that pays for a step of it), or "the server's choice".
     """
 
@@ -215,21 +215,21 @@ class FitReport:
 
     @property
     def drift(self) -> float:
-        """Measured over predicted time of a step: how much slower the device is than when it was measured."""
+        """Measured over predicted time of a step: how much slower the device is now than when it was profiled."""
         return self.step_seconds / self.plan.predicted_step_seconds
 
     @property
     def step_speedup(self) -> float:
-        """Full step over the median step taken.
+        """Time of a full step over the median time of a step.
 
-        The full step is that of the passes timed between the steps, where there are any: at the same heat, load
-        and clock rate as the steps. Else it is the cost profile's, measured or estimated at another time.
+        The full step is the one timed between the steps, if any was: at the same heat, load and clock rate.
+        Otherwise it is the cost profile's, measured or estimated at another time.
         """
         return self._full_seconds / self.step_seconds if self.step_seconds > 0 else 1.0
 
     @property
     def speedup(self) -> float:
-        """Time of the requested steps at full cost over all the time spent, that of choosing included.
+        """Time of the requested steps at full cost over the total time, including that of choosing.
 
         Steps left out count as no time. The full step is that of `step_speedup`.
         """
@@ -237,7 +237,7 @@ class FitReport:
         return self._full_seconds * self.requested_steps / max(spent, 1e-12)
 
     def to_metrics(self) -> dict[str, int | float | str]:
-        """Return what a client's reply says of its training, in plain Python values.
+        """Return the metrics about training in a client's reply, in plain Python values.
 
         Raises
         ------
@@ -259,5 +259,5 @@ class FitReport:
 
     @property
     def _full_seconds(self) -> float:
-        """A full step's time while this fit trained, as far as it is known."""
+        """Time of a full step during this fit, as far as it is known."""
         return self.full_step_seconds * (1.0 if self.full_ratio is None else self.full_ratio)

@@ -1,4 +1,4 @@
-"""Keep the scores that decide what is trained, from probe to probe and from round to round."""
+"""Remember the scores that decide what is trained, from probe to probe and from round to round."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ __all__ = ["SELECTION", "Reselection", "SelectionState"]
 
 _LONGEST_GAP = 8
 SELECTION = Kind("fl_elastic.selection", 2)
-"""Of archives that hold a `SelectionState`."""
+"""Kind of the archives that hold a `SelectionState`."""
 
 
 @dataclass(frozen=True)
 class Reselection:
-    """When importance is measured anew, and how old and new scores make what groups are worth.
+    """When importance is measured again, and how old and new scores give the worth of groups.
 
     Attributes
     ----------
     probe_every : int
-        Steps between two probes of importance. While importance stays alike the gap doubles, up to eight times;
-        once it has drifted it falls back. It is longer where a probe would take more than a hundredth of the time
+        Steps between two probes of importance. While importance stays similar the gap doubles, up to eight times
+        this; after a drift it falls back. It is longer if a probe would take more than a hundredth of the time
         between two.
     below_cosine : float
-        Cosine similarity of old and new importance below which groups are selected anew; above 1 always, below -1
-        never.
+        Groups are selected again if the cosine similarity of old and new importance is below this; above 1 always,
+        below -1 never.
     smoothing : float
         Weight of the old score in the moving average over probes, in [0, 1).
     exploration : float
-        Worth that every group has besides its share of the importance: its share of the weights (and of the
-        number of groups), times one more than the fits in which it was last left out. It fills the budget
-        where importance is lost in noise, and brings every affordable group back in turn.
+        Weight of a bonus added to every group's share of the importance: its share of the weights (averaged with
+        that of the number of groups), times one more than the number of fits since it was last trained. It fills
+        the budget if importance is lost in noise, and brings every affordable group back in turn.
     """
 
     probe_every: int = 100
@@ -62,32 +62,33 @@ class Reselection:
 
 @dataclass
 class SelectionState:
-    """Smoothed importance and how long each group has been left out; survives from fit to fit.
+    """Smoothed importance, and for how long each group was left out; kept from fit to fit.
 
     Attributes
     ----------
     names : tuple of str
         Groups in backward order; scores of another model are dropped.
     scores : list of float or None
-        Moving average of importance, in the units of the newest; None for a group that was never measured, the
-        whole list empty if none was.
+        Moving average of importance, in the units of the newest score; None for a group that was never measured;
+        empty if no group was.
     left_out : list of int
         Fits since each group was last trained.
     steps_since_probe, probe_gap : int
-        Steps taken since all groups were last measured together, and after how many a probe is due.
+        Steps since all groups were last measured together, and the number of steps after which a probe is due.
     planning_seconds : float
-        What the last plan took to make; 0 while none was made.
+        Time that making the last plan took; 0 if none was made.
     memory : PolicyMemory
-        What the policy itself keeps.
+        What the policy itself remembers.
     rules : Reselection
         How scores are kept.
     known : bool
+        Whether earlier fits are remembered; otherwise it is unknown what was left out.
         Whether earlier fits are remembered; without a memory nobody can say what was left out.
 
     Raises
     ------
     PlanError
-        If lengths do not fit each other, a count is negative, or a score is not finite.
+        If the lengths differ, a count is negative, or a score is not finite.
     """
 
     names: tuple[str, ...] = ()
@@ -115,7 +116,7 @@ class SelectionState:
             raise PlanError(f"planning_seconds {self.planning_seconds} is no time")
 
     def fit_to(self, names: Sequence[str]) -> None:
-        """Start afresh if the groups are not the ones remembered."""
+        """Drop everything remembered if the groups are not the remembered ones."""
         if self.names != tuple(names):
             self.names = tuple(names)
             self.scores = []
@@ -129,29 +130,29 @@ class SelectionState:
 
     @property
     def measured(self) -> Scores:
-        """The scores, NaN for a group that was never measured; shape (N,)."""
+        """The scores, shape (N,); NaN for a group that was never measured."""
         return np.array(self.scores or [None] * len(self.names), dtype=float)
 
     @property
     def remembers(self) -> bool:
-        """Whether there is anything in it that a policy could go by."""
+        """Whether it holds anything that a policy could use."""
         looked_at = self.scores or self.memory.owner or self.planning_seconds
         return bool(looked_at or any(self.left_out))
 
     @property
     def complete(self) -> bool:
-        """Whether every group was measured at some time."""
+        """Whether every group has been measured at some time."""
         return bool(self.scores) and None not in self.scores
 
     def absorb(self, scores: Scores, *, together: bool = True) -> bool:
-        """Take in new scores; return whether importance has drifted (always for the first).
+        """Merge new scores; return whether importance has drifted (always true for the first).
 
         Parameters
         ----------
         scores : ndarray, shape (N,)
-            NaN where nothing was measured: those groups keep what they had.
+            NaN for a group that was not measured, which keeps its old score.
         together : bool
-            Whether all that can be trained was measured at once, as a probe does.
+            Whether all groups that can be trained were measured at once, as a probe does.
         """
         new, old = np.asarray(scores, dtype=float), self.measured
         now, both = np.isfinite(new), np.isfinite(new) & np.isfinite(old)
@@ -166,7 +167,7 @@ class SelectionState:
         if together:
             self.steps_since_probe = 0
         if together and norms > 0:
-            # What a step is worth falls while the model learns: the shares are averaged, not the sizes.
+            # The gain of a step falls while the model learns: average the shares, not the sizes.
             old = old * (np.abs(new[both]).max() / np.abs(old[both]).max())
         keep = self.rules.smoothing
         merged = np.where(both, keep * old + (1 - keep) * new, np.where(now, new, old))
@@ -174,15 +175,15 @@ class SelectionState:
         return drifted
 
     def worth(self, sizes: ArrayLike) -> Scores:
-        """Return what the policy sees: the share of importance, and the bonus for being left out.
+        """Return the groups' worth as the policy sees it: share of importance plus the bonus for being left out.
 
-        Without scores the bonus alone counts, or each group's size if there is none. A group that was never
-        measured counts beside those that were by its size.
+        Without scores only the bonus counts, or each group's size if there is no bonus. A group that was never
+        measured is given importance in proportion to its size.
 
         Parameters
         ----------
         sizes : array-like, shape (N,)
-            Weights per group: the bonus grows with a group's share of them, and with its mere presence.
+            Weights per group: the bonus grows with a group's share of them, besides an equal share per group.
         """
         presence = (1.0 / len(self.names) + np.asarray(sizes, dtype=float) / np.sum(sizes)) / 2
         scores = self.measured.clip(min=0.0)
@@ -197,7 +198,7 @@ class SelectionState:
         return worth if worth.any() else presence
 
     def draw_full_update(self, every: int, generator: np.random.Generator) -> bool:
-        """Draw whether a fit trains every group, as one of ``every`` fits does; certain after twice as many."""
+        """Draw whether a fit trains every group, with probability 1/``every``; certain after twice as many fits."""
         if every == 1:
             return True
         if every == 0 or (self.known and not any(self.left_out)):

@@ -1,4 +1,4 @@
-"""One training step: loss, gradients, FedProx's pull on them, the trainer's optimiser."""
+"""One training step: loss, gradients, FedProx's pull, and the optimiser's step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 
 class TrainingStep:
-    """Takes the training steps of a fit: a batch each, or several.
+    """Takes the training steps of a fit, each on one batch or on several accumulated ones.
 
     Parameters
     ----------
@@ -46,31 +46,31 @@ class TrainingStep:
     optimizing : KeptOptimizer
         The trainer's optimiser.
     pull : ProximalPull
-        Towards the weights that the fit started from.
+        FedProx's pull towards the weights that the fit started from.
     clock : callable
-        Gives seconds.
+        Returns the time in seconds.
     forward : ElasticForward, optional
-        Runs what lies below the cut, where the forward pass is elastic.
+        Runs the frozen prefix, if the forward pass is elastic.
     worth : StepImportance, optional
-        Reads importance from gradients, where steps tell it.
+        Reads importance from gradients, if steps measure it.
     watch : callable, optional
-        ``watch(parameters, optimizer)`` looks at the gradients of what trains, by name, before each step.
+        ``watch(parameters, optimizer)`` sees the gradients of the trained parameters, by name, before each step.
     judge : callable, optional
-        ``judge(right)`` is told on which examples of a batch the model was right, before each step.
+        ``judge(right)`` is told, before each step, on which examples of a batch the model was right.
     accumulate : int
-        Batches whose mean gradient a step takes.
+        Number of batches whose mean gradient a step takes.
 
     Attributes
     ----------
     optimizer_seconds : list of float
-        What the optimiser took in the first steps by the present plan: on a GPU timing it holds a step up.
+        Time of the optimiser in the first steps of the present plan; on a GPU, timing delays the step.
     opener : StepOpener or None
-        The last one that prepared steps, with what those held so far in the fit.
+        The last opener that prepared steps, with what these held so far in the fit.
     moved : set of int
-        Ids of the parameters that the last step trained in part, whose gradients are their stand-ins', or that it
-        may have moved without a gradient.
+        Ids of the parameters of which the last step trained only a part, through stand-ins that hold the gradients,
+        or which it may have moved without a gradient.
     stepped : bool
-        Whether the last batch ended a step.
+        Whether the last batch completed an optimiser step.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class TrainingStep:
         self.optimizer_seconds = []
 
     def finalize(self) -> None:
-        """Leave the optimiser as the present plan leaves it."""
+        """Leave the optimiser's state as the present plan wants it left."""
         for guard in self._guards:
             guard.finalize()
 
     def take(self, batch: Batch) -> float:
-        """Take one step, or a part of it, and return the loss of the batch.
+        """Take one step, or one batch of an accumulated step, and return the loss of the batch.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class TrainingStep:
     def _take(
         self, optimizer: torch.optim.Optimizer, batch: Batch, stand_ins: Iterable[StandIn]
     ) -> float:
-        """Take the step; ``stand_ins`` are trained in the place of some parameters."""
+        """Take the step; ``stand_ins`` are trained in place of some parameters."""
         if not self._waiting:
             optimizer.zero_grad(set_to_none=True)
         self.stepped = False
@@ -178,18 +178,18 @@ class TrainingStep:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
             self._waiting += 1
-        # Else nothing that the plan trains took part, as with routing: the batch is passed over.
+        # Otherwise no trained parameter took part in the loss, as with routing: the batch is skipped.
         if self._waiting == self.accumulate:
             self.finish(stand_ins)
         return value
 
     @property
     def waits(self) -> bool:
-        """Whether gradients of some batches wait for those of more."""
+        """Whether accumulated gradients wait for more batches."""
         return self._waiting > 0
 
     def finish(self, stand_ins: Iterable[StandIn] = ()) -> bool:
-        """Take the optimiser's step with the gradients that there are; return whether there were any."""
+        """Take the optimiser's step with the accumulated gradients; return whether there were any."""
         self.stepped, self._waiting = self.waits, 0
         if not self.stepped:
             return False
@@ -215,7 +215,7 @@ class TrainingStep:
         return True
 
     def _loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch, on the features at the cut where there is one."""
+        """Return the loss of a batch, computed from the features at the cut if there is one."""
         if self.forward is not None:
             try:
                 with self.forward.step(batch):
@@ -249,7 +249,7 @@ class ProximalPull:
     weight : float
         :math:`\mu`.
     anchors : tuple of (Parameter, Tensor)
-        Each parameter and the value it is pulled towards.
+        Each parameter and the value that it is pulled towards.
     """
 
     weight: float = 0.0
@@ -265,12 +265,12 @@ class ProximalPull:
 
     @torch.no_grad()
     def add_to_gradients(self, stand_ins: Iterable[StandIn] = ()) -> None:
-        """Add the pull to every gradient there is: parameters without one are not trained now.
+        """Add the pull to every existing gradient: parameters without one are not trained now.
 
         Parameters
         ----------
         stand_ins : iterable of StandIn
-            What is pulled in the place of some parameters.
+            Stand-ins that are pulled in place of their parameters.
         """
         instead = {id(each.whole): each for each in stand_ins}
         for parameter, anchor in self.anchors:
@@ -282,7 +282,7 @@ class ProximalPull:
 
 
 class KeptOptimizer:
-    """Calling it returns the optimiser, which is made by the first call.
+    """Returns the optimiser when called; the first call makes it.
 
     A separate object, because a bound method of the trainer would create a reference cycle and keep the weights
     and the optimiser's state in memory until the next garbage collection.
@@ -290,14 +290,14 @@ class KeptOptimizer:
     Parameters
     ----------
     model : Module
-        Whose trainable parameters are optimised.
+        Its trainable parameters are optimised.
     optimizer_fn : callable
-        Makes it.
+        Makes the optimiser.
 
     Attributes
     ----------
     made : Optimizer or None
-        What there is so far.
+        The optimiser, None before the first call.
     """
 
     def __init__(self, model: nn.Module, optimizer_fn: OptimizerFn) -> None:
@@ -305,7 +305,7 @@ class KeptOptimizer:
         self._model, self._optimizer_fn = model, optimizer_fn
 
     def follow(self) -> None:
-        """Make it anew if it does not drive all that is trainable by now; what it knows of the others stays.
+        """Make the optimiser anew if it lacks a parameter that is trainable now; the others' state is kept.
 
         Raises
         ------
@@ -325,7 +325,7 @@ class KeptOptimizer:
                 group.update({n: v for n, v in known.items() if n not in ("params", "param_names")})
 
     def __call__(self) -> torch.optim.Optimizer:
-        """Return it; raises TrainingError as `made_by` does."""
+        """Return the optimiser; raise TrainingError as `made_by` does."""
         if self.made is None:
             self.made = made_by(self._optimizer_fn, self._model)
         return self.made

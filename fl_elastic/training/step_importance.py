@@ -1,4 +1,4 @@
-"""Importance from the gradients of steps that train anyway."""
+"""Importance from the gradients of steps that are taken for training anyway."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fl_elastic.planning.importance.base import Scores
 __all__ = ["StepImportance"]
 
 _TELLING = 2
-# Differences of a big layer as a whole are fresh memory that costs more than the step: a part fits into the cache.
+# The difference of a big layer as a whole is fresh memory, which costs more than the step: parts fit the cache.
 _PART = 1 << 18
 
 
 class StepImportance:
-    r"""Reads the importance of what is trained from two consecutive training steps.
+    r"""Reads the importance of the trained groups from two consecutive training steps.
 
-    :math:`I_k = -\langle g_k(B),\ \Delta w_k(A)\rangle`, with :math:`\Delta w_k(A)` what the first step of a fit on
-    its batch A made of group k, and g the gradient of the next step on its batch B. This is `ElasticImportance` of
-    those two batches, without a pass of its own: the weights before the fit are kept anyway, and what is left to do
-    is one product per tensor.
+    :math:`I_k = -\langle g_k(B),\ \Delta w_k(A)\rangle`, where :math:`\Delta w_k(A)` is the change of group k in
+    the fit's first step, on batch A, and g is the gradient of the next step, on batch B. This is
+    `ElasticImportance` of those two batches without an extra pass: the weights before the fit are kept anyway, and
+    only one product per tensor remains.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ class StepImportance:
         self._scores = np.full(len(groups), np.nan)
 
     def observe(self, whole: Iterable[int]) -> None:
-        """Look at the gradients of a step, before the optimiser takes it.
+        """Read the gradients of a step, before the optimiser takes it.
 
         Parameters
         ----------
         whole : iterable of int
-            Groups that the step trains in all their weights, by their number.
+            Indices of the groups that the step trains in full.
         """
         for index in whole:
             unread, self._steps[index] = self._unread[index], self._steps[index] + 1
@@ -75,11 +75,11 @@ class StepImportance:
                 if math.isfinite(read):
                     self._scores[index] = np.nan_to_num(self._scores[index]) + read
             if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
-                # Read already, or of no use to these batches: then a step changes nothing.
+                # Read already, or not used by these batches; then a step does not change the loss.
                 self._scores[index] = np.nan_to_num(self._scores[index])
 
     def scores(self) -> Scores:
-        """Return what was read since this was last asked, NaN for a group of which nothing was; shape (N,)."""
+        """Return what was read since the last call, shape (N,); NaN for a group of which nothing was read."""
         found = self._scores.copy()
         self._scores[:] = np.nan
         return found
@@ -87,7 +87,7 @@ class StepImportance:
 
 @torch.no_grad()
 def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
-    """Return the sum of gradient times change, taken part by part."""
+    """Return the sum of gradient times change, computed in parts."""
     tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
     rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
     parts = zip(*(torch.split(each, rows) for each in tensors), strict=True)

@@ -1,4 +1,4 @@
-"""The trainer: measure, choose, train, hold the budget, hand over what changed."""
+"""The trainer: measure, choose, train, hold the budget, return what changed."""
 
 from __future__ import annotations
 
@@ -71,25 +71,25 @@ class ElasticTrainer:
     Parameters
     ----------
     model : nn.Module
-        Trained in place, on the device it is on. Parameters that do not require a gradient stay out.
+        Trained in place, on its device. Parameters that do not require a gradient are left out.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     optimizer_fn : callable
         ``optimizer_fn(parameters)`` returning a torch optimiser; called once, and once per probe.
     budget : Budget
-        What one fit may spend. Where it limits memory, torch's compiler is loaded only once something is compiled,
-        in this process: optimisers would load its hundred megabytes for nothing.
+        What one fit may spend. If it limits memory or time, torch's compiler is not loaded in this process until
+        something is compiled: optimisers would otherwise load its hundred megabytes without using it.
     policy : str or Policy
         A registered name, or an object with options of its own.
     profile : CostProfile, optional
-        Measured costs; when missing or of another case they are estimated on the first batch, for about one and a
-        half steps that are charged to the budget, and corrected while training.
+        Measured costs. If missing or of another model, batch or device, costs are estimated on the first batch,
+        which takes about one and a half steps that are charged to the budget, and corrected while training.
     options : TrainerOptions, optional
         Everything else.
     state : SelectionState, optional
         Scores remembered from earlier fits of the same client.
     manifest : Manifest, optional
-        What of the model updates may hold; left out, what ``Manifest.of(model)`` says when a fit begins.
+        The tensors that updates may hold; by default ``Manifest.of(model)`` at the beginning of a fit.
 
     Examples
     --------
@@ -119,7 +119,7 @@ class ElasticTrainer:
     ) -> None:
         check_parts(model, loss_fn, optimizer_fn, budget)
         if budget.memory is not None or budget.deadline is not None:
-            # What an optimiser loads of the compiler for nothing is more than many a budget, and takes a second.
+            # Through an optimiser the compiler would take more memory than many a budget has, and a second.
             from fl_elastic.training.lean_start import without_compiler
 
             without_compiler()
@@ -148,7 +148,7 @@ class ElasticTrainer:
         self._num_examples = 0
         self._stayed_here: list[str] = []
         self._loading_seconds = 0.0
-        # What the last fit took after its last step: the next one keeps it back.
+        # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
 
     @property
@@ -158,7 +158,7 @@ class ElasticTrainer:
 
     @property
     def may_train(self) -> list[str]:
-        """Names of the parameters that the last fit could choose among: not what it was told to leave alone."""
+        """Names of the parameters that the last fit could choose among, without those kept from training."""
         names = Counter(dict.fromkeys(self.planner.parameters, 1))
         return [name for name, counts in under_every_name(self.model, names).items() if counts]
 
@@ -173,11 +173,11 @@ class ElasticTrainer:
         ModelError
             If the model cannot be trained here at all.
         BudgetError
-            If memory or uplink do not even admit the head, or the time not even one step.
+            If memory or uplink do not even admit the head, or the time does not pay for one step.
 
         Notes
         -----
-        Whatever fails, also in the loader or the loss function, leaves model and optimiser as before the fit.
+        After any failure, also in the loader or the loss function, model and optimiser are as before the fit.
         """
         epochs = _whole_number(epochs)
         if not torch.is_grad_enabled():
@@ -192,18 +192,18 @@ class ElasticTrainer:
         began = clock()
         size: LoaderSize | None = None
         if deadline is None and not says_its_length(loader):
-            # Before it is read to train: processes that it starts to read with are not to share it.
+            # Before reading for training begins, so that its worker processes do not compete with this count.
             refuse_what_is_none(loader)
             size = loader_size(loader, None, count_examples)
         passes = Epochs(loader, epochs, model_device(self.model), count_examples)
-        # A sampler that goes by what the model gets right; of a DataLoader, or the loader itself.
+        # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
         drawn = getattr(loader, "batch_sampler", None)
         judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
         needed = self.planner.batches_needed
         if judge is None:
             batches = passes.first(needed)
         else:
-            # It is told of each batch before it draws the next one.
+            # Such a sampler is told the result on each batch before it draws the next one.
             device = model_device(self.model)
             batches = first_batches(loader, needed, device, count_examples)
         loading = (clock() - began) / len(batches)
@@ -213,7 +213,7 @@ class ElasticTrainer:
                 loader, batches[0], count_examples, deadline or math.inf, clock,
                 self._loading_seconds,
             )  # fmt: skip
-        # An epoch of a stream draws from more samples than it gives.
+        # A stream has more samples than it draws for an epoch.
         self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
@@ -226,7 +226,7 @@ class ElasticTrainer:
             with kept:
                 return self._fit(loader, passes, epochs, size, batches, log, judge)
         except BaseException:
-            # Also a loader's error, or Ctrl-C: half-trained weights would be taken for the model's.
+            # Also on a loader's error or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
             raise
         finally:
@@ -235,22 +235,22 @@ class ElasticTrainer:
                 parameter.grad = None
             if self._forward is not None:
                 self._forward.close()
-                # With it go the features that it kept in memory.
+                # This also frees the features kept in memory.
                 self._forward = None
 
     @property
     def _charges_loading(self) -> bool:
-        """Whether the time of the loader counts: a deadline holds for it, a speed-up is one of steps."""
+        """Whether the loader's time counts: it does for a deadline; a speed-up is about steps alone."""
         return self.budget.deadline is not None and self.options.timing.closed_loop
 
     @property
     def _clock_kind(self) -> str:
-        """A deadline passes also while nothing is computed."""
+        """Kind of clock: wall time for a deadline, which passes even while nothing is computed."""
         by_wall = self._charges_loading and self.options.timing.clock == "auto"
         return "wall" if by_wall else self.options.timing.clock
 
     def _follow_flags(self) -> None:
-        """Go by what the model's owner lets train now: layers are thawed, frozen and exchanged between fits."""
+        """Adapt to the present ``requires_grad`` flags: the owner may freeze or replace layers between fits."""
         flags = flags_of(self.model)
         if flags != self._flags:
             self._flags = flags
@@ -300,12 +300,13 @@ class ElasticTrainer:
         )  # fmt: skip
         log.selection_seconds += estimating
         log.predicted_seconds += 0.0 if closed_loop else estimating
-        # The estimate is out of the budget already; all else that stands before and after the steps is as well.
+        # The estimate is charged to the budget already; charge the rest of the time before and after the steps,
+        # too.
         starting = clock() - log.began - estimating * closed_loop
         copying = began - log.began
         fit.charge(copying, preparing=True)
         fit.charge(starting - copying)
-        # Before it is known what the end takes: it looks at every tensor as the start does.
+        # As long as the time after the steps is unknown, assume that of the start: both look at every tensor.
         closing = starting - reading if self._closing_seconds is None else self._closing_seconds
         fit.control.spent += closing * closed_loop
         fit.run(passes)
@@ -383,17 +384,17 @@ class ElasticTrainer:
         )
 
     def update(self, base_version: int = 0) -> PartialUpdate:
-        """Return what the last fit changed, against the weights it started from.
+        """Return what the last fit changed, relative to the weights that it started from.
 
-        Holds each parameter that was trained for at least one step, and each running statistic that
-        the training steps updated, with the number of those steps. Of a tensor that every plan of the fit trained
-        by channels alone, or in windows, ``parts`` says which.
+        The update holds each parameter that was trained for at least one step, and each running statistic that the
+        training steps updated, with the number of those steps. For a tensor that every plan of the fit trained only
+        in part (by channels, or in windows), ``parts`` says which part.
 
         Raises
         ------
         TrainingError
-            If nothing was fitted yet, a weight is no longer finite, or the forward pass has changed what does not
-            travel.
+            If nothing was fitted yet, a weight is no longer finite, or the forward pass has changed a tensor that
+            does not travel.
         """
         if self._base is None:
             raise TrainingError("there is no update before the first fit")
@@ -428,7 +429,7 @@ class ElasticTrainer:
         options = self.options.forward
         if options is None and not self.planner.policy.needs_eval_prefix:
             return None
-        # Most fits run the whole model in each step, and do not load how to run a part of it.
+        # Imported here: most fits run the whole model in each step.
         from fl_elastic.training.elastic_forward import ElasticForward
 
         return ElasticForward(
@@ -438,12 +439,12 @@ class ElasticTrainer:
 
 
 def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget: object) -> None:
-    """Return if what a trainer is made of is of the right kind, before anything is asked of it.
+    """Check the kinds of a trainer's arguments.
 
     Raises
     ------
     ModelError, TrainingError, BudgetError
-        If not: a class in place of an object, an optimiser in place of what makes one, a number as a budget.
+        If one is of the wrong kind: a class instead of an object, an optimiser instead of a callable, a number.
     """
     uncompiled(model)
     if not callable(loss_fn):
@@ -470,7 +471,7 @@ def _made(given: object) -> str:
 
 
 def eager(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was called on, and say so; any other as it is."""
+    """Return the module that ``torch.compile`` was called on, with a warning; any other module as it is."""
     original = uncompiled(model)
     if original is not model:
         _LOG.warning(
@@ -481,7 +482,7 @@ def eager(model: nn.Module) -> nn.Module:
 
 
 def _whole_number(epochs: object) -> int:
-    """Return a number of epochs, of Python or of numpy; raises TrainingError if it is none."""
+    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number."""
     try:
         found = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
     except TypeError:
@@ -492,7 +493,7 @@ def _whole_number(epochs: object) -> int:
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
-    """Return the profile by what the fit measured: of steps of a part by the full passes between them alone."""
+    """Return the profile scaled to the fit's measurements; for steps of a part, only full passes count."""
     if not any(each.runs_part for each in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
@@ -504,7 +505,7 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
 
 
 def _refuse_telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> None:
-    """Raise TrainingError where noise is added for privacy, and the policy goes by gradients without it."""
+    """Raise TrainingError if noise is added for privacy but the policy chooses by gradients without that noise."""
     if adds_noise(optimizer) and policy.reads_data:
         raise TrainingError(
             f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
@@ -514,7 +515,7 @@ def _refuse_telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> 
 
 
 def _refuse_untrainable(model: nn.Module) -> None:
-    """Raise ModelError for what no plan can train: nothing at all, no values, sparse gradients."""
+    """Raise ModelError for a model that no plan can train: no parameters, no values, or sparse gradients."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ModelError(
             "the model has no trainable parameter: set requires_grad on what shall train"

@@ -18,8 +18,8 @@ __all__ = ["Variants"]
 class Variants(Dataset[tuple[Tensor, Any]]):
     """Draws one of ``count`` variants of an example each time it is asked for.
 
-    Which variant comes is random (torch's generator); what a variant looks like depends on the seed, the
-    example and its number alone, so that it comes back unchanged and its features can be cached.
+    Which variant is drawn is random (torch's generator). The variant itself depends only on the seed, the example
+    and the variant's number, so that it comes back unchanged and its features can be cached.
 
     Parameters
     ----------

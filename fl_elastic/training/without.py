@@ -1,4 +1,4 @@
-"""Split a client's data in two: what it keeps, and the examples that it gives up, by their numbers."""
+"""Split a client's data in two: the examples to keep, and the examples to give up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHERWISE = (
 
 
 def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Return two loaders: of all examples but some, and of these.
+    """Return two loaders: of all examples except some, and of these.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch]
     Raises
     ------
     TrainingError
-        If a number is none of an example, nothing would be left, or the loader does not say which examples it
+        If an id is not one of an example, nothing would be left, or the loader does not say which examples it
         reads.
 
     Examples
@@ -94,7 +94,7 @@ def _rows(batch: Batch) -> int:
 
 
 def _numbered(loader: Iterable[Batch]) -> Any:
-    """Return the data set of a DataLoader that draws each of its examples once; TrainingError for any other."""
+    """Return the dataset of a DataLoader that draws each example once; raise TrainingError for any other."""
     plain = type(loader) is DataLoader and loader.batch_size is not None
     dataset = getattr(loader, "dataset", None)
     if not plain or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
@@ -112,7 +112,7 @@ def _numbered(loader: Iterable[Batch]) -> Any:
 def _over(
     loader: DataLoader[Any], dataset: Any, numbers: Sequence[int], *, shuffle: bool, drop_last: bool
 ) -> DataLoader[Any]:
-    """Return a loader over these examples that is as another one otherwise."""
+    """Return a loader over these examples with the settings of the given loader."""
     return DataLoader(
         Subset(dataset, numbers), loader.batch_size, shuffle=shuffle, drop_last=drop_last,
         num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,

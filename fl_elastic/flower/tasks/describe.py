@@ -1,4 +1,4 @@
-"""Describe the device: what its rounds cost. `ClientRegistry` keeps what each node said."""
+"""Describe the device: what its rounds cost. `ClientRegistry` collects the answers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Describe(RoundTask):
 
     @property
     def reveals_data(self) -> bool:
-        """Nothing but their number."""
+        """False: only the number of examples is revealed."""
         return False
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the capabilities as metrics; costs are measured if they are not known."""
+        """Return the capabilities as metrics; unknown costs are estimated."""
         known = client.capabilities(self)
         return Answer([], known.num_examples, known.to_metrics())

@@ -25,11 +25,11 @@ class Evaluate(RoundTask):
 
     @property
     def reveals_data(self) -> bool:
-        """No more than any evaluation does."""
+        """False: it reveals no more than any evaluation."""
         return False
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Evaluate, above the features of the test data that were kept at the fleet's cut if there are any."""
+        """Evaluate the model, on kept features of the test data at the fleet's cut if there are any."""
         from fl_elastic.training import evaluate
 
         data = client.data

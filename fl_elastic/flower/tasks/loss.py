@@ -1,4 +1,4 @@
-"""Measure the model's loss on the client's training data, before a model that has forgotten examples is kept."""
+"""Measure the loss on the client's training data, to decide whether a dampened model is kept."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["MeasureLoss"]
 
 @dataclass(frozen=True)
 class MeasureLoss(RoundTask):
-    """Say what loss the model has on the client's training examples."""
+    """Report the model's loss on the client's training examples."""
 
     name: ClassVar[str] = "loss"
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the loss as a metric, of the examples for which there is time."""
+        """Return the loss as a metric, over the examples for which there is time."""
         from fl_elastic.training.evaluate import evaluate
 
         data = client.data

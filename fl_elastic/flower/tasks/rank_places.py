@@ -1,4 +1,4 @@
-"""Rank the places of the model from which its head may read.
+"""Send samples by which the server ranks the places that the head may read.
 
 `fl_elastic.flower.place_choice` collects the samples.
 """
@@ -25,9 +25,9 @@ class RankPlaces(RoundTask):
     Attributes
     ----------
     places : str
-        Among which places the server chooses, ``auto`` for all; ``auto>512`` for so many numbers at most.
+        Places among which the server chooses; ``auto`` for all, ``auto>512`` for at most so many features.
     examples : int
-        How many examples to send.
+        Number of examples to send.
     """
 
     places: str = "auto"
@@ -36,7 +36,7 @@ class RankPlaces(RoundTask):
     name: ClassVar[str] = "rank-places"
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the features, rotated so that no row is an example, packed."""
+        """Return the features, packed, and rotated so that no row is an example."""
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 

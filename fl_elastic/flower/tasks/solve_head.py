@@ -1,4 +1,4 @@
-"""Sum what a head in closed form is solved from.
+"""Compute the sums from which a head in closed form is solved.
 
 `fl_elastic.flower.round_zero` collects the sums, `fl_elastic.flower.secret_round_zero` those that hide examples.
 """
@@ -24,12 +24,12 @@ class SolveHead(RoundTask):
     Attributes
     ----------
     fixed_point : str
-        How to write the sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON; empty
-        where the server reads them.
+        Format of the sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON; empty if the
+        server reads the sums.
     clip : float, optional
-        To what length features are scaled down, for differential privacy.
+        Length to which features are scaled down, for differential privacy.
     noise : float, optional
-        Standard deviation of the noise that the client adds then; left out, the server does.
+        Standard deviation of the noise that the client adds; if left out, the server adds it.
     """
 
     fixed_point: str = ""
@@ -44,7 +44,7 @@ class SolveHead(RoundTask):
         return self.noise is None and not self.fixed_point
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the sums, packed; with noise, or as numbers that secure aggregation adds up, if asked for."""
+        """Return the sums, packed; with noise, or as numbers for secure aggregation, if the task says so."""
         if self.fixed_point:
             from fl_elastic.flower.secret_round_zero import secret_answer
 

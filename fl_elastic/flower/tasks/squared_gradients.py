@@ -1,4 +1,4 @@
-"""Sum the squares of gradients, by which the server tells what matters to examples that are to be forgotten.
+"""Sum squared gradients, which show the server what matters to examples that must be forgotten.
 
 `fl_elastic.flower.forgetting.dampened` collects them.
 """
@@ -19,7 +19,7 @@ __all__ = ["SumSquaredGradients"]
 
 @dataclass(frozen=True)
 class SumSquaredGradients(RoundTask):
-    """Send the squares of gradients of all examples, and of those that are to be forgotten."""
+    """Send the squared gradients summed over all examples, and over those to be forgotten."""
 
     name: ClassVar[str] = "squared-gradients"
 

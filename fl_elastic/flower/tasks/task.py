@@ -1,4 +1,4 @@
-"""What a server asks of a client in one message, and what the client answers."""
+"""What a server asks of a client in one message, and the client's answer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["DEADLINE", "TASK", "Answer", "RoundTask", "config_key", "read_answers", "task_in"]
 
 TASK = "fl_elastic.task"
-"""Config key of the task's name; a message without it asks for training, or for an evaluation."""
+"""Config key of the task's name; a message without it asks for training or evaluation, by its type."""
 
 _FLOWERS_RATE = "lr"
-# A client's process lives for one message: it loads the task that it is asked for, and no other.
+# A client's process lives for one message: it imports only the task that it is asked for.
 _CLASSES = {
     "train": "train.Train",
     "evaluate": "evaluate.Evaluate",
@@ -41,18 +41,18 @@ _Decoded = TypeVar("_Decoded")
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a client answers to a task.
+    """A client's answer to a task.
 
     Attributes
     ----------
     arrays : list of array
-        The payload: one array of bytes, or arrays where something else has to add them up.
+        The payload: one array of bytes, or arrays if something else has to sum them.
     num_examples : int
-        Examples that it stands for.
+        Number of examples that it stands for.
     metrics : dict
-        What is said besides.
+        Further statements of the client.
     loss : float
-        Of an evaluation.
+        Loss of an evaluation.
     """
 
     arrays: list[NDArray[Any]]
@@ -64,7 +64,7 @@ class Answer:
     def packed(
         cls, payload: bytes, num_examples: int, metrics: dict[str, Any] | None = None
     ) -> Answer:
-        """Return the answer whose payload is these bytes."""
+        """Return an answer with these bytes as payload."""
         return cls([np.frombuffer(payload, dtype=np.uint8)], num_examples, metrics or {})
 
 
@@ -72,21 +72,21 @@ class Answer:
 class RoundTask(ABC):
     """A request of the server to one client, and how the client answers it.
 
-    Its fields travel as words of the message's config. Tasks are hashable, so that messages with equal ones share
-    their content.
+    Its fields travel as entries of the message's config. Tasks are hashable, so that messages with equal tasks
+    share their content.
 
     Attributes
     ----------
     deadline : float, optional
         Seconds for the work and for sending its result.
     read : str
-        Places of the model that its head reads (`fl_elastic.readout.place`); empty for the model as it is.
+        Places of the model that its head reads (`fl_elastic.readout.place`); empty for the unchanged model.
     cut : str
-        The deepest group that anybody trains; empty for none.
+        The deepest group that is trained; empty for no cut.
     kept_head : str
         Layer that the server solves for and nobody trains; empty for none.
     keep : bool
-        Whether the client keeps the model, so that only what changes need be sent next time.
+        Whether the client keeps the model, so that next time only changes are sent.
     """
 
     deadline: float | None = None
@@ -96,46 +96,46 @@ class RoundTask(ABC):
     keep: bool = False
 
     name: ClassVar[str]
-    """Under `TASK` in a message's config."""
+    """Value of `TASK` in a message's config."""
     message_type: ClassVar[str] = "train"
     """Type of Flower's message: every kind of Flower client is reached by ``train`` and ``evaluate``."""
     brings_model: ClassVar[bool] = True
-    """Whether the model comes with it."""
+    """Whether the model comes with the message."""
     known_to_flower: ClassVar[bool] = False
-    """Whether clients that know nothing of this library can do it, too."""
+    """Whether Flower's own clients can do the task, too."""
 
     @property
     def reveals_data(self) -> bool:
-        """Whether the answer holds numbers from the data that no noise of an optimiser covers."""
+        """Whether the answer contains numbers from the data that an optimiser's noise does not cover."""
         return True
 
     @abstractmethod
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Do the work on a client whose model is the server's.
+        """Do the task on a client whose model is the server's.
 
         Parameters
         ----------
         client : ElasticClient
-            Who is asked.
+            The client that is asked.
         version : int
-            Of the model that the message brought.
+            Version of the model in the message.
         config : mapping
-            Of the message, with the settings of the server's user.
+            Config of the message, with the settings of the server's user.
 
         Raises
         ------
         ElasticError
-            If the client cannot do it; it is reported to the server.
+            If the client cannot do it; the error is reported to the server.
         """
 
     def to_config(self) -> dict[str, Any]:
-        """Return the entries of a message's config: the task's name, and fields that are not the default."""
+        """Return the config entries of the task: its name, and the fields that differ from their defaults."""
         said = {
             config_key(each.name): getattr(self, each.name)
             for each in fields(self)
             if getattr(self, each.name) != each.default
         }
-        # The rate in place of the optimiser's own is in the config that the server's user gives.
+        # A learning rate is not written: it is in the config that the server's user gives.
         said.pop(_FLOWERS_RATE, None)
         return said if self.name == self.message_type else {TASK: self.name, **said}
 
@@ -146,7 +146,7 @@ class RoundTask(ABC):
         Raises
         ------
         UpdateError
-            If one of them is not what it should be.
+            If a field is invalid.
         """
         return cls(**{each.name: _value(config, each.name, each.default) for each in fields(cls)})
 
@@ -157,14 +157,14 @@ def task_in(config: Mapping[str, Any], message_type: str = "train") -> RoundTask
     Parameters
     ----------
     config : mapping
-        Of the message.
+        Config of the message.
     message_type : {"train", "evaluate"}
-        Of the message.
+        Type of the message.
 
     Raises
     ------
     UpdateError
-        If the task is unknown here, or does not come in such a message, or one of its fields cannot be read.
+        If the task is unknown, does not belong in such a message, or a field cannot be read.
     """
     name = str(config.get(TASK, message_type))
     if name not in _CLASSES:
@@ -184,18 +184,18 @@ def read_answers(
     left_out: Callable[[int, str], None],
     holds: Callable[[int, int | None], None] = lambda *_: None,
 ) -> Iterator[tuple[int, TrainReply, _Decoded]]:
-    """Yield the node, the reply and what is in it, of each client that did what it was asked.
+    """Yield node, reply and decoded content for each client that did the task.
 
     Parameters
     ----------
     replies : iterable of Message
-        To one task.
+        Replies to one task.
     decode : callable
-        ``decode(reply)`` returns what is in a reply, and raises UpdateError where that cannot be read.
+        ``decode(reply)`` returns the content of a reply, and raises UpdateError if it cannot be read.
     left_out : callable
-        ``left_out(node, reason)`` is told of failures.
+        ``left_out(node, reason)`` is called for each failure.
     holds : callable
-        ``holds(node, version)`` is told which version of the model a client keeps, if any.
+        ``holds(node, version)`` is called with the version of the model that a client keeps, if any.
     """
     for message in replies:
         node = message.metadata.src_node_id
@@ -210,7 +210,7 @@ def read_answers(
 
 
 def config_key(name: str) -> str:
-    """Return the config's word for a field of a task.
+    """Return the config key of a task's field.
 
     >>> config_key("kept_head"), config_key("lr")
     ('fl_elastic.kept-head', 'lr')
@@ -219,11 +219,11 @@ def config_key(name: str) -> str:
 
 
 DEADLINE = config_key("deadline")
-"""Config key of a task's seconds."""
+"""Config key of a task's deadline in seconds."""
 
 
 def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
-    """Return a field's value as the config has it: of the default's type, or a number from 0."""
+    """Return a field's value from the config: of the default's type, or a number from 0."""
     value = config.get(config_key(name), default)
     if isinstance(default, (bool, str)):
         return type(default)(value)

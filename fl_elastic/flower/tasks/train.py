@@ -30,7 +30,7 @@ class Train(RoundTask):
     rate : float
         Factor of the optimiser's learning rate, in (0, 1].
     lr : float, optional
-        The learning rate in place of the optimiser's own, under the key that Flower's apps use for it.
+        Learning rate that replaces the optimiser's own, under the key that Flower's apps use for it.
     forgotten : str
         The client's request to have examples forgotten that was met; empty for none.
     """
@@ -46,7 +46,7 @@ class Train(RoundTask):
 
     @property
     def reveals_data(self) -> bool:
-        """No more than the optimiser's steps do."""
+        """False: it reveals no more than the optimiser's steps."""
         return False
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
@@ -55,7 +55,7 @@ class Train(RoundTask):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read the fields from a message's config; raises UpdateError where one is not what it should be."""
+        """Read the fields from a message's config; raise UpdateError if one is invalid."""
         found = super().from_config(config)
         if not 0 < found.rate <= 1:
             raise UpdateError(
@@ -65,7 +65,7 @@ class Train(RoundTask):
 
 
 def read_groups(text: str) -> tuple[str, ...]:
-    """Return the names in ``groups`` of `Train`; raises PlanError if it is no list of names.
+    """Return the names in ``groups`` of `Train`; raise PlanError if it is no list of names.
 
     >>> read_groups('["head", "conv"]')
     ('head', 'conv')

@@ -1,1 +1,1 @@
-"""Forgetting examples without training, by dampening what mattered to them (Foster et al., AAAI 2024)."""
+"""Forget examples without training, by dampening the weights that matter to them (Foster et al., AAAI 2024)."""

@@ -1,4 +1,4 @@
-"""Let a model forget examples that it was trained on, without training (`fl_elastic.update.squared_gradients`)."""
+"""Make a model forget examples without training (see `fl_elastic.update.squared_gradients`)."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ def squared_gradients(
     alike: bool = True,
     seconds: float = math.inf,
 ) -> SquaredGradients:
-    """Add up the squared gradients of all examples of a loader, one by one, with the model in eval mode.
+    """Sum the squared gradients of all examples of a loader, one by one, with the model in eval mode.
 
-    The model is left as it was. It takes a pass forwards and backwards for each example.
+    The model is left unchanged. Each example takes one forward and one backward pass.
 
     Parameters
     ----------
     model : nn.Module
         Parameters that require no gradient are left out.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``, a mean over the examples of a batch; `fl_elastic.losses.squared_outputs`
-        where examples have no label.
+        ``loss_fn(outputs, targets)``, a mean over the examples of a batch; use `fl_elastic.losses.squared_outputs`
+        if examples have no label.
     loader : iterable of batch
         As for training, without random changes of the examples.
     alike : bool
-        Whether each example's gradient is brought to length 1, so that all examples count alike: those that the
-        model gets wrong have far larger gradients at every weight than those that it is certain of. As published,
-        they are as long as they are.
+        Whether each example's gradient is scaled to length 1, so that all examples have equal weight: examples that
+        the model gets wrong have far larger gradients at every weight than those of which it is certain. The
+        published method does not scale.
     seconds : float
-        No batch is begun after that time; squares of some of the examples are squares as well.
+        No batch is begun after so many seconds; the sums then cover a part of the examples.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def squared_gradients(
 
 
 def _length(gradients: Collection[Tensor]) -> float:
-    # In fp32 the squares of small gradients are 0.
+    # In fp32 the squares of small gradients underflow to 0.
     largest = max(float(each.abs().max()) for each in gradients)
     if not largest:
         return 0.0
@@ -118,7 +118,7 @@ def _length(gradients: Collection[Tensor]) -> float:
 
 
 def digest_of(loader: Iterable[Batch], client: str) -> str:
-    """Return a digest of a client's examples, whatever their order and the batches that they come in.
+    """Return a digest of a client's examples that does not depend on their order or batches.
 
     Examples
     --------
@@ -141,20 +141,20 @@ def squares_with(
     examples: int,
     seconds: float,
 ) -> tuple[SquaredGradients, SquaredGradients | None]:
-    """Return the squared gradients of all examples of a client, and of those to be forgotten, if there are any.
+    """Return the squared gradients of all of a client's examples, and of those to be forgotten if there are any.
 
-    Those to be forgotten are among all; each tensor stands under every name that the model has for it.
+    All examples include those to be forgotten. A tied tensor is listed under each of its names.
 
     Parameters
     ----------
     model, loss_fn, loader
-        As `squared_gradients` takes them; the loader no longer holds what is to be forgotten.
+        As in `squared_gradients`; the loader no longer holds the examples to be forgotten.
     forget : iterable of batch, optional
-        Looked at whole, however long it takes: it is what is asked for.
+        Examples to be forgotten; all of them are processed, however long it takes.
     examples : int
-        Of the loader: those that are reached in the time speak for all.
+        Number of examples of the loader; those that are processed in time stand for all.
     seconds : float
-        For both; no batch of the loader is begun after that time, but one.
+        Time for both; at least one batch of the loader is processed, and none is begun after this time.
 
     Raises
     ------
@@ -174,9 +174,9 @@ def squares_with(
 
 
 def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
-    """Return the squares of a tied parameter under each of its names: a server does not know that it is one.
+    """Return the squares of a tied parameter under each of its names: a server does not know that it is tied.
 
-    Each name has its part of them, so that an example's squares still add up to one.
+    Each name gets an equal share, so that an example's squares still add up to one.
     """
     names = ModelState.of(model).by_module_name
     sums = {
@@ -195,25 +195,25 @@ def dampen(
     alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, int]:
-    """Make smaller what matters more to the forgotten examples than to all; return how many weights it was.
+    """Shrink weights that matter more to the forgotten examples than to all; return their number by tensor.
 
-    See `fl_elastic.update.squared_gradients.dampening` for the rule, and the meaning of its numbers.
+    See `fl_elastic.update.squared_gradients.dampening` for the rule and the meaning of its numbers.
 
     Parameters
     ----------
     model : nn.Module
         Changed in place.
     forgotten, everything : SquaredGradients
-        Of the examples to be forgotten, and of all that the model was trained on, these included.
+        For the examples to be forgotten, and for all examples of the training, including these.
     alpha : float, optional
-        How many times as much a weight must matter; by the share of examples that are to be forgotten if left out.
+        Factor by which a weight must matter more; by default derived from the share of examples to be forgotten.
     strength : float
-        How far it stays.
+        Multiplier of the factor by which a selected weight shrinks, see `dampening`; larger values keep more of it.
 
     Raises
     ------
     UpdateError
-        If a number means nothing, a sum is of another model, ``everything`` does not contain ``forgotten``, or
+        If a number is invalid, a sum is of another model, ``everything`` does not contain ``forgotten``, or
         ``alpha`` is so large that it selects no weight.
 
     Examples
@@ -250,11 +250,11 @@ def forget(
     alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, int]:
-    """Let a model forget some of its training examples, without training; return how many weights of each tensor.
+    """Make a model forget some of its training examples, without training; return shrunk weights by tensor.
 
-    See `squared_gradients` and `dampen` for parameters and errors. It is no proof that nothing can be told of the
-    examples, and others may suffer: test both, on a copy of the model first. Of examples like many others, which a
-    model without them would know as well, it changes little.
+    See `squared_gradients` and `dampen` for parameters and errors. This does not prove that nothing can be learned
+    about the examples, and the model may get worse on others: test both, on a copy of the model first. It changes
+    little for examples that resemble many others, which a model trained without them would know as well.
     """
     few = squared_gradients(model, loss_fn, forgotten)
     return dampen(

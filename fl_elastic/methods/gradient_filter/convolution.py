@@ -1,4 +1,4 @@
-"""Convolutions with filtered gradients: they keep the patch means of their input only."""
+"""Convolutions with filtered gradients, which keep only the patch means of their input."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def filtered_conv2d(
     geometry : ConvGeometry
         How the kernel slides.
     patch : int
-        Side r of a patch of the output, at least 1; larger than the map, it is one patch.
+        Side r of a patch of the output, at least 1; if larger than the map, the whole map is one patch.
     filters_input : bool
-        Whether the input gradient is filtered as well. It is then far cheaper, and far less exact.
+        Whether the input gradient is filtered as well. It is then far cheaper and far less exact.
     """
     return apply_function(_FilteredConv, x, weight, bias, geometry, patch, filters_input)
 

@@ -92,11 +92,11 @@ def filtered_weight_gradient(
     Parameters
     ----------
     sums : Tensor
-        S, ``[N, Co, rows, columns]``.
+        Patch sums S, ``[N, Co, rows, columns]``.
     pooled : Tensor
-        What `pooled_input` gave, ``[N, Ci, rows, columns]``.
+        Result of `pooled_input`, ``[N, Ci, rows, columns]``.
     weight : Tensor
-        ``[Co, Ci/groups, kh, kw]``; only its form is used.
+        ``[Co, Ci/groups, kh, kw]``; only its shape and memory format are used.
     geometry : ConvGeometry
         How the kernel slides.
     size : pair of int
@@ -174,5 +174,5 @@ def grid_input_gradient(
 
 
 def _as_rows(maps: Tensor) -> Tensor:
-    """``[N, C, rows, columns]`` as ``[N * rows * columns, C]``: a view in channels-last format."""
+    """Return ``[N, C, rows, columns]`` as ``[N * rows * columns, C]``; a view in channels-last format."""
     return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])

@@ -19,21 +19,20 @@ __all__ = ["joined_forward"]
 
 
 def joined_forward(module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
-    """Return a forward of a Sequential that joins its filtered convolutions into chains.
+    """Return a forward function of a Sequential that joins its filtered convolutions into chains.
 
     Parameters
     ----------
     module : nn.Module
         The Sequential; Sequentials inside it are joined as well.
     modes : mapping of nn.Module to Mode
-        Modes of the layers in it. Those that filter the input gradient too (WX), with patches of one side, are
-        joined.
+        Modes of its layers. Layers that filter the input gradient too (WX), with the same patch side, are joined.
 
     Returns
     -------
     LeanForward or None
-        None for another module, and where no two such convolutions follow one another with nothing between
-        them but a frozen BatchNorm and a ReLU or ReLU6 each. A layer with hooks is not joined.
+        None for another module, and if no two such convolutions follow one another with only a frozen BatchNorm and
+        a ReLU or ReLU6 between them. A layer with hooks is not joined.
     """
     if type(module).forward is not nn.Sequential.forward:
         return None
@@ -80,7 +79,7 @@ def _layers(sequential: nn.Module) -> list[nn.Module]:
 def _units(
     layers: list[nn.Module], place: int, modes: Mapping[nn.Module, Mode]
 ) -> tuple[list[PatchUnit], int, int]:
-    """Return the units that start at ``place``, the side of their patches, and the place behind them."""
+    """Return the units that start at ``place``, the side of their patches, and the place after them."""
     units: list[PatchUnit] = []
     patch = 0
     while place < len(layers):
@@ -124,5 +123,5 @@ def _as_rectifier(layer: nn.Module) -> nn.ReLU | nn.ReLU6 | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Whether somebody waits for this very module to be called, or has put a forward of their own there."""
+    """Return whether someone listens to calls of this module, or has set a forward of their own."""
     return called_hooks(module) or has_foreign_forward(module)

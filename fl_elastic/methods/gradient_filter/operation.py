@@ -1,4 +1,4 @@
-"""What a convolution with filtered gradients runs by, and what it keeps."""
+"""The operation of convolutions with filtered gradients, and what it keeps."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class _Filtered(ConvForward):
 
 @OPERATIONS.register("filtered")
 class FilteredOperation(ModeOperation):
-    """Gradients by means over patches of the output gradient."""
+    """Gradients computed from means over patches of the output gradient."""
 
     def forward(self, module: nn.Conv2d, geometry: ConvGeometry, mode: Mode) -> LeanForward:
-        """Return the convolution that keeps the patch means of its input alone."""
+        """Return the convolution that keeps only the patch means of its input."""
         return _Filtered(module, mode, geometry)
 
     def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:

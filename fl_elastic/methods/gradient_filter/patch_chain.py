@@ -1,4 +1,4 @@
-"""Units of convolution, frozen norm and rectifier in a row, whose filtered gradients can stay on patches."""
+"""Chains of convolution, frozen norm and rectifier, whose filtered gradients can stay on patches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PatchChain", "PatchUnit"]
 
 @dataclass(frozen=True)
 class PatchUnit:
-    """A convolution with what follows it.
+    """A convolution with the norm and rectifier after it.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class PatchUnit:
     activation : nn.ReLU or nn.ReLU6 or None
         The rectifier at the end.
     adds : int or None
-        Index of the unit whose input is added between norm and activation: a residual short cut.
+        Index of the unit whose input is added between norm and activation, as in a residual shortcut.
     """
 
     conv: nn.Conv2d
@@ -48,18 +48,18 @@ class PatchUnit:
 
     @property
     def is_capped(self) -> bool:
-        """Whether the rectifier is closed from 6 on as well."""
+        """Whether the rectifier is also closed from 6 on."""
         return isinstance(self.activation, nn.ReLU6)
 
     def scale(self) -> Tensor | None:
-        """Return the factor per channel of the norm."""
+        """Return the norm's factor per channel; None without a norm."""
         if self.norm is None:
             return None
         assert self.norm.running_var is not None
         return norm_scale(self.norm.running_var, self.norm.weight, self.norm.eps)
 
     def finish(self, y: Tensor, added: Tensor | None) -> Tensor:
-        """Return norm, addition and activation of ``y``, the output of the convolution, without gradients."""
+        """Return ``y``, the output of the convolution, after norm, addition and activation, without gradients."""
         if self.norm is not None:
             norm = self.norm
             y = functional.batch_norm(
@@ -74,7 +74,7 @@ class PatchUnit:
 
 @dataclass(frozen=True)
 class PatchChain:
-    """Units in a row with one side of patches; make it with `of`."""
+    """Consecutive units with the same patch side; make it with `of`."""
 
     units: tuple[PatchUnit, ...]
     patch: int
@@ -86,9 +86,9 @@ class PatchChain:
         Raises
         ------
         PlanError
-            If there are none, or one of them cannot be in a chain: its convolution pads with anything but zeros or
-            unequally, or is 1 x 1 with a stride, so that its gradient is not constant on patches; its norm is
-            not frozen; or it adds the input of a unit that does not stand before it or at itself.
+            If there are no units, or one of them cannot be in a chain: its convolution pads with anything but zeros
+            or unequally; it is 1 x 1 with a stride, so that its gradient is not constant on patches; its norm is
+            not frozen; or it adds the input of a later unit.
         """
         if not units:
             raise PlanError("a chain of no units is nothing, name at least one")
@@ -118,7 +118,7 @@ class PatchChain:
         return True
 
     def op_by_op(self, x: Tensor) -> Tensor:
-        """Return the output of the chain with every operation on its own, on full-size gradients."""
+        """Return the output of the chain with each operation run separately, on full-size gradients."""
         inputs: list[Tensor] = []
         for unit in self.units:
             inputs.append(x)

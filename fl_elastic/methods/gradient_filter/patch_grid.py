@@ -1,9 +1,9 @@
 """The backward pass of a chain of filtered convolutions that never leaves the grid of patches.
 
-A filtered input gradient is constant on patches. Through a rectifier it stays known by its mean: a constant times
-a mask, averaged, is the constant times the open share of the patch. A frozen norm is a scale per channel, and a
-stride splits each cell into patches. So between the units of a chain no gradient is ever filled to full size,
-and of the rectifiers only the count of open units per patch is kept.
+A filtered input gradient is constant on patches. After a rectifier its mean is still known: a constant times a mask
+has as its mean the constant times the open share of the patch. A frozen norm is a scale per channel, and a stride
+splits each cell into patches. So between the units of a chain no gradient is ever expanded to full size, and of the
+rectifiers only the count of open units per patch is kept.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ __all__ = ["run_patch_chain"]
 def run_patch_chain(x: Tensor, chain: PatchChain) -> Tensor:
     """Return the output of ``chain`` for ``x`` ``[N, C, H, W]``; its backward pass stays on the grid of patches.
 
-    It keeps the patch means of every trained convolution's input, the open units per patch of the inner
-    rectifiers (a byte each), and a bit per element of the last one. The gradient of ``x`` is handed on at full
-    size.
+    It keeps the patch means of every trained convolution's input, the number of open units per patch of the inner
+    rectifiers (a byte each), and a bit per element of the last rectifier. The gradient of ``x`` has full size.
 
-    The gradients are those of `PatchChain.op_by_op`, with one exception: the gradient that a short cut brings
-    from behind a rectifier is not constant on patches, and where it meets another rectifier inside the chain it
-    is taken as if it were. Where the chain does not fit the size of ``x``, it runs op by op.
+    The gradients are those of `PatchChain.op_by_op`, with one exception: the gradient that a shortcut brings from
+    behind a rectifier is not constant on patches; if it meets another rectifier inside the chain, it is treated as
+    if it were. If the chain does not fit the size of ``x``, it runs op by op.
     """
     if x.dim() != 4 or not chain.fits((x.shape[2], x.shape[3])):
         return chain.op_by_op(x)
@@ -69,7 +68,7 @@ class _PatchChain(Function):
                 if index < len(chain.units) - 1:
                     mask = _open_counts(opened, chain.patch)
                 else:
-                    # Nothing is known of the gradient that arrives here, so the whole mask is needed.
+                    # The gradient that arrives here can have any form, so the whole mask is needed.
                     mask, ctx.layout = pack_bits(opened), Layout.of(opened)
             saved += [weight, pooled, mask, unit.scale()]
         if ctx.lowest < len(chain.units):
@@ -82,7 +81,7 @@ class _PatchChain(Function):
         chain, needs = ctx.chain, ctx.needs_input_grad
         saved = ctx.saved_tensors
         of_parameters: list[Tensor | None] = [None] * len(chain.parameters())
-        # Gradients of the units' inputs: constant on patches, and what short cuts bring from the end.
+        # Gradients of the units' inputs: those constant on patches, and full-size ones brought by shortcuts.
         means: dict[int, Tensor] = {}
         whole: dict[int, Tensor] = {}
         last = len(chain.units) - 1
@@ -124,7 +123,7 @@ class _PatchChain(Function):
 
 
 def _lowest_needed(needs: tuple[bool, ...]) -> int:
-    """Index of the first unit whose output gradient is needed; the number of units if none is."""
+    """Return the index of the first unit whose output gradient is needed; the number of units if none is."""
     if needs[0]:
         return 0
     return next(
@@ -133,7 +132,7 @@ def _lowest_needed(needs: tuple[bool, ...]) -> int:
 
 
 def _open_counts(opened: Tensor, patch: int) -> Tensor:
-    """Open units per patch, as the smallest integers that hold them."""
+    """Return the number of open units per patch, in the smallest integer type that holds it."""
     counts = patch_sums(opened.view(torch.int8).float(), patch)
     return counts.to(torch.uint8 if patch * patch < 256 else torch.int32)
 
@@ -154,7 +153,7 @@ def _add(gradients: dict[int, Tensor], index: int, more: Tensor | None) -> None:
 
 
 def _on_patches(on_cells: Tensor, geometry: ConvGeometry, size: Pair, patch: int) -> Tensor:
-    """Values of cells as values of the patches of the unit before: a stride splits a cell into several."""
+    """Return values of cells as values of the previous unit's patches; a stride splits a cell into several."""
     if geometry.stride == (1, 1):
         return on_cells
     rows, columns = (
@@ -165,5 +164,5 @@ def _on_patches(on_cells: Tensor, geometry: ConvGeometry, size: Pair, patch: int
 
 
 def _fill(means: Tensor, size: Pair, patch: int) -> Tensor:
-    """Patch values as a full map of ``size``."""
+    """Return patch values as a full map of ``size``."""
     return CellGrid.of(ConvGeometry((1, 1)), size, patch).fill(means)

@@ -1,4 +1,4 @@
-"""Patches of a convolution's output and the cells of its input that they read, along one axis."""
+"""Patches of a convolution's output, and the cells of its input that they read, along one axis."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Cells:
     Attributes
     ----------
     start, stop : int
-        The part of the axis that the outputs read; where a kernel is not padded, ``start`` is behind its margin.
+        The part of the axis that the outputs read; without padding ``start`` lies behind the margin of the kernel.
     side : int
         Length of a cell: patch side times stride.
     count : int
-        Number of patches of the output. Cells from ``stop`` on are empty.
+        Number of patches of the output; cells from ``stop`` on are empty.
     length : int
         Length of the axis.
     """
@@ -43,7 +43,7 @@ class Cells:
         """Return the cells along rows (axis 0) or columns (1) of an input of ``size``."""
         outputs, stride = geometry.output_size(size)[axis], geometry.stride[axis]
         reach = geometry.dilation[axis] * (geometry.kernel[axis] - 1)
-        # How far the centre of an output's taps lies behind the centre of the pixels that it strides over.
+        # Distance from the centre of the pixels that an output strides over to the centre of its taps.
         lag = reach - 2 * geometry.padding[axis] - (stride - 1)
         start = max(0, -(-lag // 2))
         side = patch * stride
@@ -52,7 +52,7 @@ class Cells:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the axis lies in a cell."""
+        """Whether every position of the axis lies in a cell."""
         return self.start == 0 and self.stop == self.length
 
     @property
@@ -74,7 +74,7 @@ class CellGrid:
 
     @classmethod
     def of(cls, geometry: ConvGeometry, size: Pair, patch: int) -> CellGrid:
-        """Return the grid that patches of side ``patch`` of the output read of an input of ``size``."""
+        """Return the grid of cells, in an input of ``size``, that output patches of side ``patch`` read."""
         return cls(*(Cells.along(axis, geometry, size, patch) for axis in (0, 1)))
 
     def means(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class CellGrid:
         return functional.pad(pooled, (0, missing[1], 0, missing[0])) if any(missing) else pooled
 
     def fill(self, values: Tensor) -> Tensor:
-        """Return a map that has in each cell the value of ``values`` ``[N, C, rows, columns]``, else zero."""
+        """Return a map with the value of ``values`` ``[N, C, rows, columns]`` in each cell, and zero elsewhere."""
         rows, columns = self.rows, self.columns
         inside = rows.stop - rows.start, columns.stop - columns.start
         if rows.is_even and columns.is_even:

@@ -18,25 +18,25 @@ __all__ = ["GradientFilterPolicy"]
 class GradientFilterPolicy(Policy):
     """Train the head exactly and the last four convolutions with both gradients filtered over 2 x 2 patches.
 
-    The setting of Yang, Li and Marculescu (CVPR 2023) for classification. A convolution with kernel 1 and a stride
-    (a shortcut) is never filtered and stays frozen, as there; norms stay frozen, an assumption: the paper
-    keeps them in eval mode and does not say how many of them train. Nor is a convolution filtered that has no
-    filtered operation: one- or three-dimensional, transposed, used twice, with a computed weight, or padded with
-    anything but zeros. Layers are left out, deepest first, as long as the plan does not fit.
+    This is the setting of Yang, Li and Marculescu (CVPR 2023) for classification. As there, a convolution with
+    kernel 1 and a stride (a shortcut) is never filtered and stays frozen. Norms stay frozen, which is an
+    assumption: the paper keeps them in eval mode and does not say how many of them train. Convolutions without a
+    filtered operation are not filtered either: one- or three-dimensional, transposed, used twice, with a computed
+    weight, or padded with anything but zeros. While the plan does not fit, layers are left out, deepest first.
 
     Parameters
     ----------
     layers : int
-        How many convolutions are filtered; the paper's 4 by default.
+        Number of filtered convolutions; by default the paper's 4.
     patch : int
         Side of a patch, at least 2.
     inputs : bool
-        Whether the gradient for a layer's input is filtered as well as that of its weight.
+        Whether the input gradient of a layer is filtered as well as its weight gradient.
 
     Raises
     ------
     PlanError
-        If there would be nothing to filter.
+        If nothing would be filtered.
     """
 
     def __init__(self, layers: int = 4, patch: int = 2, *, inputs: bool = True) -> None:
@@ -75,7 +75,7 @@ class GradientFilterPolicy(Policy):
 
 
 def _filterable(profile: CostProfile) -> list[int]:
-    """Return the convolutions that the paper would filter and that can be, in backward order."""
+    """Return the convolutions that the paper would filter and that can be filtered, in backward order."""
     graph = profile.graph
     return [
         index
@@ -86,7 +86,7 @@ def _filterable(profile: CostProfile) -> list[int]:
 
 
 def _is_shortcut(graph: BackwardGraph, index: int) -> bool:
-    """Whether a 1 x 1 convolution makes its map smaller."""
+    """Return whether this is a 1 x 1 convolution that makes its map smaller."""
     node = graph.nodes[graph.group_nodes()[index][-1]]
     shapes = graph.groups[index].shapes
     pointwise = any(len(shape) == 4 and shape[2:] == (1, 1) for shape in shapes)

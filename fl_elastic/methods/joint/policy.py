@@ -1,4 +1,4 @@
-"""Every way of training a group in one choice: frozen, bias, channels, filtered, full; stored or recomputed."""
+"""One choice among all ways of training a group: frozen, bias, channels, filtered, full; stored or recomputed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class _Found:
 class JointPolicy(Policy):
     """Choose a mode for every group under time, memory and uplink together.
 
-    The joint solver charges branches as one chain, and a stored tensor to each layer that shares it; its answer
-    is costed again on the real graph and solved again with what that leaves over. Where memory is limited, a few
-    numbers of blocks to recompute are tried, those that save most first. Where steps may be traded, the plan is
-    taken whose value times what its whole steps gain is largest, with sending and
+    The joint solver charges branches as one chain, and a shared stored tensor to each layer that uses it. Its
+    answer is costed again on the real graph, and solved again with what that leaves over. Under a memory limit a
+    few numbers of recomputed blocks are tried, those that save most first. If steps may be traded, the plan
+    maximises its value times the gain of its whole steps, including sending and with
     `PlanRequest.step_gain_exponent`, as policy "elastic" does.
     """
 
@@ -59,11 +59,11 @@ class JointPolicy(Policy):
         for blocks in _recomputations(request):
             options = group_options(request, self.needs.modes, blocks)
             for each in requests:
-                # What the solver refuses may fit all the same: its sums are upper bounds.
+                # The solver's sums are upper bounds, so what it refuses may still fit.
                 with suppress(BudgetError):
                     found += _solutions(each, options, blocks)
         if request.fits_bytes(request.head_mask()):
-            # The solver's sums overstate branches, and the peak of a step: whole groups may be worth more.
+            # The solver overestimates the costs of branches and the peak of a step: whole groups may be worth more.
             whole = ElasticPolicy().plan(request)
             seconds = request.profile.plan_seconds(whole.modes)
             value = float(request.importance[whole.mask].sum())
@@ -79,7 +79,7 @@ class JointPolicy(Policy):
 
 
 def _recomputations(request: PlanRequest) -> Iterator[tuple[Block, ...]]:
-    """Yield which blocks to recompute: none, and where memory is limited more and more of them."""
+    """Yield sets of blocks to recompute: none, and under a memory limit more and more of them."""
     yield ()
     memory = request.budget.memory
     everything = [Mode.FULL] * len(request.profile)
@@ -99,7 +99,7 @@ def _recomputations(request: PlanRequest) -> Iterator[tuple[Block, ...]]:
 def _solutions(
     request: PlanRequest, options: GroupOptions, blocks: Sequence[Block]
 ) -> Iterator[_Found]:
-    """Yield selections that fit on the real graph, each solved with what the one before left over."""
+    """Yield selections that fit on the real graph, each solved with what the previous one left over."""
     profile, budget = request.profile, request.budget
     constant = float(profile.forward_seconds[0]) + profile.fixed_seconds
     allowed = request.allowed_step_seconds - constant
@@ -107,7 +107,7 @@ def _solutions(
     spend = max(allowed, floor * (1 + 1e-9))
     room = np.inf if budget.memory is None else budget.memory
     uplink = np.inf if budget.uplink is None else budget.uplink
-    # The solver adds up what a step never holds at one time, and does not know what inference takes in any case.
+    # The solver adds up what a step never holds at the same time, and ignores the memory of inference.
     memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
         selection = joint_knapsack(options.choices, Limits(spend, memory_spend, uplink))
@@ -131,18 +131,18 @@ def _solutions(
 
 
 def _is_used(request: PlanRequest, modes: Sequence[Mode], block: Block) -> bool:
-    """Whether the error gradient comes into the block at all: below the deepest group nothing is stored."""
+    """Return whether the error gradient reaches the block; below the deepest group nothing is stored."""
     running, _ = request.profile.running_nodes(np.array([not mode.is_frozen for mode in modes]))
     return bool(running[list(block.nodes)].any())
 
 
 def _head(request: PlanRequest, options: GroupOptions) -> _Found:
-    """Return the head alone in the mode of most worth that fits memory and uplink.
+    """Return the head alone, in the mode of most worth that fits memory and uplink.
 
     Raises
     ------
     BudgetError
-        If none does.
+        If no mode fits.
     """
     profile, budget, head = request.profile, request.budget, request.profile.graph.head
     worth, offered = options.choices.value[head], options.choices.available[head].copy()

@@ -1,4 +1,4 @@
-"""Scores predicted from one forward pass by a small network that was trained beforehand."""
+"""Scores predicted from one forward pass by a small pretrained network."""
 
 importances = {"learned": "importance"}
 channel_scores = {"learned": "importance"}

@@ -1,4 +1,4 @@
-"""Channel scores by a small network that was trained beforehand: Fisher potentials without a backward pass."""
+"""Channel scores by a small pretrained network: Fisher potentials without a backward pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["LearnedChannels", "LearnedImportance", "SelectorNetwork"]
 
 _KIND = Kind("fl_elastic.selector")
 _MOST = 2**24
-# Powers of ten beyond which a prediction is no potential any more.
+# Decimal exponent beyond which a prediction cannot be a potential.
 _FURTHEST = 30.0
 _SHIPPED = Path(__file__).with_name("learned_channels.fle")
 
@@ -32,16 +32,16 @@ _SHIPPED = Path(__file__).with_name("learned_channels.fle")
 class SelectorNetwork:
     """A perceptron that maps a row of a summary to the logarithm (base 10) of a channel's score.
 
-    All channels of all layers share it, so that it fits any model.
+    All channels of all layers share the network, so that it fits any model.
 
     Attributes
     ----------
     centre, scale : array, shape (F,)
-        By which rows are standardised.
+        Mean and scale that standardise the rows.
     weights : sequence of array, shape (out, in)
-        Of its layers, with ReLU between.
+        Weights of its layers, with ReLU between them.
     biases : sequence of array, shape (out,)
-        Of its layers.
+        Biases of its layers.
     """
 
     centre: NDArray[np.float64]
@@ -51,7 +51,7 @@ class SelectorNetwork:
 
     def __call__(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return one number per row, shape (n,)."""
-        # Further out than anything it was trained on it knows nothing.
+        # Clipped to the range of its training data, beyond which its predictions mean nothing.
         found = ((rows - self.centre) / self.scale).clip(-5.0, 5.0).astype(np.float32)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if number:
@@ -61,7 +61,7 @@ class SelectorNetwork:
         return found[:, 0].astype(np.float64)
 
     def save(self, path: str | os.PathLike[str], facts: Mapping[str, Any] | None = None) -> None:
-        """Write it to a file, with facts about its training, atomically."""
+        """Write the network to a file, with facts about its training, atomically."""
         arrays = {"centre": self.centre, "scale": self.scale}
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             arrays |= {f"weight{number}": weight, f"bias{number}": bias}
@@ -69,7 +69,7 @@ class SelectorNetwork:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SelectorNetwork:
-        """Read what `save` wrote.
+        """Read a network that `save` wrote.
 
         Raises
         ------
@@ -94,7 +94,7 @@ class SelectorNetwork:
         return network
 
     def _check(self) -> None:
-        """Raise ValueError unless sizes fit together and numbers are finite."""
+        """Raise ValueError unless sizes fit each other and numbers are finite."""
         width = len(FEATURES)
         sizes = [self.centre.shape == (width,), self.scale.shape == (width,), bool(self.weights)]
         for weight, bias in zip(self.weights, self.biases, strict=True):
@@ -114,27 +114,27 @@ def _loaded(path: Path) -> SelectorNetwork:
 
 @CHANNEL_SCORES.register("learned")
 class LearnedChannels(SummaryScore):
-    """Fisher potentials as a network trained on other sets predicts them, from one forward pass of a few examples.
+    """Fisher potentials predicted by a network trained on other data, from one forward pass of a few examples.
 
-    Selectors that look at a set and emit a mask were proposed for pruning (STAMP, Song et al., 2020); here what is
-    emitted is which channels to train. The network that comes with the library was trained on MobileNetV2 with
-    ImageNet weights and subsets of Fashion-MNIST's classes; for another family of models train one of your own, and
-    register a class with its path.
+    Selectors that look at a set and output a mask were proposed for pruning (STAMP, Song et al., 2020); here the
+    output is which channels to train. The shipped network was trained on MobileNetV2 with ImageNet weights and
+    subsets of the classes of Fashion-MNIST. For another family of models, train your own network and register a
+    class with its path.
 
     Attributes
     ----------
     path : path-like
-        File of the network; a class of your own has another one.
+        File of the network; your own class sets another one.
     """
 
     path: ClassVar[str | os.PathLike[str]] = _SHIPPED
 
     def select(self, summary: Mapping[str, LayerSummary]) -> dict[str, ChannelScores]:
-        """Return the predicted potentials; TrainingError if the file is not usable."""
+        """Return the predicted potentials; raise TrainingError if the file is not usable."""
         sides = [side for rows in summary.values() for side in (rows.inputs, rows.outputs)]
         if not sides:
             return {}
-        # All layers at once: most of them have few channels.
+        # All layers in one call, because most of them have few channels.
         found = _power(_loaded(Path(self.path))(np.concatenate(sides)))
         parts = iter(np.split(found, np.cumsum([len(side) for side in sides])[:-1]))
         return {name: ChannelScores(next(parts), next(parts)) for name in summary}
@@ -147,8 +147,8 @@ def _power(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @IMPORTANCES.register("learned")
 class LearnedImportance(FisherImportance):
-    """Fisher potential of whole layers as `LearnedChannels` predict it."""
+    """Fisher potential of whole layers, as `LearnedChannels` predicts it."""
 
     def channels(self) -> ChannelScore:
-        """Return the score of channels that is added up."""
+        """Return the channel score whose sum is the potential."""
         return LearnedChannels()

@@ -1,4 +1,4 @@
-"""What a set of examples looks like at every layer: the input of learned selectors, from forward passes alone."""
+"""Statistics of a set of examples at every layer, from forward passes: the input of learned selectors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEATURES = (
     *_OF_CHANNEL, *(f"layer_{name}" for name in _OF_LAYER), "depth", "channels", "fan_in", "positions", "outputs",
     "depthwise", "linear",
 )  # fmt: skip
-"""What the columns of a summary are, see `LayerSummary`."""
+"""Names of the columns of a summary, see `LayerSummary`."""
 
 _PLACES = {name: place for place, name in enumerate(FEATURES)}
 _EXAMPLES = 16
@@ -45,21 +45,22 @@ _DROPOUTS = (
 
 @dataclass(frozen=True, eq=False)
 class LayerSummary:
-    """What a set looks like where it enters and where it leaves a layer, one row per channel.
+    """Statistics of a set at the input and output of a layer, one row per channel.
 
-    Columns are those of `FEATURES`. Of each channel, logarithms to base 10 less their mean over the layer: the
-    absolute mean over examples of the activation averaged over positions, its standard deviation, the root of its
-    mean square over positions as well, the norm of the weights that the channel has; and, in [0, 1], how much of
-    the variance lies between the classes (0 where targets are no classes). Of the layer: the means of these
-    logarithms, the depth from the loss in [0, 1], logarithms of channels, weights per output channel and positions,
-    and whether these are outputs, the layer is depthwise, it is linear.
+    The columns are listed in `FEATURES`. Columns of a channel are logarithms to base 10 minus their mean over the
+    layer: of the absolute mean over examples of the activation averaged over positions; of its standard deviation;
+    of the root mean square over examples and positions; and of the norm of the channel's weights. One more is the
+    share, in [0, 1], of the variance that lies between classes (0 if targets are no classes). Columns of the layer
+    are the means of these logarithms, the depth from the loss in [0, 1], the logarithms of the numbers of channels,
+    weights per output channel and positions, and flags: whether these are outputs, whether the layer is depthwise,
+    whether it is linear.
 
     Attributes
     ----------
     inputs : array, shape (C_in, F)
-        Of what enters the layer.
+        Statistics of the layer's input.
     outputs : array, shape (C_out, F)
-        Of what leaves it after its norm and activation.
+        Statistics of the layer's output after norm and activation.
     """
 
     inputs: NDArray[np.float64]
@@ -67,14 +68,14 @@ class LayerSummary:
 
 
 class SummaryScore(ChannelScore):
-    """A channel score that sees the set through its summary alone: the extension point for learned selectors.
+    """A channel score that only sees the summary of a set: the extension point for learned selectors.
 
-    `fl_elastic.testing.selector_checks` say what one must satisfy besides what every channel score must.
+    `fl_elastic.testing.selector_checks` test what one must satisfy besides what every channel score must.
 
     Attributes
     ----------
     examples : int
-        Of the probe's batch, at most, that are passed through the model.
+        Largest number of examples of the probe's batch that are passed through the model.
     """
 
     batches_needed = 1
@@ -85,7 +86,7 @@ class SummaryScore(ChannelScore):
         """Return the scores of every layer in the summary of a set, by group name."""
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the scores by group name, after one forward pass; TrainingError if activations are not finite."""
+        """Return the scores by group name after one forward pass; raise TrainingError if they are not finite."""
         return self.select(summarise(probe, graph, self.examples))
 
 
@@ -94,7 +95,8 @@ def summarise(
 ) -> dict[str, LayerSummary]:
     """Return the summary of the first examples of a probe's first batch, by group name.
 
-    They are passed forward once, without gradients, norms and dropout at rest; the probe is left as it was.
+    The examples are passed forward once, without gradients, with norms and dropout in eval mode; the probe is left
+    unchanged.
 
     Raises
     ------
@@ -139,13 +141,13 @@ class _Seen:
 
 @dataclass
 class _Pooled(Taps):
-    """Keeps averages of what goes through the layers, and no tensor of a forward pass."""
+    """Keeps averages of the tensors at the layers, but no tensor of a forward pass."""
 
     count: int = 1
     seen: dict[Key, _Seen] = field(default_factory=dict)
 
     def take(self, layer: Layer, tensor: Tensor) -> Key:
-        """Average a tensor over positions; rows that are no examples' count as one."""
+        """Average a tensor over positions; if rows are not examples, all of them count as one."""
         value = tensor.detach().float()
         if layer.channel_dimension == -1 or value.dim() != 4 or len(value) != self.count:
             value = value.movedim(layer.channel_dimension, -1)
@@ -154,7 +156,7 @@ class _Pooled(Taps):
             value = value.reshape(rows, -1, channels).movedim(-1, 1)
         value = value.flatten(2)
         positions = value.shape[2]
-        # A vector norm takes up to twenty times as long where channels come last in memory.
+        # A vector norm takes up to twenty times as long if channels come last in memory.
         squares = value.square().mean(2).double().mean(0)
         key = (len(self.seen), 0)
         self.seen[key] = _Seen(
@@ -168,7 +170,7 @@ class _Pooled(Taps):
 def _side(
     layer: Layer, uses: Sequence[_Seen], classes: Columns | None, depth: float, axis: int
 ) -> Columns:
-    """Return the rows of what enters (axis 0) or leaves (1) a layer."""
+    """Return the rows for the input (axis 0) or output (1) of a layer."""
     channels = layer.out_channels if axis else layer.in_channels
     fitting = [use for use in uses if use.mean.shape[1] == channels]
     numbers = np.zeros((channels, len(FEATURES)))
@@ -196,7 +198,7 @@ def _side(
 
 
 def _weights(layer: Layer, axis: int) -> Columns:
-    """Return the norm of the weights that each channel has."""
+    """Return the norm of each channel's weights."""
     weight = layer.module.weight.detach().float()
     groups = 1 if isinstance(layer.module, nn.Linear) else layer.module.groups
     parts = weight.reshape(groups, len(weight) // groups, weight.shape[1], -1)
@@ -214,7 +216,7 @@ def _between(mean: Columns, classes: Columns | None) -> Columns:
     """Return the share of the variance over examples that lies between classes."""
     if classes is None or len(mean) % len(classes):
         return np.zeros(mean.shape[1])
-    # As prototypes have it, there may be several inputs to each target.
+    # There may be several inputs per target, as with prototypes.
     own = np.tile(classes, (len(mean) // len(classes), 1))
     counts = own.sum(0)
     apart = own.T @ mean / counts[:, None] - mean.mean(0)
@@ -223,7 +225,7 @@ def _between(mean: Columns, classes: Columns | None) -> Columns:
 
 
 def _classes(batch: Batch) -> Columns | None:
-    """Return which example is of which class, shape (n, classes); None where targets are no classes."""
+    """Return a one-hot matrix of classes, shape (n, classes); None if targets are no classes."""
     targets: Any = split_batch(batch)[1]
     whole = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
     if not whole or not len(targets):

@@ -1,4 +1,4 @@
-"""Layers that train some of their neurons: the optimiser sees zero gradients for the others."""
+"""Layers that train some of their neurons; the optimiser sees zero gradients for the others."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["NeuronGuard", "NeuronLayers"]
 
-# By the names that torch's optimisers give them: which way a weight went.
+# Names that torch's optimisers use for momentum, the direction in which a weight was moving.
 _MOMENTA = ("momentum_buffer", "exp_avg")
 
 
 @dataclass(frozen=True)
 class NeuronLayers(LeanLayers):
-    """Lean layers after which the optimiser has no momentum of what did not train: it starts anew once thawed."""
+    """Lean layers that erase the momentum of what did not train, so that thawed neurons start without any."""
 
     def guard(
         self,
@@ -33,12 +33,12 @@ class NeuronLayers(LeanLayers):
         copies: Mapping[str, NDArray[Any]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> NeuronGuard:
-        """Return what puts neurons back that are not trained."""
+        """Return the guard that puts untrained neurons back."""
         return NeuronGuard(plan, model, copies, optimizer)
 
     @torch.no_grad()
     def finished(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        """Set the momentum of parameters to zero of which nothing trained."""
+        """Set to zero the momentum of parameters that no step trained."""
         trained = set(plan.trained_parameters)
         for name in (name for group in plan.groups for name in group.parameters):
             for kind, value in optimizer.state.get(model.get_parameter(name), {}).items():
@@ -47,15 +47,15 @@ class NeuronLayers(LeanLayers):
 
 
 class NeuronGuard(ChannelGuard):
-    """Puts untrained neurons back after each step, and in the end what the optimiser holds of them.
+    """Puts untrained neurons back after each step, and at the end restores their optimiser state.
 
     Parameters
     ----------
     plan, model, copies :
         See `ChannelGuard`.
     optimizer : torch optimiser, optional
-        Whose momentum of untrained neurons is erased in the end, and the rest of whose state of them is what it is
-        now.
+        At the end its momentum of untrained neurons is erased, and its other state of them is restored to the
+        present values.
     """
 
     def __init__(
@@ -78,23 +78,23 @@ class NeuronGuard(ChannelGuard):
         """Write the remembered neurons into the weights."""
         super().put_back()
         for weight, rows, name, value in self._states_of_rows():
-            # Vectors have whole gradients: who reads the momentum of each step is not to find those.
+            # Vectors get whole gradients, whose momentum must not be seen by whoever reads momentum in each step.
             if weight.dim() == 1 and name in _MOMENTA:
                 value.index_fill_(0, rows, 0.0)
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Leave the optimiser's state of untrained neurons as it shall be; meanwhile it moves nothing."""
+        """Erase or restore the optimiser's state of untrained neurons; during the steps it moves nothing."""
         for weight, rows, name, value in self._states_of_rows():
             before = self._states.get((id(weight), name))
             if before is None:
-                # Momentum, or what the first step has made out of zeros.
+                # Momentum, or state that the first step made from zeros.
                 value.index_fill_(0, rows, 0.0)
             else:
                 value.index_copy_(0, rows, before)
 
     def _states_of_rows(self) -> Iterator[tuple[nn.Parameter, Tensor, str, Tensor]]:
-        """Yield what the optimiser holds of weights with untrained neurons: these rows, its name, and itself."""
+        """Yield the optimiser's state of weights with untrained neurons: weight, these rows, state name, tensor."""
         for weight, rows in self.untrained_rows:
             found = {} if self._optimizer is None else self._optimizer.state.get(weight, {})
             for name, value in found.items():

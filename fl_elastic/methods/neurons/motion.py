@@ -1,4 +1,4 @@
-"""How much neurons change, and how fast that changes: plain arithmetic on one number per neuron."""
+"""How much neurons change, and how fast the change itself changes: arithmetic on one number per neuron."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Motion:
-    r"""What was seen of the neurons so far.
+    r"""The motion of neurons as observed so far.
 
-    With :math:`d_t = 1 - \phi_t` the change of a neuron's output from one observation to the next, and
+    Here :math:`d_t = 1 - \phi_t` is the change of a neuron's output from one observation to the next, and
     :math:`g_t = d_{t-1} - d_t` the change of its similarity (Bragagnolo et al., NEq, NeurIPS 2022).
 
     Attributes
     ----------
     count : int
-        Changes observed.
+        Number of observed changes.
     change, gain, velocity : array, shape (C,)
-        The last d, g and v; zeros before the first.
+        The last d, g and v; zeros before the first observation.
 
     Examples
     --------
-    The second velocity of the paper's formula is the first that compares two changes:
+    The second velocity of the paper's formula is the first one that compares two changes:
 
     >>> motion = Motion.at_rest(1)
     >>> seen = []
@@ -46,13 +46,14 @@ class Motion:
 
     @classmethod
     def at_rest(cls, neurons: int) -> Motion:
-        """Return the motion before anything was observed."""
+        """Return the motion before any observation."""
         return cls(0, *(np.zeros(neurons) for _ in range(3)))
 
     def after(self, change: Values, mu: float = 0.5) -> Motion:
         r"""Return the motion after one more change was observed.
 
-        By the paper, :math:`v_t = g_t - \mu v_{t-1}` with :math:`v_0 = 0`; its code has another formula.
+        As in the paper, :math:`v_t = g_t - \mu v_{t-1}` with :math:`v_0 = 0`; the published code has another
+        formula.
         """
         gain = self.change - change
         velocity = gain - mu * self.velocity if self.count else np.zeros_like(gain)
@@ -60,16 +61,16 @@ class Motion:
 
     @property
     def known(self) -> bool:
-        """Whether the velocity says anything as yet."""
+        """Whether the velocity is meaningful yet."""
         return self.count >= 2
 
 
 def within(score: Values, sizes: Values, budget: float) -> NDArray[np.bool_]:
-    """Return the neurons that train under a budget of parameters, shape (C,).
+    """Return a mask of the neurons that train under a budget of parameters, shape (C,).
 
-    From the largest score down, while the sum of sizes stays within the budget; the score of the first neuron that
-    no longer fits is the threshold, and everything at or below it is frozen, ties included (Quelennec et al., WACV
-    2024).
+    Neurons are taken by falling score while the sum of their sizes stays within the budget. The score of the first
+    neuron that does not fit is the threshold: everything at or below it is frozen, including ties (Quelennec et
+    al., WACV 2024).
 
     Examples
     --------

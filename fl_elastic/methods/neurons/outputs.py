@@ -1,4 +1,4 @@
-"""What neurons put out on a few inputs, normalised and sketched, and how much that has changed."""
+"""Outputs of neurons on a few inputs, normalised and sketched, and how much they have changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["change_of", "has_neurons", "kept_inputs", "neuron_outputs", "with_ke
 
 
 def kept_inputs(batch: Batch, examples: int, most_bytes: int) -> dict[str, NDArray[Any]]:
-    """Return the tensors of the first examples of a batch, as many as ``most_bytes`` hold and at least one.
+    """Return the tensors of a batch's first examples, at least one and as many as fit ``most_bytes``.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def kept_inputs(batch: Batch, examples: int, most_bytes: int) -> dict[str, NDArr
 
 
 def with_kept(batch: Batch, kept: dict[str, NDArray[Any]]) -> Any:
-    """Return inputs of the form that ``batch`` has, with the kept tensors; None if these are not of that form."""
+    """Return inputs in the form of ``batch`` with the kept tensors; None if these do not have that form."""
     inputs = _first(batch, len(kept) if _is_listed(batch) else 1)
     leaves = _leaves(inputs)
     if [leaf.dim() for leaf in leaves] != [array.ndim for array in kept.values()]:
@@ -50,7 +50,7 @@ def with_kept(batch: Batch, kept: dict[str, NDArray[Any]]) -> Any:
 
 
 def _is_listed(batch: Batch) -> bool:
-    """Whether inputs are one by one, as those of detectors."""
+    """Return whether inputs are a list of examples, as for detectors."""
     inputs, targets = split_batch(batch)
     return isinstance(inputs, (list, tuple)) and isinstance(targets, (list, tuple))
 
@@ -83,30 +83,30 @@ _NEURONS = (nn.Conv2d, nn.Linear, BatchNorm, nn.GroupNorm)
 
 
 def has_neurons(module: nn.Module) -> bool:
-    """Whether the outputs of a layer are channels, or features, that each have weights of their own."""
+    """Return whether the outputs of a layer are channels or features with weights of their own."""
     return isinstance(module, _NEURONS)
 
 
 def neuron_outputs(
     model: nn.Module, layers: Sequence[str], inputs: Any, width: int
 ) -> dict[str, Sketch]:
-    """Return the outputs of each layer's neurons in eval mode as unit vectors, shape (N, C, K) each.
+    """Return the outputs of each layer's neurons in eval mode as unit vectors, each of shape (N, C, K).
 
-    A vector lies over the positions of one example; in layers with a single position, such as linear ones, over the
-    examples. One of more than ``width`` numbers is projected on as many random signs, always the same ones, which
-    keeps the distance of two vectors but for a relative error of ``sqrt(2 / width)`` in its square. The model is
-    left as it was.
+    A vector runs over the positions of one example; in layers with a single position, such as linear ones, over the
+    examples. A vector of more than ``width`` numbers is projected onto ``width`` fixed random sign vectors. This
+    preserves the squared distance of two vectors up to a relative error of ``sqrt(2 / width)``. The model is left
+    unchanged.
 
     Parameters
     ----------
     model : nn.Module
-        At its current weights.
+        The model at its current weights.
     layers : sequence of str
-        Modules that `has_neurons`; one that runs several times, or never, is left out.
+        Modules that `has_neurons` accepts; one that runs several times, or never, is left out.
     inputs : any
-        As the model takes them.
+        Inputs in the model's form.
     width : int
-        Most numbers K of one vector.
+        Largest number K of entries per vector.
 
     Raises
     ------
@@ -135,14 +135,14 @@ def neuron_outputs(
 def change_of(before: Mapping[str, Sketch], now: Mapping[str, Sketch]) -> NDArray[np.float64]:
     """Return one minus the mean cosine of each neuron's outputs before and now, layer after layer; shape (C,).
 
-    Two vectors of zeros are alike, one of zeros is at right angles to any other, and so is what is not finite.
+    Two zero vectors count as equal. A zero vector counts as orthogonal to any other, and so does a non-finite one.
     """
     return np.concatenate([_change(before[name], now[name]) for name in now] or [np.zeros(0)])
 
 
 def _change(before: Sketch, now: Sketch) -> NDArray[np.float64]:
     one, other = before.astype(np.float32), now.astype(np.float32)
-    # Of unit vectors the cosine is one minus half of the squared distance, which a projection keeps.
+    # For unit vectors the cosine is one minus half of the squared distance, which a projection preserves.
     with np.errstate(invalid="ignore"):
         change = np.square(one - other).sum(axis=2) / 2
     change[one.any(axis=2) != other.any(axis=2)] = 1.0
@@ -152,7 +152,7 @@ def _change(before: Sketch, now: Sketch) -> NDArray[np.float64]:
 
 
 def _vectors(layer: nn.Module, output: Tensor) -> Tensor:
-    """Return outputs as (N, C, P), or (1, C, N) where there is one position."""
+    """Return outputs as (N, C, P), or as (1, C, N) if there is only one position."""
     by_channel = output.movedim(-1, 1) if isinstance(layer, nn.Linear) else output
     flat = by_channel.float().flatten(2) if by_channel.dim() > 2 else by_channel.float()[..., None]
     return flat.permute(2, 1, 0) if flat.shape[2] == 1 else flat

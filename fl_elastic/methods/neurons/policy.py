@@ -1,4 +1,4 @@
-"""Freeze the neurons whose outputs have stopped changing: NEq-style, and what its relatives share with it."""
+"""Freeze neurons whose outputs have stopped changing: NEq-style, with the base of its relatives."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _WIDTH, _LEAST_WIDTH = 64, 4
 class NeuronPolicy(Policy):
     """Base of the policies that follow how fast the outputs of neurons change from fit to fit.
 
-    Before each fit the model runs on a few inputs, the same ones every time, and each neuron's outputs are compared
-    with those before the fit before. What is kept for that, inputs and sketched outputs, stays on the device within
-    ``memory_bytes``: it tells about the data as the data themselves do.
+    Before each fit the model runs on a few inputs, always the same ones, and each neuron's outputs are compared
+    with those before the previous fit. Inputs and sketched outputs are kept on the device within ``memory_bytes``:
+    they reveal as much as the data themselves.
 
     Parameters
     ----------
     mu : float
-        Weight of the velocity before, in [0, 0.5].
+        Weight of the previous velocity, in [0, 0.5].
     examples : int
-        Inputs to compare on; the papers say that a few, even one, do about as well as hundreds.
+        Number of inputs to compare on; according to the papers a few, even one, do about as well as hundreds.
     memory_bytes : int
-        What inputs and outputs may take; the fewer, the rougher the sketch, and the fewer the inputs.
+        Bound on kept inputs and outputs; with less memory the sketch is rougher and the inputs are fewer.
 
     Raises
     ------
     PlanError
-        If one of them is out of range.
+        If a parameter is out of range.
     """
 
     name: ClassVar[str]
@@ -85,18 +85,18 @@ class NeuronPolicy(Policy):
             )
 
     def layers(self, profile: CostProfile) -> dict[int, NeuronLayer]:
-        """Return the layers among whose neurons it chooses, by group index."""
+        """Return the layers whose neurons may be chosen, by group index."""
         return neuron_layers(profile)
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
         """Compare the model with the one before the last fit.
 
-        The same model twice, as when a round is repeated, is no observation.
+        The same model twice, as when a round is repeated, does not count as an observation.
 
         Raises
         ------
         PlanError
-            If ``memory_bytes`` do not hold the roughest sketch.
+            If ``memory_bytes`` do not suffice for the roughest sketch.
         """
         memory, seed = memory.of(self.name), int(probe.generator.integers(2**31))
         memory = replace(memory, facts={**memory.facts, "seed": seed})
@@ -134,7 +134,7 @@ class NeuronPolicy(Policy):
         return PolicyMemory(self.name, facts, arrays)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan of the neurons that are not at rest."""
+        """Return the plan that trains the neurons that are not at rest."""
         layers = self.layers(request.profile)
         chosen = self.choose(request, layers)
         modes = self.modes_for(request, chosen)
@@ -148,17 +148,17 @@ class NeuronPolicy(Policy):
         return plan.having(NeuronLayers(everywhere=plan.lean, channels=channels))
 
     def modes_for(self, request: PlanRequest, chosen: Mapping[int, Chosen]) -> list[Mode]:
-        """Return the modes of all groups: what is no layer of neurons always trains."""
+        """Return the modes of all groups; groups without neurons always train."""
         return modes_of(len(request.profile), chosen, request.reachable)
 
     @abstractmethod
     def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
-        """Return the neurons that train, by group index; a layer that was not observed trains whole."""
+        """Return masks of the neurons that train, by group index; a layer that was not observed trains whole."""
 
     def by_chance(
         self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
     ) -> dict[int, Values]:
-        """Return scores above 0 in random order, the same ones in all plans of a fit."""
+        """Return positive scores in random order, the same for all plans of a fit."""
         seed = request.memory.of(self.name).facts.get("seed")
         generator = request.generator if seed is None else np.random.default_rng(int(seed))
         order = generator.permutation(sum(layer.neurons for layer in layers.values())) + 1.0
@@ -168,7 +168,7 @@ class NeuronPolicy(Policy):
     def speeds(
         self, request: PlanRequest, layers: Mapping[int, NeuronLayer]
     ) -> dict[int, Values] | None:
-        """Return the absolute velocity of each neuron by group index; None while there is none.
+        """Return the absolute velocity of each neuron by group index; None if there is none yet.
 
         Layers that were not observed are left out.
         """
@@ -188,14 +188,13 @@ class NeuronPolicy(Policy):
 
 @POLICIES.register("neq")
 class NeqPolicy(NeuronPolicy):
-    """Train the neurons that are not at equilibrium, and whatever has no neurons: NEq-style.
+    """Train the neurons that are not at equilibrium, and everything that has no neurons: NEq-style.
 
     A neuron whose velocity is below ``eps`` is frozen for the next fit, and may leave equilibrium again (Bragagnolo
-    et al., NeurIPS 2022). There is no budget in the method: a step that takes longer than is allowed is answered by
-    fewer steps. The first two fits train everything, as there is no velocity yet.
-    Unlike the published code, which computes every gradient and erases some, gradients of frozen neurons are not
-    computed, nothing runs backward below the deepest neuron that trains, and a norm of which all is frozen keeps
-    its running statistics.
+    et al., NeurIPS 2022). The method has no budget: if a step takes longer than allowed, fewer steps are taken. The
+    first two fits train everything, because there is no velocity yet. The published code computes every gradient
+    and erases some. Here gradients of frozen neurons are not computed, nothing runs backward below the deepest
+    trained neuron, and a completely frozen norm keeps its running statistics.
 
     Parameters
     ----------
@@ -222,7 +221,7 @@ class NeqPolicy(NeuronPolicy):
 
 
 def _motion(memory: PolicyMemory) -> Motion:
-    """Return what was observed so far; at rest where the memory does not hold it in full."""
+    """Return the motion observed so far; at rest if the memory does not hold it completely."""
     arrays = [memory.arrays.get(name) for name in ("change", "gain", "velocity")]
     neurons = sum(_sizes(memory).values())
     found = [np.asarray(a, np.float64) for a in arrays if a is not None and a.shape == (neurons,)]
@@ -232,7 +231,7 @@ def _motion(memory: PolicyMemory) -> Motion:
 
 
 def _sizes(memory: PolicyMemory) -> dict[str, int]:
-    """Return how many neurons each observed layer has, in the order of what is kept of them."""
+    """Return the number of neurons of each observed layer, in the order in which they are kept."""
     return {name: array.shape[1] for name, array in _under(memory.arrays, _OUTPUT).items()}
 
 

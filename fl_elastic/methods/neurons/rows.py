@@ -16,7 +16,7 @@ from fl_elastic.profiling import CostProfile
 __all__ = ["NeuronLayer", "modes_of", "neuron_layers", "neuron_mode"]
 
 Chosen = NDArray[np.bool_]
-# By autograd's names of them: a layer norm has entries for features, and no neuron's own outputs.
+# Autograd's names of norms with neurons; a layer norm's entries belong to features, not to neurons.
 _NORMS = ("BatchNorm", "GroupNorm")
 
 
@@ -27,13 +27,13 @@ class NeuronLayer:
     Attributes
     ----------
     name : str
-        Of the group, and of its module.
+        Name of the group, and of its module.
     neurons : int
-        How many there are.
+        Number of neurons.
     parameters : int
-        Weights of each, its bias among them: of a depthwise channel those of its own kernel alone.
+        Number of weights per neuron, including its bias; for a depthwise channel those of its own kernel.
     is_norm : bool
-        Whether these are entries of a norm.
+        Whether the neurons are entries of a norm.
     """
 
     name: str
@@ -43,7 +43,7 @@ class NeuronLayer:
 
 
 def neuron_layers(profile: CostProfile) -> dict[int, NeuronLayer]:
-    """Return the layers with neurons by group index: all that can be trained by rows, besides the head."""
+    """Return the layers with neurons by group index: all that can be trained by rows, except the head."""
     graph = profile.graph
     found = {}
     for index, group in enumerate(graph.groups):
@@ -58,13 +58,13 @@ def neuron_layers(profile: CostProfile) -> dict[int, NeuronLayer]:
 
 
 def _neurons(group: TensorGroup) -> int:
-    """Return the length of the first axis of all parameters; 0 if they differ."""
+    """Return the length of the first axis of all parameters; 0 if the lengths differ."""
     lengths = {shape[0] if shape else 0 for shape in group.shapes}
     return lengths.pop() if len(lengths) == 1 else 0
 
 
 def neuron_mode(chosen: Chosen) -> Mode:
-    """Return how a group trains of which these neurons are chosen.
+    """Return the mode of a group in which these neurons are chosen.
 
     >>> [str(neuron_mode(np.arange(4) < count)) for count in (0, 1, 4)]
     ['frozen', 'neuron/4', 'full']
@@ -78,18 +78,18 @@ def neuron_mode(chosen: Chosen) -> Mode:
 def modes_of(
     groups: int, chosen: Mapping[int, Chosen], reachable: int | None, *, others: Mode = Mode.FULL
 ) -> list[Mode]:
-    """Return the modes of all groups: by neurons where some are chosen of, ``others`` elsewhere.
+    """Return the modes of all groups: by neurons for groups in ``chosen``, ``others`` for the rest.
 
     Parameters
     ----------
     groups : int
-        How many there are.
+        Number of groups.
     chosen : mapping of int to array
-        Neurons that train, by group index.
+        Masks of the neurons that train, by group index.
     reachable : int, optional
-        Groups, from the loss, that may train at all.
+        Number of groups, from the loss on, that may train.
     others : Mode
-        Of groups without an entry.
+        Mode of groups without an entry.
     """
     modes = [neuron_mode(chosen[g]) if g in chosen else others for g in range(groups)]
     end = groups if reachable is None else reachable

@@ -1,4 +1,4 @@
-"""Freeze neurons below a threshold that is learnt, within the budget: SCoTTi-style."""
+"""Freeze neurons below a learned threshold, within the budget: SCoTTi-style."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _EPS, _MOMENTUM = "eps", "eps_momentum"
 
 @POLICIES.register("scotti")
 class ScottiPolicy(NeuronPolicy):
-    r"""Train the neurons faster than a learnt threshold, and whatever has no neurons: SCoTTi-style.
+    r"""Train the neurons that are faster than a learned threshold, and everything without neurons: SCoTTi-style.
 
-    The threshold descends its own gradient (Li et al., ICCV workshops 2023), with momentum:
-    :math:`\partial L / \partial \epsilon = a \sum \langle \nabla L, m \rangle` over what trains, with the learning
-    rate a and the momentum m of the step before. Steps in agreement lower it, so that more trains. It is learnt in
-    every step and used from the next fit on; frozen neurons, whose gradients are not computed, have no say, as in
-    the published code. Where a step does not fit the budget the threshold is raised until it does, for that fit.
-    Before there is a velocity everything trains, or neurons by chance if everything does not fit.
+    The threshold descends its own gradient (Li et al., ICCV workshops 2023), with momentum: :math:`\partial L /
+    \partial \epsilon = a \sum \langle \nabla L, m \rangle` over what trains, with the learning rate a and the
+    momentum m of the previous step. Steps that agree lower it, so that more trains. It is learned in every step and
+    used from the next fit on. As in the published code, frozen neurons do not count, because their gradients are
+    not computed. If a step does not fit the budget, the threshold is raised until it does, for that fit. Before
+    there is a velocity everything trains, or random neurons if everything does not fit.
 
-    The optimiser must be SGD with momentum: under any other the threshold stays where it is.
+    The optimiser must be SGD with momentum: under any other the threshold does not move.
 
     Parameters
     ----------
     eps : float
-        Threshold to begin with; the values used in the paper are not known, these are its code's defaults.
+        Initial threshold; the values used in the paper are not known, so these are the defaults of its code.
     eps_rate, eps_momentum : float
         Learning rate of the threshold, and its momentum.
     **more : Any
@@ -60,7 +60,7 @@ class ScottiPolicy(NeuronPolicy):
         self.eps, self.eps_rate, self.eps_momentum = eps, eps_rate, eps_momentum
 
     def choose(self, request: PlanRequest, layers: Mapping[int, NeuronLayer]) -> dict[int, Chosen]:
-        """Return the neurons faster than the threshold, or than what the budget raises it to."""
+        """Return the neurons faster than the threshold, which the budget may raise."""
         speeds = self.speeds(request, layers)
         threshold = float(request.memory.of(self.name).facts.get(_EPS, self.eps))
         if speeds is None:
@@ -73,7 +73,7 @@ class ScottiPolicy(NeuronPolicy):
         optimizer: torch.optim.Optimizer,
         memory: PolicyMemory,
     ) -> PolicyMemory:
-        """Move the threshold by what the gradients of a step say of the step before."""
+        """Move the threshold by the agreement of a step's gradients with the previous steps."""
         memory = memory.of(self.name)
         layers = {name.removeprefix("output/") for name in memory.arrays}
         gradient = threshold_gradient(
@@ -88,7 +88,7 @@ class ScottiPolicy(NeuronPolicy):
 
 
 def threshold_gradient(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> float:
-    """Return the gradient of the loss by the threshold; 0 where the optimiser has no momentum."""
+    """Return the gradient of the loss with respect to the threshold; 0 if the optimiser has no momentum."""
     wanted, total = {id(parameter) for parameter in parameters}, 0.0
     for group in optimizer.param_groups:
         for parameter in group["params"]:

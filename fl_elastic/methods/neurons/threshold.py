@@ -1,4 +1,4 @@
-"""Raise the threshold of a choice of neurons until the step that trains them fits the budget."""
+"""Raise the threshold for choosing neurons until the step that trains them fits the budget."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def fitting(
     threshold: float,
     modes_for: Callable[[Mapping[int, Chosen]], Sequence[Mode]],
 ) -> dict[int, Chosen]:
-    """Return the neurons above the lowest threshold, from the given one up, with which a step fits the budget.
+    """Return the neurons above the lowest threshold, from the given one up, whose step fits the budget.
 
     Parameters
     ----------
     request : PlanRequest
-        Says what a step may take, and what it takes by the measured costs.
+        Says how long a step may take, and how long it takes by the measured costs.
     scores : mapping of int to array
-        Of each neuron, by group index.
+        Score of each neuron, by group index.
     threshold : float
-        Where to begin.
+        Lowest threshold to try.
     modes_for : callable
         Returns the modes of all groups for a choice of neurons.
 
     Returns
     -------
     dict of int to array
-        Nothing chosen where not even that fits.
+        Nothing is chosen if even that does not fit.
     """
     everything = np.concatenate([*scores.values(), np.zeros(0)])
     levels = [threshold, *np.unique(everything[everything > threshold]).tolist()]

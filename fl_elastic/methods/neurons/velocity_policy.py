@@ -29,10 +29,11 @@ _DEFAULT_SHARE = 0.308
 class VelocityPolicy(NeuronPolicy):
     """Train the head, and the neurons of largest velocity per parameter that fit a budget: Velocity-style.
 
-    From Quelennec et al. (WACV 2024): the score, the threshold at the first neuron that no longer fits, and neurons
-    by chance in the fits before there is a velocity. The published code charges a depthwise channel for the whole
-    width of its layer and does not keep the budget of its random choice; here a neuron costs what it has, and both
-    choices keep the budget. Assumed: the neurons are those of convolutions and linear layers, norms stay frozen.
+    From Quelennec et al. (WACV 2024): the score, the threshold at the first neuron that does not fit, and random
+    neurons in the fits before there is a velocity. The published code charges a depthwise channel for the whole
+    width of its layer, and its random choice exceeds the budget; here a neuron is charged for its own weights, and
+    both choices keep the budget. Assumed: only neurons of convolutions and linear layers are chosen, and norms stay
+    frozen.
 
     The parameters are limited to a share of those of all neurons, and the step by the budget, whose measured costs
     raise the threshold further. A budget without any limit means the largest of the paper's shares, 0.308.
@@ -40,7 +41,7 @@ class VelocityPolicy(NeuronPolicy):
     Parameters
     ----------
     share : float, optional
-        Parameters that train over those of all neurons, in (0, 1]; left out, no limit but the budget's.
+        Trained parameters over those of all neurons, in (0, 1]; by default only the budget limits them.
     **more : Any
         See `NeuronPolicy`.
     """
@@ -62,7 +63,7 @@ class VelocityPolicy(NeuronPolicy):
         return {g: layer for g, layer in neuron_layers(profile).items() if not layer.is_norm}
 
     def modes_for(self, request: PlanRequest, chosen: Mapping[int, Chosen]) -> list[Mode]:
-        """Return the modes of all groups: besides the neurons only the head trains."""
+        """Return the modes of all groups; besides the neurons only the head trains."""
         groups, reachable = len(request.profile), request.reachable
         modes = modes_of(groups, chosen, reachable, others=Mode.FROZEN)
         modes[request.profile.graph.head] = Mode.FULL

@@ -1,4 +1,4 @@
-"""What a scheme costs by the rule of its paper, so that it can stand beside the published labels."""
+"""The cost of a scheme by the rule of its paper, comparable with the published labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LayerUpdate", "tiny_training_bits"]
 
 @dataclass(frozen=True)
 class LayerUpdate:
-    """What is trained of one layer.
+    """Which part of one layer is trained.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class LayerUpdate:
     bias : bool
         Whether the bias is trained.
     axis : {"in", "out"}
-        Which channels ``fraction`` speaks of.
+        The channels that ``fraction`` refers to.
     """
 
     fraction: float = 0.0
@@ -31,14 +31,14 @@ class LayerUpdate:
     axis: Axis = "in"
 
     def inputs(self, layer: LayerShape) -> int:
-        """Return how many input channels must be kept for the backward pass."""
+        """Return the number of input channels to keep for the backward pass."""
         if not self.fraction:
             return 0
         by_input = self.axis == "in" or layer.is_depthwise
         return _share(layer.in_channels, self.fraction) if by_input else layer.in_channels
 
     def weights(self, layer: LayerShape) -> int:
-        """Return how many weights are trained."""
+        """Return the number of trained weights."""
         if not self.fraction:
             return 0
         by_input = self.axis == "in" and not layer.is_depthwise
@@ -51,18 +51,18 @@ def tiny_training_bits(
 ) -> int:
     """Return the extra memory by the rule of tiny-training (Lin et al., NeurIPS 2022), in bits.
 
-    One bit per output of every convolution whose bias is trained, and 32 per such bias; 8 bits per kept input and
-    per trained weight; 8 per input of the classifier, whose own weights are not counted. Its published labels are
-    this over 8 x 1024, rounded down.
+    It counts one bit per output of every convolution whose bias is trained, and 32 bits per such bias; 8 bits per
+    kept input and per trained weight; and 8 bits per input of the classifier, whose own weights are not counted.
+    The published labels are this number over 8 x 1024, rounded down.
 
     Parameters
     ----------
     layers : sequence of LayerShape
-        Without the classifier.
+        All layers except the classifier.
     updates : sequence of LayerUpdate
         One per layer.
     classifier_inputs : int
-        Features that enter the classifier.
+        Number of input features of the classifier.
     """
     bits = 8 * classifier_inputs
     for layer, update in zip(layers, updates, strict=True):

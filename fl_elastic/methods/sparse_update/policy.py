@@ -1,4 +1,4 @@
-"""Biases of the last layers and input channels of a few: the published schemes, and their rule for other models."""
+"""Train biases of the last layers and input channels of a few: published schemes, and a rule for other models."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ class SparseUpdatePolicy(Policy):
     """Train the head, the biases of the last layers, and some input channels of a few layers among them.
 
     SparseUpdate of "On-Device Training Under 256KB Memory" (Lin et al., NeurIPS 2022). For a model with the
-    convolutions of one of the three published ones, the largest published scheme that fits is taken. For any other
-    model the choice is SparseUpdate-style: the published schemes train almost only the first pointwise convolution
-    of each block in the later half, so the pointwise layers there that widen are the candidates (or all pointwise,
-    or all dense layers there, where there are none; never a shortcut). Their shares of channels are chosen by the
-    joint solver, and biases are trained as far as the error gradient comes, or half as far, or not at all. What a
-    layer is worth is assumed: the same for each, and the square root of the share of its channels.
+    convolutions of one of the three published models, the largest published scheme that fits is used. For any other
+    model the choice is SparseUpdate-style. The published schemes train almost only the first pointwise convolution
+    of each block in the later half, so the candidates are the pointwise layers there that widen (if there are none,
+    all pointwise layers there, or else all dense ones; never a shortcut). The joint solver chooses their shares of
+    channels, and biases are trained as deep as the error gradient goes, half as deep, or not at all. The worth of a
+    layer is an assumption: equal for all layers, times the square root of the share of its channels.
 
-    The published models have no norms, because these are folded into the convolutions: where there is one, it is
-    trained in place of the bias. If nothing fits, the head is trained alone.
+    The published models have no norms, because these are folded into the convolutions; here a norm is trained
+    instead of the bias before it. If nothing fits, only the head is trained.
 
     Parameters
     ----------
     scheme : Scheme, optional
-        What to train of the layers from the input, whatever the model, such as `search_scheme` finds; left out, it
-        is chosen as above.
+        What to train of the layers, counted from the input, for any model, such as the result of `search_scheme`;
+        by default it is chosen as described above.
     """
 
     needs = Needs(modes=_MODES, channel_score="l2")
@@ -73,7 +73,7 @@ class SparseUpdatePolicy(Policy):
         refuse_without_layers(self.name, profile.graph)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the largest choice that fits; BudgetError if not even the head fits memory or uplink."""
+        """Return the largest choice that fits; raise BudgetError if not even the head fits memory or uplink."""
         profile = request.profile
         model = published_model(profile.graph)
         if self.scheme is not None:
@@ -88,7 +88,7 @@ class SparseUpdatePolicy(Policy):
 
 
 def published_model(graph: BackwardGraph) -> PublishedModel | None:
-    """Return the published model whose convolutions these are, None if there is none; sizes of maps may differ."""
+    """Return the published model with these convolutions; None if there is none. Map sizes may differ."""
     weights = [
         shape
         for index, group in reversed(list(enumerate(graph.groups)))
@@ -105,9 +105,9 @@ def published_model(graph: BackwardGraph) -> PublishedModel | None:
 
 
 def scheme_modes(profile: CostProfile, scheme: Scheme) -> list[Mode]:
-    """Return how each group is trained by ``scheme``, in backward order; the head always whole.
+    """Return how each group is trained by ``scheme``, in backward order; the head is always trained whole.
 
-    Layers are the convolutions and linear layers besides the head, counted from the input. A layer that cannot be
+    Layers are the convolutions and linear layers except the head, counted from the input. A layer that cannot be
     trained by channels is trained whole.
     """
     graph = profile.graph
@@ -128,7 +128,7 @@ def scheme_modes(profile: CostProfile, scheme: Scheme) -> list[Mode]:
 
 
 def _norms_after(graph: BackwardGraph) -> dict[int, int]:
-    """Return the norm that takes each group's output, by group index."""
+    """Return the norm that reads each group's output, by group index."""
     found = {}
     for node in graph.nodes:
         if node.group is None or not node.inputs:
@@ -180,7 +180,7 @@ def _later_candidates(profile: CostProfile) -> list[int]:
 
 
 def _is_dense(layer: LayerShape) -> bool:
-    """Whether every channel is read, and not only to make the map of a shortcut smaller."""
+    """Return whether a layer reads every channel and is not just a downsampling shortcut."""
     return layer.groups == 1 and not (layer.is_pointwise and layer.in_size != layer.out_size)
 
 
@@ -194,11 +194,11 @@ def _assumed_request(request: PlanRequest, candidates: Sequence[int]) -> PlanReq
         worth[group] = 1.0
         for column, mode in enumerate(_MODES):
             if mode in offered[group]:
-                # The solver squares it: the square root of the share is what remains.
+                # The solver squares this value, which leaves the square root of the share.
                 kept[group, column] = mode.fraction**0.25
     costs = profile.modes
     if costs is None or any(costs.column(mode) is None for mode in _MODES):
-        # What was not measured is charged as the whole layer, here as in the profile.
+        # Costs that were not measured are charged as the whole layer, as in the profile.
         costs = ModeCosts(_MODES, np.ones(shape), np.ones(shape))
     return replace(
         request,

@@ -1,8 +1,8 @@
 """The fifteen update schemes that tiny-training published, with the shapes of their three models.
 
-Shapes and indices from "On-Device Training Under 256KB Memory" (Lin et al., NeurIPS 2022) and its repository,
-against which published figures can be checked. Convolutions are counted from the input, the stem being 0; the
-classifier is not among them.
+Shapes and indices are from "On-Device Training Under 256KB Memory" (Lin et al., NeurIPS 2022) and its repository;
+published figures can be checked against them. Convolutions are counted from the input, with the stem as 0; the
+classifier is not included.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["PUBLISHED_MODELS", "PublishedModel", "Scheme"]
 
 @dataclass(frozen=True)
 class Scheme:
-    """What is trained besides the classifier, in layers counted from the input.
+    """Which layers, counted from the input, are trained besides the classifier.
 
     Attributes
     ----------
     bias_layers : int
-        How many layers next to the classifier have their bias trained.
+        Number of layers next to the classifier whose bias is trained.
     weights : tuple of (int, float)
         Layers whose weights are trained, with the share of their input channels.
     kilobytes : int
-        The published label; 0 for a scheme of one's own.
+        The published label; 0 for a scheme that was not published.
     """
 
     bias_layers: int
@@ -34,7 +34,7 @@ class Scheme:
     kilobytes: int = 0
 
     def updates(self, layers: int) -> list[LayerUpdate]:
-        """Return what is trained of each of that many layers."""
+        """Return what is trained of each of ``layers`` layers."""
         shares = dict(self.weights)
         return [
             LayerUpdate(shares.get(index, 0.0), bias=index >= layers - self.bias_layers)
@@ -44,16 +44,16 @@ class Scheme:
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One of the three models, at an input of 128 x 128.
+    """One of the three published models, at an input of 128 x 128.
 
     Attributes
     ----------
     name : str
-        Its name there.
+        Its published name.
     layers : tuple of LayerShape
         From the input to the classifier.
     classifier_inputs : int
-        Features that enter the classifier.
+        Number of input features of the classifier.
     schemes : tuple of Scheme
         Smallest first.
     """
@@ -74,7 +74,7 @@ def _layers(table: str) -> tuple[LayerShape, ...]:
 
 
 def _scheme(kilobytes: int, bias_layers: int, indices: str, shares: str) -> Scheme:
-    """Read layers and the denominators of their shares, 0 where no weight is trained."""
+    """Parse layer indices and the denominators of their shares; 0 means that no weight is trained."""
     pairs = zip(indices.split(), shares.split(), strict=True)
     weights = tuple((int(index), 1 / int(share)) for index, share in pairs if share != "0")
     return Scheme(bias_layers, weights, kilobytes)

@@ -48,8 +48,8 @@ def layer_worth(profile: CostProfile, potential: Scores) -> Scores:
     r"""Return TinyTrain's score of every group, shape (N,).
 
     :math:`s_i = P_i / (\frac{|W_i|}{\max |W|} \frac{M_i}{\max M})` with Fisher potential P, number of parameters
-    \|W\| and multiply-adds M, maxima over all layers (Kwon et al., ICML 2024). Where no multiply-adds are known,
-    that factor is 1.
+    \|W\| and multiply-adds M; the maxima are over all layers (Kwon et al., ICML 2024). If multiply-adds are not
+    known, that factor is 1.
     """
     weights = np.array([float(group.numel) for group in profile.graph.groups])
     macs = group_macs(profile.graph)
@@ -61,40 +61,42 @@ def layer_worth(profile: CostProfile, potential: Scores) -> Scores:
 
 @POLICIES.register("tinytrain")
 class TinyTrainPolicy(Policy):
-    """Train the head, and the layers of most Fisher potential over size and multiply-adds, by their best channels.
+    """Train the head, and the best channels of the layers with most Fisher potential over size and multiply-adds.
 
     TinyTrain-style: the paper (Kwon et al., ICML 2024) gives the score and trains the channels of largest potential
-    in the layers of largest score, but not how a budget is filled nor how many channels are taken. Assumed here:
-    layers are visited by descending score, each is given the largest share of 1, 1/2, 1/4 and 1/8 of its channels
-    with which the plan so far still fits, and skipped if none does. The head, which the paper replaces by class
-    prototypes, always trains whole; norms and everything that is no convolution or linear layer stay frozen.
+    in the layers of largest score, but says neither how a budget is filled nor how many channels are trained.
+    Assumed here: layers are visited by falling score, and each gets the largest share of 1, 1/2, 1/4 and 1/8 of its
+    channels with which the plan so far still fits; it is skipped if none does. The head, which the paper replaces
+    by class prototypes, is always trained whole; norms and all other groups that are no convolution or linear layer
+    stay frozen.
 
     The limits are those of the budget. A budget without any limit means the paper's setting: 15 % of the
-    multiply-adds of a full backward pass. The score does not know what the way to a layer costs, and depthwise
-    layers, small in both factors, win by far: compare `TinyTrainNoDepthwisePolicy`. Output channels, the paper's,
-    save time but no activation: compare `TinyTrainInputPolicy`.
+    multiply-adds of a full backward pass. The score ignores the path cost to a layer, and depthwise layers, small
+    in both factors, win by far: compare `TinyTrainNoDepthwisePolicy`. The paper's output channels save time but no
+    activations: compare `TinyTrainInputPolicy`.
 
     Attributes
     ----------
     name : str
-        Under which it is registered.
+        Name under which it is registered.
     axis : {"in", "out"}
         Which channels are chosen.
     exclude_depthwise : bool
         Whether depthwise convolutions stay frozen.
     fill : {"greedy", "random", "knapsack"}
-        By descending score; in random order; or by the joint solver for most potential, whatever the score, where
-        the costs of channel shares were measured.
+        By falling score; in random order; or by the joint solver for most potential, whatever the score, if the
+        costs of channel shares were measured.
 
     Parameters
     ----------
     macs_share : float, optional
-        Multiply-adds of the backward pass over those of a full one, in (0, 1]; left out, no limit but the budget's.
+        Multiply-adds of the backward pass over those of a full one, in (0, 1]; by default only the budget limits
+        them.
 
     Raises
     ------
     PlanError
-        If that is no share.
+        If the share is invalid.
     """
 
     needs = Needs("fisher", tuple(Mode.channels(ratio, "out") for ratio in RATIOS[1:]), "fisher")
@@ -113,7 +115,7 @@ class TinyTrainPolicy(Policy):
         refuse_without_layers(self.name, profile.graph)
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan; BudgetError if not even the head fits memory or uplink."""
+        """Return the plan; raise BudgetError if not even the head fits memory or uplink."""
         offered = self._offered(request.profile)
         if self.fill == "knapsack":
             modes = self._most_potential(request, offered)
@@ -122,7 +124,7 @@ class TinyTrainPolicy(Policy):
         return request.plan(self.name, modes)
 
     def _offered(self, profile: CostProfile) -> dict[int, tuple[Mode, ...]]:
-        """Return the modes of each candidate layer, dearest first."""
+        """Return the modes of each candidate layer, most expensive first."""
         layers = known_layers(profile)
         offered = channel_modes(profile, self.axis)
         depthwise = {g for g in offered if g in layers and layers[g].is_depthwise}
@@ -144,13 +146,13 @@ class TinyTrainPolicy(Policy):
             return [candidates[i] for i in request.generator.permutation(len(candidates))]
         worth = layer_worth(request.profile, request.importance)
         promising = [group for group in candidates if request.importance[group] > 0]
-        # Before anything was measured, or if nothing is worth anything: nearest to the loss first.
+        # If nothing was measured yet, or nothing has any worth: nearest to the loss first.
         return sorted(promising, key=lambda group: -worth[group]) or candidates
 
     def _most_potential(
         self, request: PlanRequest, offered: dict[int, tuple[Mode, ...]]
     ) -> list[Mode]:
-        """Return the joint solver's choice; layers are given up again, deepest first, while it does not fit."""
+        """Return the joint solver's choice; while it does not fit, layers are removed, deepest first."""
         profile, budget = request.profile, request.budget
         options = group_options(request, self.needs.modes)
         available = options.choices.available.copy()
@@ -162,7 +164,7 @@ class TinyTrainPolicy(Policy):
         spend = request.allowed_step_seconds - profile.forward_seconds[0] - profile.fixed_seconds
         limit = self._macs_limit(request)
         if math.isinf(spend) and math.isfinite(limit):
-            # The solver has one price for effort: multiply-adds stand in for the seconds that nobody limits.
+            # The solver has one price for effort: multiply-adds replace seconds, which are not limited.
             choices, spend = _priced_in_macs(choices, options.modes, profile), limit
         limits = Limits(
             spend,
@@ -172,7 +174,7 @@ class TinyTrainPolicy(Policy):
         try:
             modes = options.modes_of(joint_knapsack(choices, limits).options)
             for _ in range(_RECOSTINGS if math.isfinite(limits.memory) else 0):
-                # The solver adds up what a step never holds at one time: it may spend what that leaves.
+                # The solver adds up what a step never holds at the same time, so it may spend the difference.
                 limits = replace(limits, memory=limits.memory + _spare_memory(request, modes))
                 more = options.modes_of(joint_knapsack(choices, limits).options)
                 if more == modes or not self._fits(request, more, limit):
@@ -204,7 +206,7 @@ class TinyTrainPolicy(Policy):
 
 @POLICIES.register("tinytrain_in")
 class TinyTrainInputPolicy(TinyTrainPolicy):
-    """TinyTrain-style, choosing input channels: only these save activations."""
+    """TinyTrain-style with input channels, the only ones that save activations."""
 
     name = "tinytrain_in"
     axis = "in"
@@ -221,7 +223,7 @@ class TinyTrainNoDepthwisePolicy(TinyTrainPolicy):
 
 @POLICIES.register("tinytrain_random")
 class TinyTrainRandomPolicy(TinyTrainPolicy):
-    """Layers in random order under the same limits: what the score has to beat."""
+    """Layers in random order under the same limits: a baseline for the score."""
 
     needs = replace(TinyTrainPolicy.needs, importance=False)
     name = "tinytrain_random"
@@ -230,7 +232,7 @@ class TinyTrainRandomPolicy(TinyTrainPolicy):
 
 @POLICIES.register("tinytrain_learned")
 class TinyTrainLearnedPolicy(TinyTrainPolicy):
-    """TinyTrain-style, with Fisher potentials predicted from one forward pass by a network trained beforehand."""
+    """TinyTrain-style, with Fisher potentials predicted from one forward pass by a pretrained network."""
 
     needs = replace(TinyTrainPolicy.needs, importance="learned", channel_score="learned")
     name = "tinytrain_learned"
@@ -238,14 +240,14 @@ class TinyTrainLearnedPolicy(TinyTrainPolicy):
 
 @POLICIES.register("tinytrain_knapsack")
 class TinyTrainKnapsackPolicy(TinyTrainPolicy):
-    """Most Fisher potential for the measured costs, by the joint solver."""
+    """The largest Fisher potential for the measured costs, by the joint solver."""
 
     name = "tinytrain_knapsack"
     fill = "knapsack"
 
 
 def _priced_in_macs(choices: Choices, modes: Sequence[Mode], profile: CostProfile) -> Choices:
-    """Return the choices at the price of their multiply-adds, branches charged as one chain."""
+    """Return the choices with multiply-adds in place of seconds; branches are charged as one chain."""
     own = group_macs(profile.graph)
     shares = [0.0 if mode.is_frozen else mode.fraction for mode in modes]
     return replace(
@@ -256,7 +258,7 @@ def _priced_in_macs(choices: Choices, modes: Sequence[Mode], profile: CostProfil
 
 
 def _spare_memory(request: PlanRequest, modes: Sequence[Mode]) -> float:
-    """Return the bytes of the budget that a step in these modes leaves over, at least 0."""
+    """Return the bytes of the budget that a step in these modes does not use, at least 0."""
     assert request.budget.memory is not None
     taken = step_memory(request.profile, modes, lean=request.lean).total
     return max(request.budget.memory - taken, 0.0)

@@ -1,3 +1,3 @@
-"""Tokens of a transformer that steps go on with: BSR (2024) and Tri-Level E-ViT (Kong et al., AAAI 2023)."""
+"""Dropping tokens of a transformer in training steps: BSR (2024) and Tri-Level E-ViT (Kong et al., AAAI 2023)."""
 
 policies = {"bsr": "bsr", "e_vit": "e_vit"}

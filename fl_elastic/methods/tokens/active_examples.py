@@ -1,4 +1,4 @@
-"""Train on the examples that a model still forgets; those that it never forgets are left out."""
+"""Train on the examples that a model still forgets, and leave out those that it never forgets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Indices = NDArray[np.int64]
 
 
 class ForgettingCounts:
-    """How often each example was right and then wrong again, over its own presentations.
+    """How often each example was classified right and then wrong again, over its own presentations.
 
-    Not over epochs, so that it holds for passes over a part of the data and for streams as well.
+    Presentations are counted instead of epochs, so that passes over a part of the data and streams work as well.
 
     Parameters
     ----------
     examples : int
-        How many there are; they are known by their index.
+        Number of examples, which are identified by their index.
 
     Examples
     --------
@@ -43,13 +43,13 @@ class ForgettingCounts:
 
     @property
     def never_right(self) -> NDArray[np.bool_]:
-        """Whether each was never right so far, or never shown; shape (N,)."""
+        """Whether each example was never right, or never shown, so far; shape (N,)."""
         return ~self._ever
 
     def note(
         self, examples: Sequence[int] | Indices, right: Sequence[bool] | NDArray[np.bool_]
     ) -> None:
-        """Take in whether the model was right on these examples; one may come several times."""
+        """Record whether the model was right on these examples; an index may occur several times."""
         for example, now in zip(
             np.asarray(examples).tolist(), np.asarray(right).tolist(), strict=True
         ):
@@ -58,13 +58,13 @@ class ForgettingCounts:
             self._ever[example] |= bool(now)
 
     def grow(self, examples: int) -> None:
-        """Make room for so many examples; those that come are behind those that are known."""
+        """Extend the counts to ``examples`` examples; new ones come after those known."""
         more = examples - len(self.events)
         for name in ("events", "_right", "_ever"):
             setattr(self, name, np.pad(getattr(self, name), (0, more)))
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Set all counts and flags to zero."""
         for each in (self.events, self._right, self._ever):
             each[:] = 0
 
@@ -76,22 +76,22 @@ def swapped(
     count: int,
     generator: np.random.Generator,
 ) -> tuple[Indices, Indices]:
-    """Return what is active and what is aside once ``count`` examples have changed places.
+    """Swap ``count`` active examples for ones that are aside; return both index arrays.
 
-    The rule of Tri-Level E-ViT (Kong et al., AAAI 2023): the active ones that were forgotten least go to the end of
-    those aside, of which as many drawn at random come in. Examples that were never right count as forgotten most.
-    Of equal ones those go that stand first.
+    The rule of Tri-Level E-ViT (Kong et al., AAAI 2023): the active examples that were forgotten least are appended
+    to those aside, and as many of these, drawn at random, become active. Examples that were never right count as
+    forgotten most. Ties are broken by position.
 
     Parameters
     ----------
     active, aside : array of int
         Indices of examples, each once.
     counts : ForgettingCounts
-        Of all of them.
+        Counts of all examples.
     count : int
-        How many; no more than are aside.
+        Number of examples to swap; at most as many as are aside are swapped.
     generator : numpy.random.Generator
-        Draws.
+        Source of randomness.
 
     Examples
     --------
@@ -113,29 +113,29 @@ def swapped(
 
 
 class ActiveExamples(Sampler[list[int]]):
-    """Draws batches of the examples in use, and swaps those that are never forgotten for others.
+    """Draws batches of the active examples, and swaps those that are never forgotten for others.
 
-    For ``DataLoader(dataset, batch_sampler=...)``. `ElasticTrainer` tells it on which examples of each batch the
-    model was right, before the step; a loop of one's own does so by `judge`. It lasts over fits. Where examples
-    come as a stream, `grow` tells it of new ones and `leave` of those that are gone.
+    For ``DataLoader(dataset, batch_sampler=...)``. `ElasticTrainer` reports on which examples of each batch the
+    model was right, before the step; your own training loop does so by `judge`. The sampler is used over several
+    fits. If examples come as a stream, call `grow` for new examples and `leave` for those that are gone.
 
     Parameters
     ----------
     examples : int
-        How many the dataset has.
+        Number of examples in the dataset.
     batch_size : int
-        Of each batch but the last.
+        Size of each batch except the last.
     aside : float
-        Share of the examples that are out of use at any time, in (0, 1).
+        Share of the examples that are not used at any time, in (0, 1).
     swap : float
-        Share of the examples that change places at once, in (0, 1); at least one does.
+        Share of the examples that are swapped at once, in (0, 1); at least one is.
     every : int
-        Passes over the examples in use between two swaps. Published are 30 of 300 epochs; where there are few
-        passes a tenth of them.
+        Number of passes over the active examples between two swaps. The paper uses 30 of 300 epochs; with few
+        passes use a tenth of them.
     swaps : int, optional
-        How often they are swapped; then what is active stays. None for a stream, which has no last time.
+        Number of swaps, after which the active examples stay. None for a stream, which has no last swap.
     seed : int
-        Of what is drawn.
+        Seed of the random draws.
 
     Raises
     ------
@@ -183,20 +183,20 @@ class ActiveExamples(Sampler[list[int]]):
 
     @property
     def sampler(self) -> Indices:
-        """The examples in use, as a DataLoader's batch sampler names what it draws from."""
+        """The active examples, under the name that a DataLoader expects in a batch sampler."""
         return self.active
 
     @property
     def _swap(self) -> int:
-        # Of few examples the published share is less than one, and what was drawn first would stay for ever.
+        # At least one: with few examples the published share is less than one, and nothing would ever be swapped.
         return max(1, round(self._share_swapped * (len(self.active) + len(self.aside))))
 
     def __len__(self) -> int:
-        """Return the batches of a pass."""
+        """Return the number of batches in a pass."""
         return -(-len(self.active) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches of a pass in random order; a swap that is due comes first."""
+        """Yield the batches of a pass in random order; a swap that is due is done first."""
         self._given.clear()
         if self._left != 0 and self._judged >= self._every * len(self.active):
             self.active, self.aside = swapped(
@@ -212,14 +212,14 @@ class ActiveExamples(Sampler[list[int]]):
             yield batch
 
     def grow(self, examples: int) -> None:
-        """Take in that the dataset has so many examples by now; of the new ones as large a share goes aside.
+        """Note that the dataset now has ``examples`` examples; the same share of the new ones goes aside.
 
-        From the next pass on.
+        Takes effect from the next pass on.
 
         Raises
         ------
         TrainingError
-            If there were more of them before.
+            If the dataset had more examples before.
         """
         known = len(self.counts.events)
         if examples < known:
@@ -228,19 +228,19 @@ class ActiveExamples(Sampler[list[int]]):
             )
         self.counts.grow(examples)
         new = known + self._generator.permutation(examples - known)
-        # By the share of all that are there, or what comes one by one would never go aside.
+        # By the share of all examples, or examples that come one by one would never go aside.
         there = len(self.active) + len(self.aside) + len(new)
         out = min(max(round(self._share_aside * there) - len(self.aside), 0), len(new))
         self.aside = np.concatenate([self.aside, new[:out]])
         self.active = np.concatenate([self.active, new[out:]])
 
     def leave(self, examples: Sequence[int] | Indices) -> None:
-        """Draw these examples no more, from the next pass on; their indices stay taken.
+        """Stop drawing these examples from the next pass on; their indices are not reused.
 
         Raises
         ------
         TrainingError
-            If none would be left in use.
+            If no example would be left active.
         """
         active = self.active[~np.isin(self.active, examples)]
         aside = self.aside[~np.isin(self.aside, examples)]
@@ -249,7 +249,7 @@ class ActiveExamples(Sampler[list[int]]):
         self.active, self.aside = active, aside
 
     def judge(self, right: torch.Tensor) -> None:
-        """Take in on which examples of the next batch, in the order they were drawn in, the model was right.
+        """Record on which examples of the next batch, in the order in which they were drawn, the model was right.
 
         Parameters
         ----------
@@ -259,7 +259,7 @@ class ActiveExamples(Sampler[list[int]]):
         Raises
         ------
         TrainingError
-            If no batch is left to be judged, or it had another number of examples.
+            If no batch is waiting to be judged, or the batch had another number of examples.
         """
         if not self._given or len(self._given[0]) != len(right):
             drawn = len(self._given[0]) if self._given else 0

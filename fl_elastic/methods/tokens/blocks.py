@@ -1,4 +1,4 @@
-"""Blocks of a transformer that hand tokens on, and what a step costs that goes on with fewer of them."""
+"""Blocks of a transformer that pass tokens on, and the costs of a step with fewer tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TokenBlock:
     node : int
         Index of the node that made its output.
     groups_above : int
-        How many groups lie between its output and the loss: exactly the first ones in backward order.
+        Number of groups between its output and the loss: exactly the first ones in backward order.
     tokens, width : int
-        Tokens of an example and numbers of a token.
+        Tokens per example, and numbers per token.
     """
 
     module: str
@@ -38,15 +38,15 @@ class TokenBlock:
 
 
 def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
-    """Return the blocks in the order of the forward pass; empty for a model that is no chain of them.
+    """Return the blocks in the order of the forward pass; empty if the model is not a chain of blocks.
 
-    A block's output is of shape (N, T, D) and all that the rest of the model sees, and between it and the next
-    deeper such place of the graph one operation attends from all T tokens to all T.
+    A block's output has shape (N, T, D) and is all that the rest of the model sees. Between it and the next deeper
+    such place, exactly one operation attends from all T tokens to all T.
     """
     deepest = [nodes[-1] for nodes in graph.group_nodes()]
     places = {block.output_node: block.module for block in reversed(graph.blocks)}
     places |= {cut.node: cut.module for cut in graph.cuts if not cut.at_input}
-    # What ends where a whole chain does is named for itself.
+    # A block that spans exactly these two places gives its own name.
     exact = {(block.output_node, block.input_node): block.module for block in graph.blocks}
     ends = sorted({*places, *(cut.node for cut in graph.cuts), len(graph.nodes)})
     found: list[TokenBlock] = []
@@ -64,7 +64,7 @@ def token_blocks(graph: BackwardGraph) -> tuple[TokenBlock, ...]:
 
 
 def is_attention(node: BackwardNode, tokens: int) -> bool:
-    """Whether an operation weighs all tokens for each of them: a fused attention, or the softmax of one."""
+    """Return whether an operation weights all tokens for each token: a fused attention, or its softmax."""
     if len(node.shape) != 4:
         return False
     fused = node.name.startswith("ScaledDotProduct") and node.shape[2] == tokens
@@ -75,17 +75,17 @@ def is_attention(node: BackwardNode, tokens: int) -> bool:
 def fewer_tokens_profile(
     profile: CostProfile, drops: Sequence[tuple[TokenBlock, int]]
 ) -> CostProfile:
-    """Return the cost profile of the model whose blocks hand on fewer tokens.
+    """Return the cost profile of the model if its blocks pass on fewer tokens.
 
-    What works on tokens costs its share of them, attention the square of that. The forward pass is spread over the
-    nodes as the backward pass is. Finding out which tokens stay is not counted: it is a row of one attention.
+    Operations on tokens cost their share of the tokens, attention the square of it. The forward pass is spread over
+    the nodes like the backward pass. Choosing the tokens is not charged: it costs one row of one attention.
 
     Parameters
     ----------
     profile : CostProfile
-        Of all tokens.
+        Profile with all tokens.
     drops : sequence of (TokenBlock, int)
-        Blocks of its graph, in the order of the forward pass, and how many tokens go on behind each.
+        Blocks of its graph, in the order of the forward pass, and the number of tokens after each.
     """
     nodes: Seconds = np.ones(len(profile.graph.nodes))
     for block, count in drops:

@@ -1,4 +1,4 @@
-"""Block selective reprogramming: train the last blocks of a transformer on the tokens that frozen ones point at."""
+"""Block selective reprogramming: train the last blocks of a transformer on tokens chosen by frozen blocks."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["BsrPolicy"]
 
 @POLICIES.register("bsr")
 class BsrPolicy(TokenPolicy):
-    """Train the head and as many of the last blocks as fit, on the tokens that frozen blocks attend to.
+    """Train the head and as many of the last blocks as fit, on the tokens that a frozen block attends to.
 
-    In the style of BSR (2024), whose abstract alone was read: blocks of a pretrained vision transformer are frozen,
-    and tokens left out by the attention of a frozen one. Here that is the last frozen block, and its class token's
-    attention, the mean over its heads. What is frozen runs as inference, so that the same tokens of an example stay
-    in every epoch; features that are kept are those of these tokens alone.
+    In the style of BSR (2024), of which only the abstract was read: blocks of a pretrained vision transformer are
+    frozen, and tokens are dropped by the attention of a frozen block. Here this is the last frozen block, and its
+    class token's attention averaged over heads. Frozen parts run as inference, so an example keeps the same tokens
+    in every epoch, and kept features are those of these tokens only.
 
     Parameters
     ----------
     keep : float
-        Share of the tokens besides the class token that stays, rounded up.
+        Share of the tokens, without the class token, that are kept, rounded up.
     fraction : float
-        Share of the blocks that are trained at most, rounded up; at least one stays frozen.
+        Largest share of the blocks that is trained, rounded up; at least one block stays frozen.
 
     Raises
     ------
     PlanError
-        If a share is impossible.
+        If a share is invalid.
     """
 
     needs_coverage = False
@@ -53,16 +53,16 @@ class BsrPolicy(TokenPolicy):
         self.keep, self.fraction = keep, fraction
 
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """Return the last frozen block where as many as possible are trained."""
+        """Return the last frozen block if as many blocks as possible are trained."""
         return blocks[len(blocks) - self._most(len(blocks)) - 1]
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan of the most blocks that fit, or of the head alone; BudgetError if nothing fits."""
+        """Return the plan with the most blocks that fit, or the head alone; raise BudgetError if nothing fits."""
         blocks = token_blocks(request.profile.graph)
         for count in range(self._most(len(blocks)), 0, -1):
             block, lowest = blocks[len(blocks) - count - 1 :][:2]
             if block.groups_above == lowest.groups_above:
-                # Held back from training, as below the fleet's cut: a later one is the last that is frozen.
+                # That block may not be trained, as below the fleet's cut: a later block is the last frozen one.
                 continue
             kept = KeptTokens(((block.module, self.keep),), classes_of(request, self.name))
             fewer = request.with_transform(kept)

@@ -1,4 +1,4 @@
-"""Run a transformer whose blocks hand on only the tokens that its class tokens attend to."""
+"""Run a transformer whose blocks only pass on the tokens that its class tokens attend to."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Choose = Callable[[int], int]
 
 
 class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
-    """Sees what class tokens attend to in the one attention that runs inside the block.
+    """Records what class tokens attend to in the single attention that runs inside the context.
 
-    Of a fused attention only these rows of the weights are computed, from the queries and keys that it is given, so
-    that it does not matter how the model makes them; of one in single operations they are taken from its softmax.
+    For a fused attention only these rows of the weights are computed, from its queries and keys, so that it does
+    not matter how the model makes them. For an attention of single operations the rows are taken from its softmax.
 
     Parameters
     ----------
     classes : int
-        How many tokens, the first ones, are class tokens.
+        Number of class tokens, which are the first tokens.
     """
 
     def __init__(self, classes: int) -> None:
@@ -46,7 +46,7 @@ class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Let every operation run as ever, and look at attention."""
+        """Run every operation unchanged, and record attention."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func.name().partition(".")[0]
@@ -57,12 +57,12 @@ class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
         return out
 
     def scores(self, tokens: int) -> Tensor:
-        """Return how much the class tokens attend to each token, mean over them and the heads; shape (N, T).
+        """Return the class tokens' attention to each token, averaged over class tokens and heads; shape (N, T).
 
         Raises
         ------
         PlanError
-            If not exactly one attention over so many tokens ran.
+            Unless exactly one attention over so many tokens ran.
         """
         if len(self._rows) != 1 or self._rows[0].shape[-1] != tokens:
             raise PlanError(
@@ -92,16 +92,17 @@ def _class_rows(classes: int, given: dict[str, Any]) -> Tensor:
 
 
 def kept_indices(scores: Tensor, classes: int, count: int) -> Tensor:
-    """Return the places of the tokens that stay, in their order; shape (N, classes + count).
+    """Return the positions of the tokens that are kept, in order; shape (N, classes + count).
 
-    The class tokens and the ``count`` others of the highest scores; of equal ones the earlier.
+    These are the class tokens and the ``count`` other tokens with the highest scores; of equal scores the earlier
+    token.
 
     Parameters
     ----------
     scores : Tensor
         Shape (N, T), class tokens first.
     classes, count : int
-        Class tokens, and how many others stay.
+        Number of class tokens, and of other tokens to keep.
 
     Examples
     --------
@@ -114,7 +115,7 @@ def kept_indices(scores: Tensor, classes: int, count: int) -> Tensor:
 
 
 def taken(tokens: Tensor, indices: Tensor) -> Tensor:
-    """Return the tokens at these places of each example; (N, T, D) and (N, K) to (N, K, D)."""
+    """Return the tokens at these positions of each example; (N, T, D) and (N, K) to (N, K, D)."""
     return tokens.gather(1, indices[..., None].expand(-1, -1, tokens.shape[2]))
 
 
@@ -122,16 +123,16 @@ def taken(tokens: Tensor, indices: Tensor) -> Tensor:
 def handing_on(
     model: nn.Module, module: str, change: Callable[[Callable[[], Tensor]], Tensor]
 ) -> Iterator[None]:
-    """Let a module put out what ``change`` makes of its run, inside the block.
+    """Replace a module's output by the result of ``change``, inside the context.
 
     Parameters
     ----------
     model : nn.Module
-        That holds it.
+        The model that contains the module.
     module : str
-        Its name.
+        Name of the module.
     change : callable
-        Gets a function that runs the module and returns its output.
+        Called with a function that runs the module and returns its output; returns the new output.
     """
     block = model.get_submodule(module)
     before, plain = block.__dict__.get("forward"), block.forward
@@ -151,7 +152,7 @@ def handing_on(
 
 @contextmanager
 def attention_seen() -> Iterator[None]:
-    """Keep torch from running a whole layer of attention as one operation, as it does in inference."""
+    """Keep torch from running a whole attention layer as a single operation, as it does in inference."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -162,20 +163,20 @@ def attention_seen() -> Iterator[None]:
 
 @contextmanager
 def dropping(model: nn.Module, module: str, classes: int, choose: Choose) -> Iterator[None]:
-    """Let a block hand on the tokens alone that its class tokens attend to most, inside the block.
+    """Let a block pass on only the tokens that its class tokens attend to most, inside the context.
 
-    No gradient goes into the choice.
+    No gradient flows through the choice.
 
     Parameters
     ----------
     model : nn.Module
-        That holds the block.
+        The model that contains the block.
     module : str
-        The block's name; it puts out tokens of shape (N, T, D).
+        Name of the block, whose output are tokens of shape (N, T, D).
     classes : int
-        How many tokens, the first ones, always stay.
+        Number of first tokens that are always kept.
     choose : callable
-        Returns how many of so many others stay.
+        Called with the number of other tokens; returns how many of them are kept.
     """
 
     def change(run: Callable[[], Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tokens of Tri-Level E-ViT: train everything, with fewer tokens from block to block."""
+"""The token level of Tri-Level E-ViT: train everything, with fewer tokens from block to block."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = ["EVitPolicy"]
 
 @POLICIES.register("e_vit")
 class EVitPolicy(TokenPolicy):
-    """Train every group, and leave tokens out behind a quarter, a half and three quarters of the blocks.
+    """Train every group, and drop tokens behind a quarter, a half and three quarters of the blocks.
 
-    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the tokens that are left, those stay that the class token
-    attends to most, by the mean over the heads. They are left out behind a block, not before its perceptron. Its
-    examples are `fl_elastic.methods.tokens.active_examples.ActiveExamples`. Its third level, masks on attention,
-    is left out, as it costs time. A time budget is met with fewer steps.
+    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the remaining tokens, those are kept that the class token
+    attends to most, averaged over heads. Tokens are dropped behind a block, not before its perceptron. The example
+    level is `fl_elastic.methods.tokens.active_examples.ActiveExamples`. The third level, masks on attention, is
+    left out because it costs time. A time budget is met with fewer steps.
 
     Parameters
     ----------
     keep : float
-        Share of the patches that stays each time, rounded up.
+        Share of the patches that is kept each time, rounded up.
     fits : int, optional
-        Over how many fits, such as rounds or epochs, it is trained: the share begins at 1 and falls from a
-        thirtieth of them on, see `cosine_share`. It holds for a fit. Left out, it is ``keep`` from the first on.
+        Total number of fits, such as rounds or epochs. The share then begins at 1 and falls from a thirtieth of
+        them on, see `cosine_share`; it is constant within a fit. By default it is ``keep`` from the first fit on.
 
     Raises
     ------
     PlanError
-        If a parameter is impossible.
+        If a parameter is invalid.
     """
 
     needs_coverage = False
@@ -56,16 +56,16 @@ class EVitPolicy(TokenPolicy):
         self.keep, self.fits = keep, fits
 
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """Return the block behind a quarter of them."""
+        """Return the block behind the first quarter of the blocks."""
         return _places(blocks)[0]
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Look at the model, and count the fits."""
+        """Run the model to find its class tokens, and count the fits."""
         found = super().observe(probe, profile, memory)
         return PolicyMemory(self.name, {**found.facts, "fits": int(found.facts.get("fits", 0)) + 1})
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan that trains everything on the tokens that are kept now."""
+        """Return the plan that trains everything on the tokens that are kept at present."""
         blocks, share = token_blocks(request.profile.graph), self._share(request, self.keep)
         everything = np.ones(len(request.profile), dtype=bool)
         if len(blocks) < 2 or share == 1:
@@ -84,7 +84,7 @@ class EVitPolicy(TokenPolicy):
 
 
 def _places(blocks: Sequence[TokenBlock]) -> list[TokenBlock]:
-    """Return the blocks behind which tokens are left out: of twelve the fourth, the seventh and the tenth."""
+    """Return the blocks behind which tokens are dropped: of twelve the fourth, the seventh and the tenth."""
     depth = len(blocks)
     return [
         blocks[place] for place in sorted({depth // 4, depth // 2, depth * 3 // 4} - {depth - 1})

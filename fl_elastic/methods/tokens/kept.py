@@ -1,4 +1,4 @@
-"""Kept tokens: behind which blocks of a transformer a step goes on with a share of its tokens."""
+"""Kept tokens: behind which blocks of a transformer a step goes on with a share of the tokens."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["KeptTokens", "cosine_share", "kept_count", "on_kept_tokens"]
 
 @dataclass(frozen=True)
 class KeptTokens(StepTransform):
-    """Where tokens are left out, and how many stay.
+    """Where tokens are dropped, and how many are kept.
 
-    Which ones stay is found anew for each example: those that its class tokens attend to most in that block, by the
-    mean over its heads. Behind a block that is frozen the same ones stay whenever the example comes back.
+    The kept tokens are chosen anew for each example: those that its class tokens attend to most in that block,
+    averaged over heads. Behind a frozen block an example keeps the same tokens every time.
 
     Attributes
     ----------
     drops : tuple of (str, float)
-        Blocks, in the order of the forward pass, each with the share of its tokens that goes on, in (0, 1].
+        Blocks, in the order of the forward pass, each with the share of its tokens that is passed on, in (0, 1].
     classes : int
-        How many tokens, the first ones, the model answers from: they always stay, and do not count for the share.
+        Number of first tokens that the model answers from; they are always kept, and do not count for the share.
 
     Raises
     ------
     PlanError
-        If a share is impossible.
+        If a share is invalid.
     """
 
     drops: tuple[tuple[str, float], ...]
@@ -54,7 +54,7 @@ class KeptTokens(StepTransform):
             )
 
     def counts(self, tokens: int) -> tuple[int, ...]:
-        """Return how many tokens, class tokens among them, there are behind each of the blocks.
+        """Return the number of tokens, including class tokens, behind each of the blocks.
 
         Examples
         --------
@@ -68,8 +68,8 @@ class KeptTokens(StepTransform):
         return tuple(counts)
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case of fewer tokens behind some of the profile's blocks."""
-        # Only who prices a plan loads how.
+        """Return the case with fewer tokens behind some of the profile's blocks."""
+        # Imported here: only needed to price a plan.
         from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
 
         places = {block.module: block for block in token_blocks(case.profile.graph)}
@@ -80,11 +80,11 @@ class KeptTokens(StepTransform):
 
     @contextmanager
     def applied(self, model: nn.Module, plan: Plan) -> Iterator[None]:
-        """Let the model go on with the kept tokens inside the block.
+        """Let the model go on with the kept tokens inside the context.
 
-        All that is frozen runs in eval mode, for what a block attends to must not change by chance.
+        Frozen parts run in eval mode, because what a block attends to must not depend on chance.
         """
-        # Only who applies a plan loads how.
+        # Imported here: only needed to apply a plan.
         from fl_elastic.training.frozen import held_in_eval
 
         trained = set(plan.trained_parameters)
@@ -93,7 +93,7 @@ class KeptTokens(StepTransform):
 
     @contextmanager
     def dropping(self, model: nn.Module) -> Iterator[None]:
-        """Let the model go on with the kept tokens inside the block, in whatever mode."""
+        """Let the model go on with the kept tokens inside the context, in its present mode."""
         from fl_elastic.methods.tokens.dropping import dropping
 
         with ExitStack() as stack:
@@ -103,7 +103,7 @@ class KeptTokens(StepTransform):
             yield
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return behind which of the modules which share of the tokens goes on."""
+        """Return the modules at which tokens are dropped, each with the share that is passed on."""
         return tuple(
             f"{module}:{share}"
             for module, share in self.drops
@@ -114,10 +114,9 @@ class KeptTokens(StepTransform):
 
 @contextmanager
 def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Let ``model`` go on with the tokens that ``plan`` keeps inside the block; with all, if it leaves none out.
+    """Let ``model`` go on with the tokens that ``plan`` keeps inside the context; with all if it drops none.
 
-    What a model was trained on is what it answers from: evaluate it inside as well, or it sees more tokens than in
-    training, which takes longer.
+    Evaluate a model inside this context, too: outside it sees more tokens than in training, and takes longer.
 
     Examples
     --------
@@ -140,7 +139,7 @@ def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    """Return the outermost modules that hold parameters, of which none is trained."""
+    """Return the outermost modules with parameters of which none is trained."""
     frozen: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for prefix, module in model.named_modules():
@@ -152,32 +151,33 @@ def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
 
 
 def kept_count(tokens: int, share: float) -> int:
-    """Return how many of some tokens stay: the share, rounded up.
+    """Return how many of the tokens are kept: the share, rounded up.
 
     Examples
     --------
     >>> [kept_count(tokens, 0.9) for tokens in (196, 177, 160)]
     [177, 160, 144]
     """
-    # A product that is whole but for its rounding is not one more.
+    # The tolerance keeps a product that is whole up to rounding from being rounded up.
     return min(tokens, max(1, math.ceil(tokens * share - 1e-9)))
 
 
 def cosine_share(
     progress: float, share: float, begin: float = 10 / 300, end: float = 110 / 300
 ) -> float:
-    """Return the share of tokens that stays at a point of the training: 1 at first, falling by a half cosine.
+    """Return the share of tokens that is kept at a point of the training: first 1, then falling by a half cosine.
 
-    The published schedule of Tri-Level E-ViT (Kong et al., AAAI 2023): 300 epochs, from the 10th to the 110th.
+    This is the published schedule of Tri-Level E-ViT (Kong et al., AAAI 2023): 300 epochs, falling from the 10th to
+    the 110th.
 
     Parameters
     ----------
     progress : float
-        Share of the training that is over.
+        Share of the training that is done.
     share : float
-        Where it ends.
+        Final share of the tokens.
     begin, end : float
-        Share of the training at which it begins to fall, and has fallen.
+        Shares of the training at which it begins and ends to fall.
 
     Examples
     --------

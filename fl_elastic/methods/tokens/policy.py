@@ -1,4 +1,4 @@
-"""What policies have in common that go on with some of a transformer's tokens, and whether they may."""
+"""Base of the policies that drop tokens of a transformer, and the check whether a model allows it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fl_elastic.profiling import CostProfile
 
 __all__ = ["TokenPolicy", "classes_of", "with_tokens"]
 
-# A class token, and one more for distillation.
+# A class token, and possibly one for distillation.
 _MOST_CLASSES = 2
 _FEW = 2
 _TOLERANCE = 1e-3
@@ -41,10 +41,10 @@ class TokenPolicy(Policy):
 
     @abstractmethod
     def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """Return the first block behind which the policy may ever leave tokens out."""
+        """Return the first block behind which the policy may ever drop tokens."""
 
     def refuse_misfit(self, profile: CostProfile) -> None:
-        """Raise PlanError for a model that is no chain of at least two blocks."""
+        """Raise PlanError for a model that is not a chain of at least two blocks."""
         found = len(token_blocks(profile.graph))
         if found < 2:
             raise PlanError(
@@ -54,12 +54,12 @@ class TokenPolicy(Policy):
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Find out, by running it, from how many tokens the model answers.
+        """Run the model to find out from how many tokens it answers.
 
         Raises
         ------
         PlanError
-            If the model may not go on with some of its tokens.
+            If the model cannot go on with some of its tokens.
         """
         blocks = token_blocks(profile.graph)
         classes = _class_tokens(
@@ -70,12 +70,12 @@ class TokenPolicy(Policy):
 
 
 def classes_of(request: PlanRequest, policy: str) -> int:
-    """Return from how many tokens the model answers, as `TokenPolicy.observe` found out."""
+    """Return from how many tokens the model answers, as found by `TokenPolicy.observe`."""
     return int(request.memory.of(policy).facts.get("classes", 1))
 
 
 def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
-    """Return a plan that was made at the price of fewer tokens, with full and cheapest steps on all of them."""
+    """Return a plan priced for fewer tokens, with full and floor steps priced on all tokens."""
     return replace(
         plan,
         full_step_seconds=request.profile.full_step_seconds,
@@ -86,7 +86,7 @@ def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
 def _class_tokens(
     model: nn.Module, loss_fn: LossFn, batch: Batch, blocks: Sequence[TokenBlock], first: TokenBlock
 ) -> int:
-    """Return from how many tokens, the first ones, the model answers; it is left as it was.
+    """Return from how many of its first tokens the model answers; the model is left unchanged.
 
     Parameters
     ----------
@@ -95,17 +95,17 @@ def _class_tokens(
     loss_fn : callable
         ``loss_fn(outputs, targets)``.
     batch : batch
-        Two of its examples are taken.
+        Two of its examples are used.
     blocks : sequence of TokenBlock
-        All of them, see `token_blocks`.
+        All blocks, see `token_blocks`.
     first : TokenBlock
-        The first of them behind which tokens may be left out.
+        The first block behind which tokens may be dropped.
 
     Raises
     ------
     PlanError
-        If it answers from all of them, or what lies above ``first`` sees in which places tokens stand, or does not
-        work on fewer of them.
+        If the model answers from all tokens, or if what lies above ``first`` depends on the tokens' positions or
+        does not run on fewer tokens.
     """
     inputs, targets = take_examples(split_batch(batch), slice(_FEW))
     few, last = (inputs, targets), blocks[-1].module
@@ -148,7 +148,7 @@ def _class_tokens(
 
 
 def _reads_only(model: nn.Module, loss_fn: LossFn, batch: Batch, last: str, classes: int) -> bool:
-    """Whether the loss is the same whatever stands in the other tokens behind the last block."""
+    """Return whether the loss does not depend on the other tokens behind the last block."""
 
     def lost(tokens: Tensor) -> Tensor:
         left = torch.full_like(tokens, torch.nan)
@@ -163,7 +163,7 @@ def _reads_only(model: nn.Module, loss_fn: LossFn, batch: Batch, last: str, clas
 def _put_out(
     model: nn.Module, module: str, change: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
-    """Change what a module puts out inside the block, and note it as it was."""
+    """Change a module's output inside the context, and record the original output."""
     noted: list[Tensor] = []
 
     def changed(run: Callable[[], Tensor]) -> Tensor:
@@ -176,7 +176,7 @@ def _put_out(
 
 
 def _mixed(tokens: int, classes: int) -> list[int]:
-    """Return places in random order, the same each time; class tokens stay in theirs."""
+    """Return positions in a fixed random order; class tokens keep their positions."""
     others = torch.randperm(tokens - classes, generator=torch.Generator().manual_seed(0)) + classes
     return [*range(classes), *others.tolist()]
 
@@ -184,6 +184,6 @@ def _mixed(tokens: int, classes: int) -> list[int]:
 def _alike(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    # Numbers of few bits are rounded in each layer.
+    # Low-precision numbers are rounded in each layer.
     tolerance = max(_TOLERANCE, 4 * torch.finfo(one.dtype).eps)
     return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-6))

@@ -1,4 +1,4 @@
-"""Windows of channels: train everything, but in each step a part of every inner width alone."""
+"""Windows of channels: train everything, but in each step only a part of every inner width."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fl_elastic.profiling.memory import step_memory
 
 __all__ = ["SliceOutFitPolicy", "SliceOutPolicy"]
 
-# Sixteenths, from all channels down: of fewer hardly anything of a layer is left.
-# Below a half what windows learn fits the whole model so little that fewer steps in wider ones are worth more.
+# Keep-rates in sixteenths, from all channels down to two sixteenths; with fewer hardly anything of a layer is left.
+# Below one half, what windows learn fits the whole model so little that fewer steps in wider windows are better.
 _NARROW = 1 / 2
 _RATES = tuple(count / 16 for count in range(16, 1, -1))
 
@@ -32,26 +32,27 @@ class SliceOutPolicy(Policy):
     """Train all groups, in each step with a window of neighbouring channels of every inner width.
 
     After SliceOut (Notin, Gomez, Yoo and Gal, 2020). Forward and backward pass run on smaller tensors, and the
-    whole model is used afterwards. The largest keep-rate is taken whose step fits the budget, as predicted from the
-    share of the operations, but no smaller one than a half for the sake of time: then fewer steps are taken.
+    whole model is used afterwards. The plan takes the largest keep-rate whose step fits the budget, as predicted
+    from the share of the operations. To save time the rate does not go below one half; fewer steps are taken
+    instead.
 
-    It is for training from scratch: half of the channels of a pretrained network know next to nothing, and steps
-    for them spoil the whole.
+    The method is for training from scratch: half of the channels of a pretrained network know next to nothing, and
+    steps on them harm the whole model.
 
     Parameters
     ----------
     rate : float, optional
-        Share of the units of each width that a window keeps; left out, by the budget.
+        Share of the units of each width that a window keeps; by default chosen by the budget.
     every : {"step", "fit"}
-        Whether each step draws windows, as published, or each fit, so that an update holds those windows alone and
-        its bytes shrink with them.
+        Whether windows are drawn for each step, as published, or for each fit, so that an update contains only
+        these windows and its bytes shrink with them.
     offset : int, optional
-        The unit at which every window starts instead of at a drawn one, see `Windows`.
+        The unit at which every window starts, instead of a random one; see `Windows`.
 
     Raises
     ------
     PlanError
-        If a parameter is impossible.
+        If a parameter is invalid.
     """
 
     needs_coverage = False
@@ -77,28 +78,28 @@ class SliceOutPolicy(Policy):
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Find out, by running the model, of which widths it works on a part; once for each model.
+        """Run the model to find out on parts of which widths it works; done once per model.
 
         Raises
         ------
         PlanError
-            If there is none.
+            If there is no such width.
         """
-        # Plans are made without it: only a fit loads what runs windows.
+        # Imported here: only a fit runs windows.
         from fl_elastic.methods.windows.proven_widths import prove_widths, proven_widths
 
         inner, left_out = _inner_widths(profile), _left_out(memory.of(self.name))
         widths = [each for each in inner if each.name not in left_out]
         found = {each.name for each in proven_widths(probe.model, widths, probe.batches[0])}
         if not found:
-            # Here it says why, or what was remembered is of another model.
+            # This raises an error that says why, unless the remembered widths were of another model.
             prove_widths(probe.model, inner, probe.batches[0])
             found = {each.name for each in inner}
         whole = [each.name for each in inner if each.name not in found]
         return PolicyMemory(self.name, {"left_out": whole})
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan with the widest windows that fit; BudgetError if none fits memory or uplink."""
+        """Return the plan with the widest windows that fit; raise BudgetError if none fits memory or uplink."""
         left_out = _left_out(request.memory.of(self.name))
         widths = tuple(w for w in _inner_widths(request.profile) if w.name not in left_out)
         modes = [Mode.FULL] * len(request.profile)
@@ -137,7 +138,7 @@ class SliceOutPolicy(Policy):
             yield Windows(widths, rate, self.every, seed, self.offset)
 
     def _narrow(self, request: PlanRequest, windows: Windows) -> PlanRequest:
-        """Return the request for steps of these windows, without the memory limit, which is looked at apart."""
+        """Return the request for steps on these windows, without the memory limit, which is checked separately."""
         profile = windows.case(StepCase(request.profile)).profile
         return replace(
             request.allowing(request.allowed_step_seconds),
@@ -148,12 +149,12 @@ class SliceOutPolicy(Policy):
 
 @POLICIES.register("slice_out_fit")
 class SliceOutFitPolicy(SliceOutPolicy):
-    """As `SliceOutPolicy`, with one window for a whole fit: for federations, where it alone is sent.
+    """Like `SliceOutPolicy`, with one window per fit: for federations, where only that window is sent.
 
     Parameters
     ----------
     rate : float, optional
-        As there.
+        See `SliceOutPolicy`.
     """
 
     name = "slice_out_fit"
@@ -175,13 +176,13 @@ def _inner_widths(profile: CostProfile) -> tuple[Width, ...]:
 
 
 def _left_out(memory: PolicyMemory) -> set[str]:
-    """Return the widths that stay whole, as an earlier fit found out; the memory comes from a disk."""
+    """Return the widths that an earlier fit found to need all channels; the memory may come from disk."""
     names = memory.facts.get("left_out", ())
     return {each for each in names if isinstance(each, str)} if isinstance(names, list) else set()
 
 
 def _sends_windows(windows: Windows) -> bool:
-    """Whether an update holds one window: else a fit trains many, which travel together."""
+    """Return whether an update contains a single window; otherwise a fit trains many, which travel together."""
     return windows.every == "fit"
 
 
@@ -196,7 +197,7 @@ def _sent(request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: li
 
 
 def _memory(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> float:
-    """Return the bytes of a step in windows; the optimiser keeps the state of the whole model."""
+    """Return the bytes of a step on windows; the optimiser keeps the state of the whole model."""
     weights = [float(each.profile.parameter_bytes.sum()) / 4 for each in (request, narrow)]
     state = request.profile.optimizer_bytes_per_weight * (weights[0] - weights[1])
     return float(step_memory(narrow.profile, modes).total + state)

@@ -1,4 +1,4 @@
-"""Try whether a model works on windows of its inner widths, which the graph alone does not show."""
+"""Test whether a model works on windows of its inner widths, which its graph alone does not show."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _PROVEN: WeakKeyDictionary[nn.Module, set[Width]] = WeakKeyDictionary()
 
 
 def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tuple[Width, ...]:
-    """Return the widths whose windows give what the whole model gives if their other channels are zero.
+    """Return the widths whose windows give what the whole model gives with their other channels set to zero.
 
-    The graph does not show constants, nor what is done with tensors that are cut off from it, nor numbers of heads
-    that a model has written into its code. A width that works is not tried again on the same model.
+    The graph shows neither constants, nor operations on tensors that are detached from it, nor numbers of heads
+    that are fixed in a model's code. A width that works is not tested again on the same model.
 
     Parameters
     ----------
     model : nn.Module
-        It is left as it was.
+        It is left unchanged.
     widths : sequence of Width
-        Of its graph.
+        Widths of its graph.
     batch : batch
-        On whose inputs it is run.
+        The model is run on its inputs.
     """
     proven = _PROVEN.setdefault(model, set())
     left = [width for width in widths if width not in proven]
@@ -46,19 +46,19 @@ def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tu
             model.eval()
             if not _alike(model, left, inputs):
                 left = [width for width in left if _alike(model, [width], inputs)]
-                # What works alone need not work together.
+                # Widths that work alone need not work together.
                 left = left if _alike(model, left, inputs) else []
             proven.update(left)
     return tuple(width for width in widths if width in proven)
 
 
 def prove_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> None:
-    """Try widths as `proven_widths` does.
+    """Test widths as `proven_widths` does.
 
     Raises
     ------
     PlanError
-        If windows of one of them give something else, or cannot be run.
+        If windows of one of them give another result, or cannot be run.
     """
     found = set(proven_widths(model, widths, batch))
     wrong = [width.name for width in widths if width not in found]
@@ -86,7 +86,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         if not isinstance(other, Tensor) or one.shape != other.shape:
             return False
-        # Numbers of few bits are rounded in each layer.
+        # Low-precision numbers are rounded in each layer.
         rounding = torch.finfo(one.dtype).eps if one.is_floating_point() else 0.0
         atol = max(1e-4, 4 * rounding) * float(one.abs().max()) + 1e-6
         return torch.allclose(one, other, rtol=max(1e-3, 4 * rounding), atol=atol)
@@ -99,7 +99,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def _masked(model: nn.Module, kept: Kept) -> Iterator[None]:
-    """Set channels outside of the windows to zero wherever a layer takes them in."""
+    """Set channels outside of the windows to zero at the input of every layer that reads them."""
     spans = spans_of(model, kept)
     with ExitStack() as stack:
         for width in kept:

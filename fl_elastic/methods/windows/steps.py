@@ -1,4 +1,4 @@
-"""Take steps on windows of channels: draw them, train in them, drive the optimiser, remember what they held."""
+"""Take steps on windows of channels: draw them, train them, drive the optimiser, record what they held."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl_elastic.profiling.optimizers import alike
 
 __all__ = ["WindowSteps", "driving", "retake_statistics", "statistics_passes"]
 
-# Batches at most of which running statistics are taken anew after steps on windows.
+# Largest number of batches on which running statistics are recomputed after steps on windows.
 _MOST_PASSES = 8
 
 
@@ -36,14 +36,14 @@ class WindowSteps:
     model : nn.Module
         Trained in place.
     windows : Windows
-        Of the plan.
+        Windows of the plan.
     before : WindowSteps, optional
-        Of an earlier plan of the same fit.
+        Steps of an earlier plan of the same fit, whose records are continued.
 
     Attributes
     ----------
     held : mapping of str to list of array
-        For each tensor that was trained in part, by axis which indices some window held, by whatever plan.
+        For each tensor trained in part, by axis, which indices some window of any plan held.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class WindowSteps:
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer, batch: Batch) -> Iterator[list[Narrow]]:
-        """Let model and optimiser consist of this step's windows inside the block.
+        """Let model and optimiser consist of this step's windows inside the context.
 
         Raises
         ------
         PlanError
-            If something outside of the layers of a width sees its channels, which the first step finds out.
+            If something outside of a width's layers reads its channels; the first step finds out.
         """
         prove_widths(self._model, self._windows.widths, batch)
         starts = self._windows.starts(self._step)
@@ -91,14 +91,14 @@ class WindowSteps:
                     mask[first : first + count] = True
 
     def close(self, steps: int) -> None:
-        """Take the running statistics of the whole model anew, by the last batches of a fit of so many steps."""
+        """Recompute the running statistics of the whole model on the last batches of a fit of ``steps`` steps."""
         passes, batches = statistics_passes(self._model, steps), list(self._batches)
         if passes and batches:
             retake_statistics(self._model, batches[-passes:])
 
 
 def statistics_passes(model: nn.Module, steps: int) -> int:
-    """Return how many forward passes a fit of so many steps spends on running statistics: none without any."""
+    """Return how many forward passes a fit of ``steps`` steps spends on running statistics; 0 if there are none."""
     if not _training_norms(model):
         return 0
     return min(_MOST_PASSES, 1 + steps // _MOST_PASSES)
@@ -106,7 +106,7 @@ def statistics_passes(model: nn.Module, steps: int) -> int:
 
 @torch.no_grad()
 def retake_statistics(model: nn.Module, batches: Sequence[Batch]) -> None:
-    """Replace the running statistics of batch norms that train by their means over some batches."""
+    """Replace the running statistics of training batch norms by their means over some batches."""
     norms = _training_norms(model)
     before = [norm.momentum for norm in norms]
     for norm in norms:
@@ -131,16 +131,16 @@ def _training_norms(model: nn.Module) -> list[BatchNorm]:
 
 @contextmanager
 def driving(optimizer: torch.optim.Optimizer, narrow: Sequence[Narrow]) -> Iterator[None]:
-    """Drive the windows instead of the whole parameters inside the block.
+    """Let the optimiser drive the windows instead of the whole parameters inside the context.
 
-    State tensors as large as the parameter are windows of it as well, others (counts of steps) are the parameter's.
-    A step in the block is the one of the whole parameters with the units outside left alone, their state included.
-    Windows in two pieces are written back at the end.
+    State tensors with the shape of the parameter are windowed as well; other state (counts of steps) is the
+    parameter's. A step inside equals a step on the whole parameters that leaves the other units and their state
+    unchanged. Windows in two pieces are written back at the end.
 
     Raises
     ------
     TrainingError
-        If the optimiser keeps state of another shape, of which no window is known.
+        If the optimiser keeps state of another shape, for which no window is known.
     """
     parts = {each.whole: each.part for each in narrow}
     before = [group["params"] for group in optimizer.param_groups]
@@ -177,7 +177,7 @@ def _is_whole(value: Any, whole: Tensor) -> bool:
 def _merged(
     optimizer: torch.optim.Optimizer, each: Narrow, state: dict[str, Any], new: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the state of the whole parameter with that of its window in it."""
+    """Return the state of the whole parameter, updated with the state of its window."""
     fresh: dict[str, Any] | None = None
     merged: dict[str, Any] = {}
     for name, value in new.items():
@@ -205,7 +205,7 @@ def _shares(whole: Tensor, each: Narrow, value: Tensor) -> bool:
 
 
 def _fresh_state(optimizer: torch.optim.Optimizer, whole: nn.Parameter) -> dict[str, Any]:
-    """Return what the optimiser keeps of a weight of zeros that has had no gradient but zeros."""
+    """Return the state that the optimiser keeps for a zero weight after one zero gradient."""
     weight = nn.Parameter(torch.zeros_like(whole))
     weight.grad = torch.zeros_like(whole)
     other = alike(optimizer, weight)

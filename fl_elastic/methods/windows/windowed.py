@@ -1,4 +1,4 @@
-"""Run a model on windows of its inner widths: smaller tensors that are views of its own."""
+"""Run a model on windows of its inner widths: smaller tensors that are views of the model's own."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Narrow", "Span", "Window", "spans_of", "windowed"]
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one axis, which goes on at the front where it reaches the end.
+    """A stretch of one axis that continues at the front if it reaches the end.
 
     Attributes
     ----------
     axis, first, count : int
-        Which axis, and where on it the stretch begins and how long it is.
+        Index of the axis, and first position and length of the stretch.
     """
 
     axis: int
@@ -32,7 +32,7 @@ class Span:
     count: int
 
     def pieces(self, size: int) -> list[tuple[int, int]]:
-        """Return first and count of its one or two pieces on an axis of this size."""
+        """Return start and length of its one or two pieces on an axis of this size."""
         inside = min(self.count, size - self.first)
         pieces = [(self.first, inside), (0, self.count - inside)]
         return [piece for piece in pieces if piece[1]]
@@ -40,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a tensor: a stretch along some of its axes, and all of the others.
+    """A part of a tensor: a stretch along some of its axes, and everything along the others.
 
     Examples
     --------
@@ -61,11 +61,11 @@ class Window:
         return whole
 
     def is_view(self, whole: Tensor) -> bool:
-        """Whether `take` returns a view."""
+        """Return whether `take` returns a view."""
         return all(len(span.pieces(whole.shape[span.axis])) == 1 for span in self.spans)
 
     def put(self, whole: Tensor, part: Tensor) -> None:
-        """Write a part into the tensor that it is of."""
+        """Write a part into the whole tensor."""
         _put(whole, part, self.spans)
 
 
@@ -85,14 +85,14 @@ def _put(whole: Tensor, part: Tensor, spans: Sequence[Span]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Narrow:
-    """A parameter, and the one that stands in its place.
+    """A parameter and its window, which replaces it.
 
     Attributes
     ----------
     whole, part : Parameter
-        The model's own, and its window.
+        The model's own parameter, and its window.
     window : Window
-        Which part it is.
+        Position of the window.
     """
 
     whole: nn.Parameter
@@ -108,7 +108,7 @@ Spans = dict[str, dict[int, Span]]
 
 
 def spans_of(model: nn.Module, kept: Mapping[Width, tuple[int, int]]) -> Spans:
-    """Return, by module and axis of its tensors, the stretch that belongs to windows.
+    """Return, by module and axis of its tensors, the stretch of the windows.
 
     Parameters
     ----------
@@ -131,26 +131,26 @@ def spans_of(model: nn.Module, kept: Mapping[Width, tuple[int, int]]) -> Spans:
 def windowed(
     model: nn.Module, kept: Mapping[Width, tuple[int, int]], *, scaled: bool = True
 ) -> Iterator[list[Narrow]]:
-    """Let a model consist of windows of some widths inside the block; afterwards it has its own tensors again.
+    """Let a model consist of windows of some widths inside the context; afterwards it has its own tensors again.
 
-    Layers hold smaller parameters, which share memory with the whole ones where a window is in one piece. A window
-    in two pieces is written back by whoever changes it. Batch norms that train use the statistics of the batch and
-    keep none, as those of a window are not the model's.
+    Layers hold smaller parameters, which share memory with the whole ones if a window is in one piece. A window in
+    two pieces must be written back by whoever changes it. Training batch norms use the statistics of the batch and
+    keep none, because those of a window are not the model's.
 
     Parameters
     ----------
     model : nn.Module
-        Whose widths they are.
+        The model of the widths.
     kept : mapping of Width to (int, int)
         First unit and number of units of each width's window.
     scaled : bool
-        Whether layers that take windows in get them multiplied by units over units kept (inverted dropout), unless
-        a batch norm behind undoes any scale.
+        Whether the input of layers that read windows is multiplied by the number of units over the number kept
+        (inverted dropout), unless a following batch norm undoes any scale.
 
     Yields
     ------
     list of Narrow
-        Every parameter that has another in its place.
+        Every replaced parameter with its window.
     """
     narrow: list[Narrow] = []
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ def windowed(
 
 
 class _Scale:
-    """Multiplies what a layer takes in."""
+    """Multiplies the input of a layer."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
@@ -210,7 +210,7 @@ def _smaller(module: nn.Module, axes: Mapping[int, Span], narrow: list[Narrow]) 
 
 
 def _sizes(module: Any, axes: Mapping[int, Span]) -> dict[str, int]:
-    """Return the sizes that a layer remembers besides its tensors, as they are for windows."""
+    """Return the sizes that a layer stores besides its tensors, with the values for its windows."""
     out, taken = axes.get(0), axes.get(1)
     sizes: dict[str, int] = {}
     if isinstance(module, nn.GroupNorm):

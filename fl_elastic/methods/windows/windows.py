@@ -1,4 +1,4 @@
-"""Windows of channels: neighbouring units of each inner width that a step trains, and what it costs."""
+"""Windows of channels: neighbouring units of each inner width that a step trains, and their costs."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ Every = Literal["step", "fit"]
 
 @dataclass(frozen=True)
 class Windows(StepTransform):
-    """Of which units of some widths a step consists.
+    """The units of some widths that a step uses.
 
     Attributes
     ----------
     widths : tuple of Width
-        Which widths; all other channels are whole.
+        The widths; all other channels are used completely.
     rate : float
         Share of the units that a window keeps, in (0, 1].
     every : {"step", "fit"}
-        How long a start holds.
+        How long a start is used.
     seed : int
-        Of what is drawn.
+        Seed of the random starts.
     offset : int, optional
-        The unit at which every window starts, counted on from the first after the last, instead of a drawn one: 0
-        as in HeteroFL (Diao et al., 2021), one further in each round as in FedRolex (Alam et al., 2022).
+        The unit at which every window starts instead of a random one, counted beyond the last unit from the first
+        again: 0 as in HeteroFL (Diao et al., 2021), or one further in each round as in FedRolex (Alam et al.,
+        2022).
 
     Raises
     ------
     PlanError
-        If one of them is impossible.
+        If one of them is invalid.
     """
 
     widths: tuple[Width, ...]
@@ -68,11 +69,11 @@ class Windows(StepTransform):
 
     @property
     def lasts_a_fit(self) -> bool:
-        """Whether what the windows hold is sent, so that later plans of a fit are the first one."""
+        """Whether later plans of a fit equal the first one, because what its windows hold is sent."""
         return self.every == "fit"
 
     def check(self, model: nn.Module, plan: Plan) -> None:
-        """Raise PlanError: windows are opened for each step."""
+        """Raise PlanError, because only `ElasticTrainer` opens windows for each step."""
         del model
         raise PlanError(
             f"policy {plan.policy!r} trains in windows of channels, which ElasticTrainer opens for each step: "
@@ -80,14 +81,14 @@ class Windows(StepTransform):
         )
 
     def opener(self, model: nn.Module, before: StepOpener | None) -> StepOpener:
-        """Return what opens a window for each step."""
-        # Plans are made without it: only a fit loads what runs windows.
+        """Return the opener of a window for each step."""
+        # Imported here: only a fit runs windows.
         from fl_elastic.methods.windows.steps import WindowSteps
 
         return WindowSteps(model, self, before if isinstance(before, WindowSteps) else None)
 
     def closing_passes(self, model: nn.Module, steps: int) -> int:
-        """Return how many passes running statistics take."""
+        """Return the number of passes for recomputing running statistics."""
         from fl_elastic.methods.windows.steps import statistics_passes
 
         return statistics_passes(model, steps)
@@ -98,7 +99,7 @@ class Windows(StepTransform):
         return replace(case, profile=narrow_profile(case.profile, kept))
 
     def length(self, width: Width) -> int:
-        """Return how many units of a width are kept: at least one.
+        """Return how many units of a width are kept; at least one.
 
         Examples
         --------
@@ -124,15 +125,15 @@ class Windows(StepTransform):
 
 
 def window_starts(size: int, length: int) -> NDArray[np.int64]:
-    """Return the starts that a window may have: the fewest by which all units are held equally often.
+    """Return the possible starts of a window: the fewest with which all units are held equally often.
 
-    They are all equally likely. A window goes on at the first unit after the last; where its length divides the
-    size, none does.
+    All starts are equally likely. A window continues with the first unit after the last one; if its length divides
+    the size, no window has to.
 
     Parameters
     ----------
     size, length : int
-        Units there are, and units that a window keeps.
+        Number of units, and number of units in a window.
 
     Examples
     --------
@@ -145,7 +146,7 @@ def window_starts(size: int, length: int) -> NDArray[np.int64]:
 
 
 def kept_units(size: int, length: int, start: int) -> NDArray[np.int64]:
-    """Return the units of a window, first to last in its own order.
+    """Return the units of a window, in its own order.
 
     Examples
     --------
@@ -158,15 +159,16 @@ def kept_units(size: int, length: int, start: int) -> NDArray[np.int64]:
 def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfile:
     """Return the cost profile of the model with fewer units in some of its widths.
 
-    A node costs its share of the operations: for a layer between two such widths the product of both. The forward
-    pass is spread over the nodes as the backward pass is. Groups have the shapes of their windows.
+    A node costs its share of the operations; for a layer between two such widths this is the product of both
+    shares. The forward pass is spread over the nodes like the backward pass. Groups have the shapes of their
+    windows.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the whole model.
+        Profile of the whole model.
     kept : mapping of Width to int
-        How many units each width keeps.
+        Number of units that each width keeps.
     """
     graph = profile.graph
     nodes: Seconds = np.ones(len(graph.nodes))
@@ -201,7 +203,7 @@ def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfi
 
 
 def narrow_shapes(graph: BackwardGraph, kept: Mapping[Width, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of the graph's groups once widths keep so many units."""
+    """Return the shape of each parameter of the graph's groups if the widths keep so many units."""
     shapes = {
         name: list(shape)
         for group in graph.groups

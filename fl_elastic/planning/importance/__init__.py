@@ -1,4 +1,4 @@
-"""What training each tensor group is worth now; scores are found by name, and loaded when asked for."""
+"""Importance: what training each tensor group is worth now. Scores are found by name and loaded when needed."""
 
 from fl_elastic.planning.importance.base import IMPORTANCES, Importance, Probe
 from fl_elastic.planning.importance.channels import (

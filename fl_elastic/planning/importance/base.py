@@ -22,7 +22,7 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Probe:
-    """What a score may look at; it must leave all of it as it was.
+    """What a score may look at; the score must leave all of it unchanged.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Probe:
     generator : numpy.random.Generator
         The only source of randomness.
     found : dict
-        Channel scores that were taken on it, by their class: groups and their channels may go by one pass.
+        Channel scores computed on this probe, by class, so that groups and their channels can share one pass.
     """
 
     model: nn.Module
@@ -53,16 +53,16 @@ class Probe:
 
 
 class Importance(ABC):
-    """Scores tensor groups: the expected loss decrease, or a stand-in for it, if a group is trained.
+    """Scores tensor groups: the expected loss decrease if a group is trained, or a substitute for it.
 
     Attributes
     ----------
     batches_needed : int
-        Batches that a probe takes.
+        Number of batches of a probe.
     read_from_steps : bool
         Whether consecutive training steps give the same score, see `fl_elastic.training.step_importance`.
     by_example : bool
-        Whether a probe passes each example through the model for itself.
+        Whether a probe passes each example through the model separately.
     """
 
     batches_needed: int = 0
@@ -71,7 +71,7 @@ class Importance(ABC):
 
     @abstractmethod
     def score(self, probe: Probe) -> Scores:
-        """Return one finite number per group, larger meaning more worth; shape (N,)."""
+        """Return one finite number per group, shape (N,); larger means more important."""
 
 
 _OWN = {
@@ -88,4 +88,4 @@ IMPORTANCES: Factories[Importance] = Factories(
     modules={name: f"fl_elastic.planning.importance.{module}" for name, module in _OWN.items()},
     listed_as="importances",
 )
-"""Importance scores by name."""
+"""Registry of importance scores by name."""

@@ -24,17 +24,17 @@ class FisherChannels(ChannelScore):
     r"""Fisher potential of a channel's activation, as in TinyTrain (Kwon et al., ICML 2024) and BlockSwap.
 
     :math:`\Delta_o = \frac{1}{2N} \sum_n (\sum_d a_{nd}\, g_{nd})^2` over N examples and the positions d of a
-    channel, where a is the activation after norm and activation function and g the gradient of the example's own
+    channel. Here a is the activation after norm and activation function, and g the gradient of the example's own
     loss. An input channel is scored by the tensor that enters the layer. If a layer is used several times, its uses
-    are added up before the square.
+    are summed before squaring.
 
-    Examples are passed through one at a time, which bounds memory to the activations of one of them and changes
-    nothing, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over examples.
+    Examples are passed through one at a time, which bounds memory to the activations of one of them. The result
+    does not change, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over examples.
 
     Parameters
     ----------
     micro_batch : int
-        Examples that are passed through together.
+        Number of examples that are passed through together.
     """
 
     batches_needed = 1
@@ -44,7 +44,7 @@ class FisherChannels(ChannelScore):
         self.by_example = micro_batch == 1
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the potentials by group name; TrainingError if they are not finite."""
+        """Return the potentials by group name; raise TrainingError if they are not finite."""
         layers = scored_layers(probe.model, probe.groups, graph)
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
@@ -91,7 +91,7 @@ def _add(
 
 
 def _per_example(value: Tensor, gradient: Tensor, layer: Layer, count: int) -> Tensor:
-    """Return activation times gradient, added up over positions, shape (count, channels)."""
+    """Return activation times gradient, summed over positions, shape (count, channels)."""
     product = (value.double() * gradient.double()).movedim(layer.channel_dimension, -1)
     channels = product.shape[-1]
     if product.numel() % (count * channels):
@@ -120,12 +120,12 @@ class WeightNormChannels(ChannelScore):
 
 @CHANNEL_SCORES.register("gradient")
 class GradientChannels(ChannelScore):
-    """Euclidean norm of a channel's exact weight gradient over the probe batch, BatchNorm at rest.
+    """Euclidean norm of a channel's exact weight gradient over the probe batch; BatchNorm uses running statistics.
 
     Parameters
     ----------
     micro_batch : int
-        Examples that are passed through together; the loss must be a mean over them.
+        Number of examples that are passed through together; the loss must be a mean over them.
     """
 
     batches_needed = 1
@@ -135,7 +135,7 @@ class GradientChannels(ChannelScore):
         self.by_example = micro_batch == 1
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the norms by group name; TrainingError if they are not finite."""
+        """Return the norms by group name; raise TrainingError if they are not finite."""
         layers = scored_layers(probe.model, probe.groups, graph)
         weights = [layer.module.weight for layer in layers]
         sums = [torch.zeros_like(weight) for weight in weights]
@@ -156,7 +156,7 @@ class GradientChannels(ChannelScore):
 
 @CHANNEL_SCORES.register("random")
 class RandomChannels(ChannelScore):
-    """Uniform random scores, the control of every comparison."""
+    """Uniform random scores, a control for comparisons."""
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return uniform numbers in [0, 1) by group name."""
@@ -172,7 +172,7 @@ class RandomChannels(ChannelScore):
 def _norms(module: nn.Conv2d | nn.Linear, weight: Tensor) -> ChannelScores:
     """Return the norm of ``weight`` per input and output channel of ``module``."""
     groups = 1 if isinstance(module, nn.Linear) else module.groups
-    # One axis for the groups, so that an input channel finds the rows that read it.
+    # A separate axis for groups relates each input channel to the rows that read it.
     squares = weight.double().square().reshape(groups, len(weight) // groups, weight.shape[1], -1)
     return ChannelScores(
         inputs=_finite(squares.sum((1, 3)).flatten().sqrt()),

@@ -20,14 +20,14 @@ __all__ = ["CHANNEL_SCORES", "ChannelScore", "ChannelScores", "choose_channels"]
 
 @dataclass(frozen=True, eq=False)
 class ChannelScores:
-    """What each channel of one layer is worth.
+    """Scores of the channels of one layer; larger means more worth training.
 
     Attributes
     ----------
     inputs : array or None, shape (C_in,)
         One finite number per input channel or feature; None if the layer's input has no gradient.
     outputs : array or None, shape (C_out,)
-        One per output channel or feature.
+        One finite number per output channel or feature.
     """
 
     inputs: NDArray[np.float64] | None
@@ -40,9 +40,9 @@ class ChannelScore(ABC):
     Attributes
     ----------
     batches_needed : int
-        Batches that it takes.
+        Number of batches needed.
     by_example : bool
-        Whether it passes each example through the model for itself.
+        Whether it passes each example through the model separately.
     """
 
     batches_needed: int = 0
@@ -52,11 +52,11 @@ class ChannelScore(ABC):
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the scores of every ``Conv2d`` and ``Linear`` among the probe's groups, by group name.
 
-        ``graph`` is that of a step of the probe's model. The probe is left as it was.
+        ``graph`` is the graph of a step of the probe's model. The probe is left unchanged.
         """
 
     def once(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return what `score` gives, from an earlier call on this probe if there was one."""
+        """Return the result of `score`, from an earlier call on this probe if there was one."""
         options, scores = probe.found.get(type(self), (None, {}))
         if _equal(options, vars(self)):
             return dict(scores)
@@ -66,7 +66,7 @@ class ChannelScore(ABC):
 
 
 def _equal(one: object, other: object) -> bool:
-    """Whether two settings are told to be the same; arrays among them do not say so in one word."""
+    """Return whether two settings compare equal; False for arrays, whose comparison is not one bool."""
     try:
         return bool(one == other)
     except (ValueError, RuntimeError):
@@ -80,25 +80,25 @@ CHANNEL_SCORES: Factories[ChannelScore] = Factories(
     ),
     listed_as="channel_scores",
 )
-"""Channel scores by name."""
+"""Registry of channel scores by name."""
 
 
 def choose_channels(
     modes: Sequence[Mode], graph: BackwardGraph, scores: Mapping[str, ChannelScores]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the channels of largest score for every group that is trained by channels.
+    """Return the channels with the largest scores for every group that is trained by channels.
 
-    A depthwise layer has one channel on both sides, and is chosen by what it puts out. Of equal scores the lower
+    A depthwise layer has the same channels on both sides; its output scores count. Of equal scores the lower
     channel is taken.
 
     Parameters
     ----------
     modes : sequence of Mode
-        In backward order.
+        Modes in backward order.
     graph : BackwardGraph
-        Whose groups they are.
+        Has the groups.
     scores : mapping of str to ChannelScores
-        By group name, as a `ChannelScore` gives them.
+        By group name, as a `ChannelScore` returns them.
 
     Returns
     -------

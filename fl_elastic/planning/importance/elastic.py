@@ -1,4 +1,4 @@
-"""The ElasticTrainer score, corrected to use two independent batches."""
+"""The importance of ElasticTrainer, corrected to use two independent batches."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class ElasticImportance(Importance):
     r"""First-order loss decrease of the step that the real optimiser would take.
 
     :math:`I_k = -\langle g_k(B;\,w+\Delta w),\ \Delta w_k(A)\rangle`, where :math:`\Delta w` is the optimiser's
-    update from batch A and g the gradient after it on batch B. ElasticTrainer (Huang et al., MobiSys 2023,
-    section 4) takes both from one batch, which adds that batch's noise to every score in proportion to the
-    group's size; an independent B removes it.
+    update from batch A and g the gradient after it on batch B. ElasticTrainer (Huang et al., MobiSys 2023, section
+    4) takes both from one batch, which adds that batch's noise to every score in proportion to the group's size; an
+    independent batch B removes this bias.
     """
 
     batches_needed = 2
     read_from_steps = True
 
     def score(self, probe: Probe) -> Scores:
-        """Return the score of each group, shape (N,); raises TrainingError if the loss is not finite."""
+        """Return the score of each group, shape (N,); raise TrainingError if the loss is not finite."""
         names = [name for group in probe.groups for name in group.parameters]
         before = {name: probe.model.get_parameter(name).detach() for name in names}
         after = {name: nn.Parameter(value.clone()) for name, value in before.items()}
@@ -59,7 +59,7 @@ class ElasticImportance(Importance):
 
 @IMPORTANCES.register("elastic_same_batch")
 class SameBatchImportance(ElasticImportance):
-    """The score as ElasticTrainer published it: update and gradient from one batch, to compare with."""
+    """The score as ElasticTrainer published it, for comparison: update and gradient are from one batch."""
 
     batches_needed = 1
     read_from_steps = False
@@ -83,7 +83,7 @@ def probe_gradients(
     new |= {id(buffer): buffer.clone() for buffer in probe.model.buffers()}
     values = {f"model.{name}": new[id(old)] for name, old in _places(probe.model) if id(old) in new}
     with preserved_rng():
-        # With tie_weights, torch would not put back the weights of a layer that is used twice.
+        # With tie_weights, torch would not restore the weights of a layer that is used twice.
         loss = functional_call(
             _Loss(probe.model, probe.loss_fn), values, (batch,), tie_weights=False
         )
@@ -101,14 +101,14 @@ def probe_gradients(
 
 
 def _places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each attribute of a module that holds a parameter or buffer, once; a tied one has several."""
+    """Yield each module attribute that holds a parameter or buffer; a tied tensor has several attributes."""
     for prefix, module in model.named_modules():
         yield from module.named_parameters(prefix, recurse=False, remove_duplicate=False)
         yield from module.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
 class _Loss(nn.Module):
-    """The loss as a module around the model, so that `functional_call` can exchange its weights."""
+    """The loss as a module around the model, so that `functional_call` can replace the model's weights."""
 
     def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ Visit: TypeAlias = Callable[[int, nn.Module, Tensor, Tensor], None]
 class Fidelity:
     """Cosines between the gradients of a mode and the exact ones, layer by layer.
 
-    Each layer is given the exact input and output gradient: the error that a filtered error gradient makes further
+    Each layer gets the exact input and output gradient. The error that a filtered error gradient causes further
     down is in ``inputs`` of the layer that filters it.
 
     Attributes
@@ -36,7 +36,7 @@ class Fidelity:
     modes : tuple of Mode
         The K modes.
     weights, inputs : array, shape (N, K)
-        Cosine of the weight's gradient and of the input's; NaN where a mode does not apply.
+        Cosines for the gradient of the weight and of the input; NaN if a mode does not apply.
     """
 
     modes: tuple[Mode, ...]
@@ -53,8 +53,8 @@ def measure_fidelity(
 ) -> Fidelity:
     """Compare every mode of every two-dimensional convolution with the exact gradient on one batch.
 
-    Channels are the best ones by this batch, those with the largest gradient norm, so that the square of the
-    cosine is the share of the gradient that they hold.
+    The channels are those with the largest gradient norm on this batch, so that the squared cosine is the share of
+    the gradient that they hold.
     """
     layers = {
         group: module
@@ -66,7 +66,7 @@ def measure_fidelity(
 
     def visit(group: int, layer: nn.Module, given: Tensor, gradient: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d)
-        # In mixed precision what passes by has fewer bits than the weights.
+        # In mixed precision activations have fewer bits than the weights.
         given, gradient = given.to(layer.weight.dtype), gradient.to(layer.weight.dtype)
         exact = _gradients(layer, layer.forward, given, gradient)
         for column, mode in enumerate(modes):
@@ -80,7 +80,7 @@ def measure_fidelity(
 
 
 def gradient_cosine(one: Tensor, other: Tensor) -> float:
-    """Return the cosine of two gradients of one shape, 0 if either vanishes."""
+    """Return the cosine of two gradients of the same shape; 0 if either is zero."""
     norms = float(one.norm() * other.norm())
     return float((one * other).sum()) / norms if norms > 0 else 0.0
 
@@ -128,10 +128,10 @@ def visit_layers(
     layers: Mapping[int, nn.Module],
     visit: Visit,
 ) -> None:
-    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each call of a layer, loss first.
+    """Run one step and call ``visit(key, layer, input, output_gradient)`` for each layer call, from the loss on.
 
-    The tensors are detached; each call's input is let go after its visit. Weights, buffers, gradients and RNG are
-    left as they were.
+    The tensors are detached; a call's input is released after its visit. Weights, buffers, gradients and RNG are
+    left unchanged.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def visit_layers(
             entered.append(arguments[0].detach().clone())
 
         def leaving(_: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
-            # Of this call: another batch than the traced one may come by a layer several times.
+            # The input of this call: with another batch than the traced one, a layer may be called several times.
             given = [entered.pop()]
             if output.requires_grad:
                 output.register_hook(  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Fisher potential of whole layers."""
+"""Importance of a layer by its Fisher potential."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["FisherImportance"]
 class FisherImportance(Importance):
     r"""Fisher potential of a layer, :math:`P_i = \sum_o \Delta_o` over its output channels (TinyTrain, ICML 2024).
 
-    Only two-dimensional convolutions and linear layers have one: TinyTrain trains nothing else. Norms, biases alone
-    and all other groups are worth 0.
+    Only two-dimensional convolutions and linear layers have a potential, because TinyTrain trains nothing else. All
+    other groups, including norms and single biases, get 0.
     """
 
     batches_needed = 1
     by_example = True
 
     def channels(self) -> ChannelScore:
-        """Return the score of channels that is added up."""
+        """Return the channel score whose sum is the potential."""
         return FisherChannels()
 
     def score(self, probe: Probe) -> Scores:
-        """Return the potential of each group, shape (N,); TrainingError if it is not finite."""
+        """Return the potential of each group, shape (N,); raise TrainingError if it is not finite."""
         found = self.channels().once(probe, _graph_of_one_example(probe))
         return np.array(
             [_total(found[g.name].outputs) if g.name in found else 0.0 for g in probe.groups]

@@ -1,4 +1,4 @@
-"""Pass a probe's batches through the model in small parts, each example for itself."""
+"""Pass a probe's batches through the model in small parts, or one example at a time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
 
 @contextmanager
 def norms_at_rest(model: nn.Module, groups: Sequence[TensorGroup]) -> Iterator[None]:
-    """Leave ``model`` untouched by the block, in which BatchNorm uses its running statistics.
+    """Let BatchNorm use its running statistics inside the block, and leave ``model`` unchanged by it.
 
-    Only then is an example's gradient its own, and a sum over micro-batches exact; it is also how a frozen
-    BatchNorm trains. Inside, the parameters of ``groups`` require a gradient.
+    Only then does an example's gradient depend on no other example, and a sum over micro-batches is exact; a frozen
+    BatchNorm trains in the same way. Inside, the parameters of ``groups`` require a gradient.
     """
     with untouched(model):
         for module in model.modules():
@@ -39,13 +39,13 @@ def micro_batches(
 ) -> Iterator[tuple[Batch, int]]:
     """Yield parts of at most ``size`` examples of the batches, each with its number of examples.
 
-    A batch is passed whole if its tensors do not agree on a number of examples, or if the model has a BatchNorm
+    A batch is passed whole if its tensors differ in their number of examples, or if the model has a BatchNorm
     without running statistics.
 
     Raises
     ------
     TrainingError
-        If ``size`` is less than 1, or a batch is no pair or holds no example.
+        If ``size`` is less than 1, or a batch is no pair or has no examples.
     """
     if size < 1:
         raise TrainingError(f"micro-batches of {size} examples are impossible: take at least 1")
@@ -62,7 +62,7 @@ def micro_batches(
 
 
 def checked_loss(loss: Tensor) -> Tensor:
-    """Return the loss of a probe batch; raises TrainingError if it is not finite."""
+    """Return the loss of a probe batch; raise TrainingError if it is not finite."""
     if not torch.isfinite(loss):
         raise TrainingError(
             f"the loss on a probe batch is {loss.item()}: check the batch for NaN and the learning rate"

@@ -1,4 +1,4 @@
-"""Scores to compare with: weight magnitude, gradient norm, and chance."""
+"""Simple scores for comparison: weight magnitude, gradient norm, and chance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GradientNorm(Importance):
     batches_needed = 1
 
     def score(self, probe: Probe) -> Scores:
-        """Return the gradient norm of each group, shape (N,); TrainingError if it is not finite."""
+        """Return the gradient norm of each group, shape (N,); raise TrainingError if it is not finite."""
         names = [name for group in probe.groups for name in group.parameters]
         weights = {n: nn.Parameter(probe.model.get_parameter(n).detach().clone()) for n in names}
         with untouched(probe.model):
@@ -45,7 +45,7 @@ class GradientNorm(Importance):
 
 @IMPORTANCES.register("random")
 class RandomImportance(Importance):
-    """Uniform random scores, the control of every comparison."""
+    """Uniform random scores, a control for comparisons."""
 
     def score(self, probe: Probe) -> Scores:
         """Return uniform numbers in [0, 1), shape (N,)."""

@@ -1,4 +1,4 @@
-"""Where activations are tapped: what enters each layer, and what leaves it after its norm and activation."""
+"""Where activations are tapped: at each layer's input, and at its output after norm and activation."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Layer:
     Attributes
     ----------
     group : TensorGroup
-        That it is.
+        The layer's tensor group.
     module : nn.Conv2d or nn.Linear
-        That owns the weight.
+        The module that owns the weight.
     users : tuple of nn.Module
         All modules that hold this weight.
     outputs : tuple of (str, int)
-        Modules, and which of their calls (from 0), that put out its channels at the last.
+        Modules, with the index of their call, whose outputs are the layer's channels after norm and activation.
     """
 
     group: TensorGroup
@@ -63,7 +63,7 @@ class Layer:
 
     @property
     def channel_dimension(self) -> int:
-        """Dimension of the channels in its activations, counted from the last."""
+        """Dimension of the channels in the layer's activations, counted from the last."""
         return -1 if isinstance(self.module, nn.Linear) else -3
 
 
@@ -72,13 +72,14 @@ def scored_layers(
 ) -> list[Layer]:
     """Return the ``Conv2d`` and ``Linear`` layers among ``groups`` whose weight is trained.
 
-    A layer's output is followed through its norm and its first activation while each is used by the next alone
-    (where TinyTrain and BlockSwap tap); an activation that is no module is not followed.
+    A layer's output is followed through its norm and its first activation as long as each is used only by the next
+    one (where TinyTrain and BlockSwap tap); an activation that is not a module is not followed.
     """
     holders = defaultdict(list)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
-        # Weights that are computed, as by a weight norm, are no parameters; asking moves those of a spectral norm.
+        # Computed weights, as with a weight norm, are no parameters, and reading those of a spectral norm changes
+        # them.
         if isinstance(module, (nn.Conv2d, nn.Linear)) and owns_weights(module):
             holders[names.get(id(module.weight), "")].append(module)
     places = {
@@ -88,7 +89,7 @@ def scored_layers(
     layers = []
     for group in groups:
         users = next((tuple(holders[name]) for name in group.parameters if name in holders), ())
-        # An embedding that shares the weight puts out its columns, not its channels.
+        # An embedding that shares the weight outputs its columns, not its channels.
         outputs = [
             ends.of(node)
             for node in places.get(group.name, ())
@@ -100,7 +101,7 @@ def scored_layers(
 
 
 class _Ends:
-    """Finds the module call that puts out a layer's channels at the last."""
+    """Finds the module call that outputs a layer's channels after norm and activation."""
 
     def __init__(self, graph: BackwardGraph) -> None:
         self._nodes = graph.nodes
@@ -110,12 +111,12 @@ class _Ends:
                 self._users[below].append(index)
 
     def of(self, node: int) -> tuple[str, int] | None:
-        """Return the module and its call; None if no module puts the channels out."""
+        """Return the module and the index of its call; None if no module outputs the channels."""
         found = [place for place in self._chain(node) if self._nodes[place].module]
         if not found:
             return None
         module = self._nodes[found[-1]].module
-        # Nodes run from the loss to the input, calls the other way.
+        # Nodes are ordered from the loss to the input, calls in the other direction.
         later = [
             n for n in range(found[-1] + 1, len(self._nodes)) if self._nodes[n].module == module
         ]
@@ -143,12 +144,12 @@ class Tap:
 
 @dataclass
 class Taps:
-    """What one forward pass put through the layers.
+    """The tensors that one forward pass put into and out of the layers.
 
     Attributes
     ----------
     tensors : dict
-        Each tapped tensor once, although it may leave one layer and enter others.
+        Each tapped tensor once, even if it leaves one layer and enters others.
     entering, leaving : dict of str to list
         Keys of the tensors that enter and leave each group's layer, one per use.
     """
@@ -207,10 +208,10 @@ class Taps:
         return {key: gradient for key, gradient in pairs if gradient is not None}
 
     def take(self, layer: Layer, tensor: Tensor) -> Key | None:
-        """Keep what is needed of a tensor that enters or leaves a layer; return by which key, None for nothing."""
+        """Keep the value and edge of a tensor at a layer; return its key, None if it needs no gradient."""
         if not tensor.requires_grad:
             return None
-        # The edge stands for the tensor as it is now, whatever is written into it later.
+        # The edge identifies the tensor's present version, even if it is modified in place later.
         edge = get_gradient_edge(tensor)
         key = (edge.node, edge.output_nr)
         if key not in self.tensors:

@@ -1,4 +1,4 @@
-"""What the joint solver chooses from: options per group, their worth and costs, and the limits.
+"""The input of the joint solver: options per group with worth and costs, and the limits.
 
 A group is not only trained or frozen: it may be trained in several ways (all of it, its bias alone, some of its
 channels, with a filtered gradient), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".
@@ -35,7 +35,7 @@ _SENSELESS: tuple[tuple[tuple[str, ...], Callable[[_Floats], Any], str], ...] = 
 
 @dataclass(frozen=True)
 class Totals:
-    """What one selection is worth and costs: value, seconds, bytes of memory and of uplink."""
+    """Value, seconds, memory bytes and uplink bytes of one selection."""
 
     value: float
     seconds: float
@@ -45,7 +45,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a selection may cost in seconds, bytes of memory and bytes of uplink.
+    """Upper limits on a selection's seconds, memory bytes and uplink bytes.
 
     Raises
     ------
@@ -83,18 +83,19 @@ class Choices:
     Attributes
     ----------
     value, seconds, memory, uplink : array of float, shape (N, K)
-        Worth and own costs of each option. Option 0 is "frozen", all zero. Values and seconds may be negative,
+        Worth and own costs of each option. Option 0 is "frozen" and all zero. Values and seconds may be negative,
         bytes not; an option with an infinite cost is never chosen.
     available : array of bool, shape (N, K)
         Options that exist; frozen always does, except for forced groups.
     path_seconds, path_memory : array of float, shape (N,)
         Path cost from the previous group to this one, charged for every group down to the deepest trained one.
     path_change : array of float, shape (N, K)
-        Seconds that an option adds to the path below it (negative where it shortens it); they count only if a
-        deeper group is trained. Zero if not given.
+        Seconds that an option adds to the path below it (negative if it shortens it), charged only if a deeper
+        group is trained. Zero by default.
     damage : array of float in [0, 1), shape (N, K)
-        Share of the value of all deeper groups that an option loses. Zero if not given.
+        Share of the value of all deeper groups that an option loses. Zero by default.
     forced : tuple of int
+        Groups that must not be frozen.
         Groups that must not be frozen.
 
     Raises
@@ -142,7 +143,7 @@ class Choices:
 
     @property
     def damaging(self) -> NDArray[np.bool_]:
-        """Available options that lose value of deeper groups, shape (N, K)."""
+        """Available options that reduce the value of deeper groups, shape (N, K)."""
         return self.available & (self.damage > 0)
 
     def totals(self, options: Sequence[int] | ArrayLike) -> Totals:

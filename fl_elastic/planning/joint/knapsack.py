@@ -1,11 +1,11 @@
-"""The joint solver: which groups to train, and how, within seconds, memory and uplink at once.
+"""The joint solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
 
-Once the depth is fixed this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
-Knapsack Problems, chapters 9 and 11). Prices on the costs bound every depth. One search for all depths decides the
-options group by group, from the deepest one towards the loss. A state is what is decided so far: its value, and the
-room that it leaves; the prices say how good it can still become. States that cannot beat the best known answer, or
-no longer fit, are dropped. Of the others those are kept that promise most; as long as none has to go, the search is
-exact.
+For a fixed depth this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
+Knapsack Problems, chapters 9 and 11). Prices on the costs give a bound for every depth. One search for all depths
+decides the options group by group, from the deepest one towards the loss. A state is a partial decision: its value
+and the room that it leaves; the prices bound what it can still reach. States that no longer fit, or cannot beat the
+best known answer, are dropped. Of the others, those with the best bounds are kept; as long as none has to be
+dropped, the search is exact.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ __all__ = ["JointSelection", "joint_knapsack"]
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 
-# Up to this many groups nothing short of the optimum is good enough.
+# Up to this many groups only the optimum is good enough.
 _FEW_GROUPS = 16
 _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
 _TOLERANCE_OF_THE_LEAST = 1e-6
-# States that are kept, sweep after sweep, until the bound is met.
+# Number of states that each successive sweep keeps, until the bound is met.
 _STATES, _STATES_OF_ONE_COST = (100, 1000), (300, 3000, 20_000)
 _ANSWERS, _REPRICINGS = 8, 4
 # Room below zero by rounding alone still counts as room.
 _ROUNDING = 1e-12
-# What prices are raised by until the room is kept, and how far they are moved to judge states of unlike room.
+# Factors by which prices are raised until the room suffices; and by which they are varied to judge states.
 _RAISES = (1.0, 1.01, 1.02, 1.04, 1.08, 1.15, 1.3, 1.6, 2.5, 5.0)
 _SPREAD = 1.6
 _PRICED = 8
@@ -56,9 +56,9 @@ class JointSelection:
     options : array of int, shape (N,)
         Option of every group in backward order; 0 is frozen.
     totals : Totals
-        What they are worth and cost.
+        Worth and costs of these options.
     bound : float
-        No selection within the limits is worth more; NaN if an available option does damage.
+        Upper bound on the worth of any selection within the limits; NaN if an available option does damage.
     """
 
     options: NDArray[np.intp]
@@ -69,21 +69,21 @@ class JointSelection:
 def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     """Return the options of largest total value within all limits.
 
-    With one limit the answer is exact up to 16 groups, as long as few states are undominated; beyond, it is
-    searched to within 1e-5 of the bound, and with several limits to within 0.2 %, or as far as a fixed amount of
-    work allows. With damage the answer is a good one, never worse than the best found without damaging options.
+    With one limit the answer is exact up to 16 groups, as long as few states are undominated. Beyond that the
+    search ends within 1e-5 of the bound, with several limits within 0.2 %, or when a fixed amount of work is done.
+    With damage the answer is approximate, but never worse than the best one found without damaging options.
 
     Parameters
     ----------
     choices : Choices
         N groups in backward order with K options each.
     limits : Limits
-        In the units of the costs; infinite where there is none.
+        In the units of the costs; infinite for no limit.
 
     Raises
     ------
     BudgetError
-        If the forced groups do not fit in any way; the message names the nearest limits that would do.
+        If the forced groups cannot fit; the message names the nearest limits that would suffice.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
 
 
 def _improved_with_damage(choices: Choices, limits: Limits, known: _Ints) -> _Ints | None:
-    """Return options that are best with damage: by one change after another, then by a search that counts it."""
+    """Return good options with damage: by repeated linearisation, then by a search that counts damage."""
     best = _Best(choices, limits)
     found: _Ints | None = known
     for _ in range(_REPRICINGS):
@@ -123,7 +123,7 @@ def _improved_with_damage(choices: Choices, limits: Limits, known: _Ints) -> _In
 
 
 def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
-    """Return the share of each group's value that is kept, and the value below each group."""
+    """Return the share of each group's value that is kept, and the value of all groups below each one."""
     own = (np.arange(len(options)), options)
     share, value, deeper = 1.0 - choices.damage[own], choices.value[own], np.zeros(len(options))
     for group in range(len(options) - 1, 0, -1):
@@ -132,12 +132,12 @@ def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats
 
 
 def _feasible(choices: Choices, limits: Limits) -> _Ints:
-    """Return options within the limits, found as the least of one cost within the other limits.
+    """Return options within the limits, found by minimising one cost within the other limits.
 
     Raises
     ------
     BudgetError
-        If there are none; the message names the least limits that would do.
+        If there are none; the message names the least limits that would suffice.
     """
     bounded = [name for name in COSTS if limits.with_slack(name) < np.inf] or [COSTS[0]]
 
@@ -155,7 +155,7 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
                 "make one available or do not force them"
             )
         short.append(missing(name, alone))
-    # Each cost alone could be met: relax one after the other until the rest can be met together.
+    # Each cost alone can be met: relax one after the other until the rest can be met together.
     rest = limits
     for place, name in enumerate(bounded if not any(short) else []):
         rest = replace(rest, **{name: np.inf})
@@ -174,7 +174,7 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
 
 @dataclass(eq=False)
 class _Best:
-    """The best choice so far within the limits: of largest value, or least of the cost that is named."""
+    """The best selection so far within the limits: of largest value, or of least cost if ``least`` names one."""
 
     choices: Choices
     limits: Limits
@@ -183,7 +183,7 @@ class _Best:
     value: float = -np.inf
 
     def offer(self, options: _Ints | None) -> bool:
-        """Take over a choice that is allowed and better, if there is one; groups it does not name are frozen."""
+        """Take over a selection if it is allowed and better; groups that it does not cover are frozen."""
         if options is None:
             return False
         chosen = np.zeros(len(self.choices.value), dtype=np.intp)
@@ -199,7 +199,7 @@ class _Best:
 def _solved(
     choices: Choices, limits: Limits, *known: _Ints | None, least: str | None = None
 ) -> tuple[_Ints | None, float]:
-    """Return the best options, or those that cost least of one kind, and the bound; known ones are a beginning."""
+    """Return the best options, or those with the least of one cost, and the bound; try ``known`` ones first."""
     best, problem = _Best(choices, limits, least), problem_of(choices, limits, least=least)
     nothing = None if choices.forced else np.zeros(0, dtype=np.intp)
     for options in (nothing, *known):
@@ -221,7 +221,7 @@ def _solved(
         answers, dropped = _swept(problem, prices, promise, states, goal)
         for options in answers:
             best.offer(options)
-        # What was pruned could not reach the goal.
+        # What was pruned cannot exceed the goal.
         bound = min(bound, max(goal, dropped))
         if dropped <= goal:
             break
@@ -229,7 +229,7 @@ def _solved(
 
 
 def _priced(problem: Problem, best: _Best) -> tuple[_Floats, _Floats]:
-    """Return prices (P, D) for the depths that promise most, and the bound of every depth; offer fair choices."""
+    """Return prices (P, D) for the most promising depths, and the bound of every depth; offer rounded answers."""
     prices = np.zeros((1, len(problem.room)))
     promise = bounds_of_depths(problem, prices)[:, 0]
     left, most = np.isfinite(promise), None
@@ -250,14 +250,14 @@ def _priced(problem: Problem, best: _Best) -> tuple[_Floats, _Floats]:
 
 
 def _moved(prices: _Floats) -> _Floats:
-    """Return prices with each of them moved up and down, shape (2 D, D)."""
+    """Return the prices with each one moved up and down, shape (2 D, D)."""
     own = np.eye(len(prices), dtype=bool)
     factors = [np.where(own, by, 1.0) for by in (_SPREAD, 1 / _SPREAD)]
     return np.asarray(prices * np.concatenate(factors))
 
 
 def _rounded(value: _Floats, cost: _Floats, room: _Floats, prices: _Floats) -> _Ints | None:
-    """Return the options that are best at just high enough prices; None if no factor is enough."""
+    """Return the best options at prices raised just enough for the room; None if no factor suffices."""
     groups, charge = np.arange(len(value)), cost @ prices
     for factor in _RAISES:
         options: _Ints = (value - factor * charge).argmax(axis=1)
@@ -269,11 +269,11 @@ def _rounded(value: _Floats, cost: _Floats, room: _Floats, prices: _Floats) -> _
 def _swept(
     problem: Problem, prices: _Floats, promise: _Floats, states: int, goal: float
 ) -> tuple[list[_Ints], float]:
-    """Go over all groups once, from the deepest towards the loss.
+    """Process all groups once, from the deepest towards the loss.
 
-    States are judged by the price that promises least. After each group no more are kept than `states`, and none
-    that does not promise more than the goal. Returns the best choices, and what was dropped because of the cap
-    could still have been worth.
+    States are judged by the price that gives the least bound. After each group at most ``states`` states are kept,
+    and none whose bound does not exceed the goal. Returns the best selections, and the best bound among the states
+    that were dropped because of the cap.
     """
     begins = promise > goal
     groups, dims = len(problem.damage), len(problem.room)
@@ -296,7 +296,7 @@ def _swept(
         fits = (rooms >= needed[group] - _ROUNDING).all(axis=-1) & (reach > goal)
         chosen = np.flatnonzero(fits)
         if dims == 1:
-            # What another state of more room equals in value is not needed.
+            # A state is dominated if another one has at least its value and more room.
             chosen = chosen[np.lexsort((-values[chosen], -rooms[chosen, 0]))]
             best = np.maximum.accumulate(values[chosen])
             chosen = chosen[np.diff(best, prepend=-np.inf) > 0]

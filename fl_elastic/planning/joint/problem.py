@@ -1,12 +1,11 @@
-"""The joint choice as tables, and what each depth is worth at most: the Lagrangian bound.
+"""The joint choice as tables, and an upper bound for each depth: the Lagrangian bound.
 
-Options cost one thing above the deepest trained group, and another as the deepest itself. All arrays of costs are
-in units of their limit, and costs without a limit are left out. With a price on each cost, every group chooses
-alone, and ``bound = prices @ room + sum over groups of max over options of (value - prices @ cost)``
-is never below the optimum, whatever the prices. The best prices minimise this convex function. It is smoothed (a
-log-sum-exp per group, and a logarithmic barrier that keeps prices positive) and minimised by Newton steps; the
-smoothing is taken back as they converge, as in interior-point methods (Boyd and Vandenberghe, Convex
-Optimization, 11.3).
+An option's cost as the deepest trained group differs from its cost above it. Costs are in units of their limit, and
+costs without a limit are left out. With a price on each cost, every group chooses independently, and ``bound =
+prices @ room + sum over groups of max over options of (value - prices @ cost)`` is never below the optimum,
+whatever the prices. The best prices minimise this convex function. It is smoothed (a log-sum-exp per group, and a
+logarithmic barrier that keeps prices positive) and minimised by Newton steps; the smoothing is reduced as they
+converge, as in interior-point methods (Boyd and Vandenberghe, Convex Optimization, 11.3).
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
 
 __all__ = ["Problem", "best_prices", "bounds_above", "bounds_of_depths", "lane", "problem_of"]
 
-# A limit far below the largest cost is no unit for it.
+# A limit far below the largest cost is not a usable unit.
 _LEAST_UNIT = 1e-9
-# Smoothing, in shares of the value at stake per group: the first, the last, and what it shrinks by.
+# Smoothing, as a share of the value at stake per group: the first, the last, and the factor between.
 _FIRST, _LAST, _SHRINK = 0.25, 1e-3, 0.5
-# Newton steps, the factor by which a price changes at most in one, and the decrement below which they say nothing.
+# Most Newton steps, the largest factor by which one step changes a price, and the decrement that counts as
+# converged.
 _STEPS, _LEAP, _SETTLED = 30, 4.0, 1e-4
 _ROUNDING = 1e-12
-# Weights below exp(-60) mean nothing, and numbers near the smallest ones are slow.
+# Weights below exp(-60) are negligible, and arithmetic with denormal numbers is slow.
 _FAR = 60.0
 
 _Floats = NDArray[np.float64]
@@ -36,21 +36,21 @@ _Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Values and costs of every option, first as a group above the deepest one (inner), then as the deepest (last).
+    """Values and costs of every option, for a group above the deepest one (inner) and for the deepest (last).
 
-    What comes with reaching a depth, as the path to it, counts to the options of the last group.
+    Costs of reaching a depth, such as the path to it, are part of the options of the last group.
 
     Attributes
     ----------
     value : array, shape (2, N, K)
     cost : array, shape (2, N, K, D)
-        In units of the D limits that are finite.
+        In units of the D finite limits.
     allowed : array of bool, shape (2, N, K)
-        A depth out of reach has no option as the last.
+        Options that may be chosen; a depth out of reach has none as the last group.
     room : array, shape (D,)
         The limits.
     damage : array, shape (N, K)
-        Share of the deeper groups' value that an option loses. The bounds leave it out.
+        Share of the deeper groups' value that an option loses; ignored by the bounds.
     """
 
     value: _Floats
@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def needed(self) -> _Floats:
-        """The least of each cost that the groups above each one take, shape (N, D)."""
+        """The least of each cost that all groups above each one need, shape (N, D)."""
         return _above(self.least[0])
 
 
@@ -81,7 +81,7 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
     Parameters
     ----------
     choices, limits
-        What is chosen from, and within what.
+        The options, and their limits.
     least : str, optional
         Name of a cost; if given, the value to maximise is minus this cost.
     """
@@ -105,7 +105,7 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
     unit = {name: _unit(limit[name], cost[name]) for name in limit}
     problem = Problem(
         value=value if least is None else -cost[least],
-        # Without any limit, one cost that nobody has keeps the shapes regular.
+        # Without any limit, a single cost of zero keeps the shapes regular.
         cost=np.stack([cost[name] / unit[name] for name in limit] or [0.0 * value], -1),
         allowed=allowed,
         room=np.array([limit[name] / unit[name] for name in limit] or [1.0]),
@@ -121,28 +121,28 @@ def _unit(limit: float, cost: _Floats) -> float:
 
 
 def bounds_above(problem: Problem, prices: _Floats) -> _Floats:
-    """Return what the groups above each one are worth at most, less their costs at some prices, shape (N, P)."""
+    """Return the largest worth, less costs at the prices, of all groups above each one, shape (N, P)."""
     return _above(_best(problem, prices)[0])
 
 
 def bounds_of_depths(problem: Problem, prices: _Floats) -> _Floats:
-    """Return the Lagrangian bound of all depths at some prices, shape (N, P); minus infinity out of reach."""
+    """Return the Lagrangian bound of all depths at the prices, shape (N, P); minus infinity if out of reach."""
     inner, last = _best(problem, prices)
     reachable = np.isfinite(last)
     return np.where(reachable, _above(inner) + last + prices @ problem.room, -np.inf)
 
 
 def _best(problem: Problem, prices: _Floats) -> _Floats:
-    """Return what each group is worth at most, less its cost at some prices (P, D), shape (2, N, P)."""
+    """Return each group's largest worth less cost at the prices (P, D), shape (2, N, P)."""
     value = np.where(problem.allowed, problem.value, -np.inf)[..., None]
     return np.asarray((value - problem.cost @ prices.T).max(axis=2))
 
 
 def lane(problem: Problem, depth: int) -> tuple[_Floats, _Floats, _Floats] | None:
-    """Return values, costs and room of the options that fit where one depth is the deepest; None if none do.
+    """Return values, costs and room of the options with one depth as the deepest; None if none fits.
 
-    The least that every group costs is taken off. An option that does not fit beside these has a value of minus
-    infinity.
+    The least cost of every group is subtracted beforehand. An option that does not fit beside these costs has a
+    value of minus infinity.
     """
     value, cost, allowed = (
         np.concatenate([inner[:depth], last[depth : depth + 1]])
@@ -178,11 +178,11 @@ def best_prices(value: _Floats, cost: _Floats, room: _Floats) -> tuple[_Floats, 
         weight /= weight.sum(axis=1, keepdims=True)
         weighted = weight[..., None] * cost
         mean = weighted.sum(axis=1)
-        # In shares of the present prices, which may differ by many powers of ten.
+        # Relative to the present prices, which may differ by many powers of ten.
         slope = prices * (1.0 - mean.sum(axis=0)) - smooth
         curve = weighted.reshape(-1, dims).T @ flat - mean.T @ mean
         curve = prices[:, None] * curve * prices / smooth
-        # Where nothing fits prices grow without end, and would drown the barrier.
+        # If nothing fits, prices grow without bound and would make the barrier negligible.
         curve += (smooth + _ROUNDING * np.trace(curve)) * np.eye(dims)
         step = np.linalg.solve(curve, -slope)
         decrement = np.sqrt(max(-float(slope @ step) / smooth, 0.0)) / np.sqrt(groups)
