@@ -23,9 +23,9 @@ def importance_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.planning.importance.simple import Magnitude
+    >>> from fl_elastic.planning.importance.fisher import FisherImportance
     >>> for check in importance_checks():
-    ...     check(Magnitude)
+    ...     check(FisherImportance)
     """
     return [
         check_scores_are_finite_and_one_per_group,

@@ -130,9 +130,9 @@ def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
 def test_unknown_names_are_explained_at_once() -> None:
     with pytest.raises(RegistryError, match="did you mean 'elastic'"):
         ElasticTrainer(chain(), loss_fn, sgd, budget=Budget(), policy="elastc")
-    with pytest.raises(RegistryError, match="did you mean 'magnitude'"):
+    with pytest.raises(RegistryError, match="did you mean 'fisher'"):
         ElasticTrainer(
-            chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(importance="magnitud")
+            chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(importance="fishr")
         )
 
 

@@ -196,7 +196,7 @@ def test_choosing_channels_moves_no_vector_of_a_spectral_norm() -> None:
     with untouched(model):
         graph = trace_step(model, loss_fn, batch).graph
     before = weights_of(model)
-    for name in ("l2", "fisher", "gradient"):
+    for name in ("l2", "fisher"):
         probe = Probe(
             model=model, loss_fn=loss_fn, groups=graph.groups, batches=[batch],
             shadow_optimizer=sgd, generator=np.random.default_rng(0),

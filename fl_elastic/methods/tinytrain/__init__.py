@@ -3,8 +3,6 @@
 policies = {
     "tinytrain": "policy",
     "tinytrain_in": "policy",
-    "tinytrain_knapsack": "policy",
     "tinytrain_learned": "policy",
     "tinytrain_no_depthwise": "policy",
-    "tinytrain_random": "policy",
 }

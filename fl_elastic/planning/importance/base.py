@@ -78,9 +78,6 @@ _OWN = {
     "elastic": "elastic",
     "elastic_same_batch": "elastic",
     "fisher": "fisher",
-    "gradient_norm": "simple",
-    "magnitude": "simple",
-    "random": "simple",
 }
 
 IMPORTANCES: Factories[Importance] = Factories(

@@ -1,4 +1,4 @@
-"""Channel scores: Fisher potential, weight norm, gradient norm, and chance."""
+"""Channel scores: Fisher potential and weight norm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning.importance.base import Probe
@@ -16,7 +15,7 @@ from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches, norms_at_rest
 from fl_elastic.planning.importance.taps import Key, Layer, Taps, scored_layers
 
-__all__ = ["FisherChannels", "GradientChannels", "RandomChannels", "WeightNormChannels"]
+__all__ = ["FisherChannels", "WeightNormChannels"]
 
 
 @CHANNEL_SCORES.register("fisher")
@@ -115,57 +114,6 @@ class WeightNormChannels(ChannelScore):
         layers = scored_layers(probe.model, probe.groups, graph)
         return {
             layer.group.name: _norms(layer.module, layer.module.weight.detach()) for layer in layers
-        }
-
-
-@CHANNEL_SCORES.register("gradient")
-class GradientChannels(ChannelScore):
-    """Euclidean norm of a channel's exact weight gradient over the probe batch; BatchNorm uses running statistics.
-
-    Parameters
-    ----------
-    micro_batch : int
-        Number of examples that are passed through together; the loss must be a mean over them.
-    """
-
-    batches_needed = 1
-
-    def __init__(self, micro_batch: int = 1) -> None:
-        self.micro_batch = micro_batch
-        self.by_example = micro_batch == 1
-
-    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the norms by group name; raise TrainingError if they are not finite."""
-        layers = scored_layers(probe.model, probe.groups, graph)
-        weights = [layer.module.weight for layer in layers]
-        sums = [torch.zeros_like(weight) for weight in weights]
-        examples = 0
-        with norms_at_rest(probe.model, probe.groups):
-            for batch, count in micro_batches(probe.model, probe.batches, self.micro_batch):
-                loss = checked_loss(compute_loss(probe.model, probe.loss_fn, batch))
-                found = torch.autograd.grad(loss, weights, allow_unused=True) if weights else ()
-                for total, gradient in zip(sums, found, strict=True):
-                    if gradient is not None:
-                        total.add_(gradient, alpha=count)
-                examples += count
-        return {
-            layer.group.name: _norms(layer.module, total / examples)
-            for layer, total in zip(layers, sums, strict=True)
-        }
-
-
-@CHANNEL_SCORES.register("random")
-class RandomChannels(ChannelScore):
-    """Uniform random scores, a control for comparisons."""
-
-    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return uniform numbers in [0, 1) by group name."""
-        return {
-            layer.group.name: ChannelScores(
-                probe.generator.random(layer.in_channels),
-                probe.generator.random(layer.out_channels),
-            )
-            for layer in scored_layers(probe.model, probe.groups, graph)
         }
 
 

@@ -75,9 +75,7 @@ def _equal(one: object, other: object) -> bool:
 
 CHANNEL_SCORES: Factories[ChannelScore] = Factories(
     "channel score",
-    modules=dict.fromkeys(
-        ("fisher", "gradient", "l2", "random"), "fl_elastic.planning.importance.channel_scores"
-    ),
+    modules=dict.fromkeys(("fisher", "l2"), "fl_elastic.planning.importance.channel_scores"),
     listed_as="channel_scores",
 )
 """Registry of channel scores by name."""

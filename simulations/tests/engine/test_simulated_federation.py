@@ -372,7 +372,7 @@ def test_all_unknown_names_are_told_at_once() -> None:
             "one": {"policy": "elastik", "rule": "al", "codec": "fp8"},
             "two": {
                 "policy": "full",
-                "importance": "magnitud",
+                "importance": "fishr",
                 "server": "fedadm",
                 "downlink_codec": "int8",
             },
@@ -382,7 +382,7 @@ def test_all_unknown_names_are_told_at_once() -> None:
     with pytest.raises(ScenarioError) as refused:
         check_methods(made)
     text = str(refused.value)
-    for hint in ("'elastic'", "'all'", "'fp", "'magnitude'", "'fedadam'", "updates only"):
+    for hint in ("'elastic'", "'all'", "'fp", "'fisher'", "'fedadam'", "updates only"):
         assert hint in text
     assert text.count("method one") == 3
     assert text.count("method two") == 3
