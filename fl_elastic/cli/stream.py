@@ -54,7 +54,6 @@ def stream(
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds of one adaptation.")] = None,
     policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
-    replay: Annotated[str, typer.Option(help="er, der_pp or none.")] = "er",
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
     every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
@@ -109,7 +108,7 @@ def stream(
     from fl_elastic.streaming.summary import stream_summary
 
     opening = Opening(
-        model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy, replay,
+        model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy,
         detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember, read,
     )  # fmt: skip
     with opening.learner() as learner:

@@ -54,7 +54,6 @@ class Opening:
     speedup: float | None = None
     deadline: float | None = None
     policy: str = "elastic"
-    replay: str = "er"
     detector: str = "adwin"
     every: int = 50
     steps: int = 50
@@ -121,7 +120,7 @@ class Opening:
                 policy=self.policy,
                 optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
                 trigger=trigger & OnMains() if self.on_mains else trigger, detector=self.detector,
-                replay=self.replay, state_dir=self.state_dir, seed=self.seed,
+                state_dir=self.state_dir, seed=self.seed,
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip

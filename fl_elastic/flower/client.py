@@ -591,7 +591,7 @@ class ElasticClient(NumPyClient):
         sums, forward = head_sums_above_cut(
             data.model, examples, graph, options,
             seconds=self.budget_for(task).deadline or math.inf, together=_TOGETHER,
-            loss_fn=data.plain_loss,
+            loss_fn=data.loss_fn,
         )  # fmt: skip
         count = max(self.size(examples).examples, sums.num_examples)
         return data.in_server_order(sums), count, forward
@@ -603,7 +603,7 @@ class ElasticClient(NumPyClient):
         data = self.data
         total, held = sums_apart(
             data.model, data.examples(of_server=True),
-            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.plain_loss, clip=task.clip,
+            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
         )  # fmt: skip
         refuse_frozen_head(total.weight, self.manifest.index)
         return data.in_server_order(total), data.in_server_order(held)

@@ -50,11 +50,6 @@ class RoundData:
     one_pass: ClassVar[bool] = False
     """Whether a second pass over the batches would meet the same draws."""
 
-    @property
-    def plain_loss(self) -> LossFn:
-        """The loss of `examples` and ``tests``."""
-        return self.loss_fn
-
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
         """Return batches that hold each example once; those of the server's classes alone, if asked for."""
         return self.batches

@@ -26,7 +26,7 @@ from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
 from fl_elastic.streaming.learner_snapshot import load_snapshot
-from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.update import Manifest
 
 __all__ = ["StreamClient"]
@@ -61,8 +61,8 @@ class StreamClient(ElasticClient):
         Labels of the server's outputs, in order; 0, 1, 2 and so on, if left out.
     optimizer_fn, loss_fn : callable
         As `ElasticClient` takes them.
-    replay : str or Replay
-        Recipe of the batches.
+    replay : Replay, optional
+        How many rows of a batch come out of the store; half of 32 if left out.
     steps : int
         Training steps of a round, if the budget pays for them.
     left : {"by_share", "joined", "trained"}
@@ -101,7 +101,7 @@ class StreamClient(ElasticClient):
         classes: Sequence[int] | None = None,
         optimizer_fn: OptimizerFn | None = None,
         loss_fn: LossFn = classification_loss,
-        replay: str | Replay = "er",
+        replay: Replay | None = None,
         steps: int = 20,
         left: str = "by_share",
         prepare: Prepare = as_floats,
@@ -126,7 +126,7 @@ class StreamClient(ElasticClient):
                 f"{len(known)} classes for {outputs} outputs: name each once, at most so many"
             )
         self._settings = StreamSettings(
-            folder, layout, known, loss_fn, JOINING_RULES.make(joining), REPLAYS.make(replay),
+            folder, layout, known, loss_fn, JOINING_RULES.make(joining), replay or Replay(),
             steps, seed, left,
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ class StreamClient(ElasticClient):
         """Yield the samples of the stream, and the learner's model joined with the server's."""
         settings = self._settings
         seen = load_snapshot(
-            settings.folder, self.model, settings.plain_loss,
+            settings.folder, self.model, settings.loss_fn,
             prepare=self._prepare, seed=settings.seed, head=self._head,
         )  # fmt: skip
         with seen.store:

@@ -53,7 +53,7 @@ class StreamSettings:
         Which tensors of the server's model are the head and running statistics.
     classes : tuple of int
         Labels of the server's outputs, in order.
-    plain_loss : callable
+    loss_fn : callable
         Of outputs and class indices.
     joining, replay, steps, seed, left
         See `fl_elastic.flower.StreamClient`.
@@ -62,7 +62,7 @@ class StreamSettings:
     folder: Path
     layout: Layout
     classes: tuple[int, ...]
-    plain_loss: LossFn
+    loss_fn: LossFn
     joining: JoiningRule
     replay: Replay
     steps: int
@@ -131,9 +131,8 @@ class StreamData(RoundData):
         loader = seen.loader(
             settings.replay, settings.steps, (settings.seed, position.rounds, 2), position
         )
-        loss_fn = settings.replay.loss(settings.plain_loss)
         return cls(
-            manifest, seen.trained, loader, _Window(seen), loss_fn,
+            manifest, seen.trained, loader, _Window(seen), settings.loss_fn,
             settings=settings, seen=seen, position=position,
         )  # fmt: skip
 
@@ -141,11 +140,6 @@ class StreamData(RoundData):
     def keeps_features(self) -> bool:  # type: ignore[override]
         """Whether the learner keeps features, as with latent replay."""
         return self.seen.upper is not None
-
-    @property
-    def plain_loss(self) -> LossFn:
-        """The loss without what replay adds."""
-        return self.settings.plain_loss
 
     def with_server(
         self, weights: Mapping[str, NDArray[Any]], fixed: Mapping[str, float], *, trains: bool
@@ -179,7 +173,7 @@ class StreamData(RoundData):
             load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
 
         shares = best_of(
-            candidates, load, seen.body, self.plain_loss, seen.untrained(), seen.classifier.classes
+            candidates, load, seen.body, self.loss_fn, seen.untrained(), seen.classifier.classes
         )
         begun = Joined(received, shares, labelled_weights(seen.classifier))
         return replace(self, model=seen.trained, joined=begun)
@@ -187,7 +181,7 @@ class StreamData(RoundData):
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
         """Return every labelled sample once; a target is its label's place among the classes."""
         labels = self.settings.classes if of_server else self.seen.classifier.classes.labels
-        return self.seen.every_sample(labels, self.settings.replay.batch_size)
+        return self.seen.every_sample(labels, self.settings.replay.rows)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the model as the server knows it: its classes, and its own values of what is personal."""

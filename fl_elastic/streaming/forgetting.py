@@ -108,7 +108,7 @@ def dampen_body(
     """
     gone = {row.number for row in rows}
     version = body.version
-    ids = store.draw(len(store), how="newest", version=version).tolist()
+    ids = store.ids(version=version).tolist()
     others = [number for number in ids if number not in gone]
     beside = [row for row in held_out if row.number not in gone]
     known = len(others) + len(beside)

@@ -48,7 +48,7 @@ from fl_elastic.streaming.reading_place import (
     saved_readout,
 )
 from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
@@ -95,8 +95,8 @@ class StreamLearner:
         When to adapt; by default every 50 labelled samples, and 32 after a drift.
     detector : str or callable
         Registered drift detector, or what makes one.
-    replay : str or Replay
-        Registered recipe for batches, or one with settings of its own.
+    replay : Replay, optional
+        How many rows of a batch come out of the store; half of 32 if left out.
     guard : Guard, optional
         What is held out, and what is worse.
     state_dir : path-like
@@ -152,7 +152,7 @@ class StreamLearner:
         loss_fn: LossFn = classification_loss,
         trigger: Trigger | None = None,
         detector: str | Callable[[], DriftDetector] = "adwin",
-        replay: str | Replay = "er",
+        replay: Replay | None = None,
         guard: Guard | None = None,
         state_dir: str | os.PathLike[str],
         seed: int = 0,
@@ -176,11 +176,11 @@ class StreamLearner:
         self.record = StreamRecord(most=_POINTS)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
-        self._replay = REPLAYS.make(replay)
+        self._replay = replay or Replay()
         self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
         self._detector = _maker(detector)
         self._engine = Engine(
-            loss_fn, self._replay.loss(loss_fn), optimizer_fn, budget, policy,
+            loss_fn, optimizer_fn, budget, policy,
             self.options.training, guard or Guard(),
         )  # fmt: skip
         self._folder = StateFolder(state_dir)
@@ -212,7 +212,6 @@ class StreamLearner:
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
             self.store, self._engine.guard, new=_NEW, waiting=_WAITING,
-            keeps_scores=self._replay.needs_outputs and head is None,
             learned=self._head.learn if self._head else lambda _: None,
             settles=self._first is None,
         )  # fmt: skip
@@ -373,7 +372,7 @@ class StreamLearner:
         if label is not None:
             correct, drift = self._scored(prediction, label)
         row = Row(kept, label, now, number)
-        fits = memory.keep(row, scores, prediction)
+        fits = memory.keep(row, prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
         return Arrived(said, number, sample, label, now, name)
 
@@ -498,10 +497,12 @@ class StreamLearner:
     def _learned_rows(self, most: int) -> list[Row]:
         """Return stored samples that the head has learned, the newest where older ones count less."""
         assert self._head is not None
-        ids = self.store.draw(
-            most, how="newest" if self._head.fades else "uniform", version=self._classifier.version,
-            generator=np.random.default_rng((self._seed, self.progress.adaptations)),
-        )  # fmt: skip
+        version = self._classifier.version
+        if self._head.fades:
+            ids = self.store.ids(version=version)[-most:]
+        else:
+            draw = np.random.default_rng((self._seed, self.progress.adaptations))
+            ids = self.store.draw(most, version=version, generator=draw)
         return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
@@ -520,7 +521,7 @@ class StreamLearner:
         """Return the ids of all samples of a class that are in the store or held out."""
         if self._first is not None:
             return self._first.ids_of(label)
-        ids = self.store.draw(len(self.store), how="newest").tolist()
+        ids = self.store.ids().tolist()
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
 
@@ -749,7 +750,7 @@ class StreamLearner:
         self.progress, self.record = Progress(), StreamRecord(most=_POINTS)
         self._classifier.close()
         # A learner whose state was lost may have left some.
-        stored = self.store.draw(len(self.store), how="newest", labelled=False).tolist()
+        stored = self.store.ids(labelled=False).tolist()
         self.store.delete([number for number in stored if number not in first])
         self._begin(chosen or model)
         self._memory.keep_to(self._classifier.version, None)

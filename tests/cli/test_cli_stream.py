@@ -150,7 +150,7 @@ def test_it_says_how_it_goes_while_it_runs(
 
 
 def test_features_and_mains(place: Path) -> None:
-    found = call(*arguments(place, "--json", "--latent", "1", "--on-mains", "--replay", "der_pp"))
+    found = call(*arguments(place, "--json", "--latent", "1", "--on-mains"))
     assert found["observed"] == 299 and found["prequential_accuracy"] > 0.7
 
 

@@ -22,7 +22,7 @@ from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, config_key
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import squared_gradients
-from fl_elastic.streaming import Guard, Latent, StreamLearner
+from fl_elastic.streaming import Guard, Latent, Replay, StreamLearner
 from fl_elastic.streaming.joining import Interpolate, Personal, Replace
 from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.stream_position import StreamPosition
@@ -285,8 +285,8 @@ def test_losses_are_those_of_the_servers_model_over_every_sample(tmp_path: Path)
     assert metrics["train-loss"] == pytest.approx(expected.loss, rel=1e-2)
 
 
-@pytest.mark.parametrize("replay", ["er", "der_pp", "none"])
-def test_every_replay_takes_part(tmp_path: Path, replay: str) -> None:
+@pytest.mark.parametrize("replay", [Replay(), Replay(8, stored_share=0.0)])
+def test_every_replay_takes_part(tmp_path: Path, replay: Replay) -> None:
     learner = streamed(tmp_path, replay=replay)
     update, _ = round_of(client_of(tmp_path, replay=replay, steps=7), net(seed=5))
     assert set(update.steps.values()) == {7}

@@ -20,7 +20,7 @@ from fl_elastic.streaming.learner_snapshot import (
     load_snapshot,
     open_store,
 )
-from fl_elastic.streaming.replay import ExperienceReplay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 
 
@@ -29,7 +29,9 @@ def seen_of(folder: Path, outputs: int = 3) -> LearnerSnapshot:
 
 
 def test_a_store_is_opened_with_what_it_was_made_with(tmp_path: Path) -> None:
-    made = SampleStore(tmp_path / "samples.db", 2**20, policy="ring", encoding="fp16", seed=5)
+    made = SampleStore(
+        tmp_path / "samples.db", 2**20, policy="class_balanced", encoding="fp16", seed=5
+    )
     made.add(np.arange(4, dtype=np.float32), 1)
     with open_store(tmp_path / "samples.db") as opened:
         assert opened.sample(1).x.tolist() == [[0, 1, 2, 3]]
@@ -79,7 +81,7 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
     run(learner, late)
     learner.save()
     seen = seen_of(tmp_path)
-    replay = ExperienceReplay(32, stored_share=0.0)
+    replay = Replay(32, stored_share=0.0)
     known = {x.tobytes() for x, _ in late}
     batches = list(seen.loader(replay, 3, (1, 2), position))
     assert all(row.tobytes() in known for x, _ in batches for row in x.numpy())

@@ -18,6 +18,7 @@ from fl_elastic.streaming import (
     Guard,
     Latent,
     Observation,
+    Replay,
     StreamLearner,
 )
 
@@ -86,7 +87,7 @@ def assert_alike(first: StreamLearner, second: StreamLearner) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"replay": "der_pp"}, {"capacity": 2**17}, {"latent": Latent(1)}, {"detector": Alarming},
+        {}, {"replay": Replay(6, 1.0)}, {"capacity": 2**17}, {"latent": Latent(1)}, {"detector": Alarming},
         {"guard": Guard(every=2, size=4)}, {"most_classes": 4},
     ],
     ids=str,

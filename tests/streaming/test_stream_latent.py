@@ -77,9 +77,7 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
 
 
 def test_new_classes_with_features(tmp_path: Path) -> None:
-    learner = learner_in(
-        tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20, replay="der_pp"
-    )
+    learner = learner_in(tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20)
     seen = run(learner, blobs(100, [0, 1]) + blobs(150, [0, 1, 2], seed=1))
     assert len(learner.classes) == 3
     assert np.mean([each.correct for each in seen[-50:]]) > 0.8

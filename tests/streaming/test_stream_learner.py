@@ -323,7 +323,7 @@ def test_settings_that_mean_nothing(made: Any) -> None:
     for settings in ({"steps": 0}, {"history": 0}, {"save_every": -1}, {"most_classes": 0}):
         with pytest.raises(StreamError):
             StreamOptions(**settings)  # type: ignore[arg-type]
-    for wrong in ({"detector": "adwinn"}, {"replay": "er_ace"}, {"classes": (1, 1)}):
+    for wrong in ({"detector": "adwinn"}, {"classes": (1, 1)}):
         with pytest.raises((StreamError, ValueError)):
             made(**wrong)
 

@@ -17,15 +17,12 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleStore, StreamLearner
 from fl_elastic.streaming import learner as stream_learner
-from fl_elastic.streaming.replay import DarkReplay, ExperienceReplay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]
-REPLAYS = [
-    "none", "er", "der_pp", ExperienceReplay(8, how="newest"), ExperienceReplay(8, 0.7, "recent"),
-    DarkReplay(6, how="class_balanced"),
-]  # fmt: skip
+REPLAYS = [None, Replay(8), Replay(8, 0.7), Replay(stored_share=0.0), Replay(6, 1.0)]
 GUARDS = [Guard(), Guard(every=2, size=3, least=1), Guard(every=3, size=5, tolerance=0.0)]
 NONSENSE = [np.full(6, np.nan), np.zeros(5), np.zeros(0), "x", np.full(6, 1e30)]
 
@@ -42,7 +39,7 @@ class Settings:
         latent, outputs, dropout = one([None, None, 1, 2]), one([2, 3]), one([0.0, 0.2])
         store: dict[str, Any] = {
             "capacity_bytes": one([2**17, 2**20]), "encoding": one(["raw", "raw", "fp16", "int8"]),
-            "policy": one(["reservoir", "ring", "class_balanced"]),
+            "policy": one(["reservoir", "class_balanced"]),
         }  # fmt: skip
         options = StreamOptions(
             steps=one([1, 4]), save_every=one([0, 1, 7, 40]), most_classes=one([2, 3, 1000]),

@@ -23,6 +23,7 @@ from toy_streams import (
     learner_in,
     learner_state,
     net,
+    relabelled,
     run,
     same,
     weights,
@@ -33,6 +34,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
 from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
 from fl_elastic.streaming.learner_state import load_state
+from fl_elastic.streaming.replay import Replay
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
@@ -51,7 +53,7 @@ class EveryHundredth(DriftDetector):
         return self.seen == 100
 
 
-def settings(replay: str, policy: str) -> dict[str, Any]:
+def settings(replay: Replay, policy: str) -> dict[str, Any]:
     """Everything that draws random numbers, at once."""
     return {
         "model": net(dropout=0.2), "replay": replay, "policy": policy,
@@ -65,10 +67,10 @@ def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     return learner_in(folder, **given)
 
 
-@pytest.mark.parametrize("replay", ["none", "er", "der_pp"])
+@pytest.mark.parametrize("replay", [Replay(stored_share=0.0), Replay()])
 @pytest.mark.parametrize(("policy", "stream"), [("elastic", SAME_CLASSES), ("full", STREAM)])
 def test_two_halves_are_the_whole(
-    replay: str, policy: str, stream: list[Sample], tmp_path: Path
+    replay: Replay, policy: str, stream: list[Sample], tmp_path: Path
 ) -> None:
     # The costs are measured once, so that both plan alike; a head that has grown has other costs.
     given = partial(settings, replay, policy)
@@ -97,7 +99,7 @@ def test_two_halves_are_the_whole(
 def test_another_seed_does_something_else(tmp_path: Path) -> None:
     learners = []
     for seed in range(2):
-        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed, replay="er"))
+        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed))
         run(learners[-1], STREAM[:60])
     assert not same(weights(learners[0]), weights(learners[1]))
     for learner in learners:
@@ -110,7 +112,7 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     saved = weights(learner)
     ids = [learner.observe(x).sample_id for x, _ in blobs(10, [0, 1], seed=1)]
     learner.observe(np.zeros(3))
-    learner.store.label(ids[0], 4)
+    assert relabelled(learner.store, ids[0], 4)
     there = learner.store.seen
     learner.store.close()
     again = as_last_saved(tmp_path, model=net(2))

@@ -15,6 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.store.changes import Relabelled
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import EverySamples, OnDrift
 from fl_elastic.training import Timing, TrainerOptions
@@ -87,6 +88,19 @@ def run(learner: StreamLearner, stream: Iterable[Sample]) -> list[Any]:
     """What the learner says of each sample, one second apart."""
     begun = learner.progress.observed
     return [learner.observe(x, y, float(begun + i)) for i, (x, y) in enumerate(stream)]
+
+
+def relabelled(store: SampleStore, number: int, y: int) -> bool:
+    """Give a stored sample another label; return whether it is there."""
+    return store.change([Relabelled(int(number), y)])[0] is not None
+
+
+def delete_class(store: SampleStore, label: int | None) -> int:
+    """Delete all samples of a class, return how many."""
+    found = store.take(store.ids(labelled=False))
+    return store.delete(
+        [i for i, y in zip(found.ids.tolist(), found.y.tolist(), strict=True) if y == label]
+    )
 
 
 def weights(learner: StreamLearner) -> dict[str, NDArray[Any]]:

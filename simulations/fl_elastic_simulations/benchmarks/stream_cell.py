@@ -22,7 +22,6 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.streaming import (
-    REPLAYS,
     ClosedForm,
     EverySamples,
     Latent,
@@ -33,7 +32,6 @@ from fl_elastic.streaming import (
     StreamOptions,
 )
 from fl_elastic.streaming.adapting import Adaptation
-from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
@@ -231,9 +229,9 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
 
 
 def _replay(method: StreamMethod, task: StreamTask) -> Replay:
-    if method.replay == "er":
-        return ExperienceReplay(stored_share=task.latent_stored if method.latent else task.stored)
-    return REPLAYS.make(method.replay)
+    if not method.replay:
+        return Replay(stored_share=0.0)
+    return Replay(stored_share=task.latent_stored if method.latent else task.stored)
 
 
 def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float:
