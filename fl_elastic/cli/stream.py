@@ -193,10 +193,10 @@ def _handle(
         if learner.progress.observed == 0 and not first.awaits_answer:
             # All rows of a table have as many numbers: one that has never fitted will not.
             _refuse_other_sizes(readings, xs)
-        ys, ts = [each.y for each in readings], [each.t for each in readings]
+        ys = [each.y for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
         place = None if at is None else Place(source, at)
-        found = learner.observe_batch(xs, ys, ts, names=names, place=place)
+        found = learner.observe_batch(xs, ys, names=names, place=place)
         for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))
 

@@ -11,11 +11,9 @@ from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.streaming.triggers import (
     EverySamples,
-    EverySeconds,
     OnDrift,
     OnMains,
     Trigger,
-    WhenIdle,
 )
 
 __all__ = [
@@ -23,7 +21,6 @@ __all__ = [
     "ClosedForm",
     "DriftDetector",
     "EverySamples",
-    "EverySeconds",
     "Guard",
     "Latent",
     "Observation",
@@ -34,5 +31,4 @@ __all__ = [
     "StreamLearner",
     "StreamOptions",
     "Trigger",
-    "WhenIdle",
 ]

@@ -134,7 +134,7 @@ def _of_store(
         found = store.take(ids[start : start + _AT_ONCE])
         yield from _batches(
             body,
-            [Row(x, y, 0.0) for x, y in zip(found.x, found.y.tolist(), strict=True)],
+            [Row(x, y) for x, y in zip(found.x, found.y.tolist(), strict=True)],
             classes,
         )
     yield from _batches(body, beside, classes)

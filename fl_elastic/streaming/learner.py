@@ -31,7 +31,7 @@ from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemo
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.forgetting import Forgotten, dampen_body
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import Refused, checked_label, checked_time
+from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.memory import StreamMemory
@@ -247,7 +247,7 @@ class StreamLearner:
     def places(self, places: Mapping[str, Mapping[str, Any]]) -> None:
         self._memory.places = places
 
-    def observe(self, x: Any, y: Any = None, t: Any = None) -> Observation:
+    def observe(self, x: Any, y: Any = None) -> Observation:
         """Predict a sample, keep it, and adapt if it is time.
 
         Parameters
@@ -256,21 +256,18 @@ class StreamLearner:
             One sample; each of the same shape.
         y : int, optional
             Its label, any whole number; None if it has not come yet, see `label`.
-        t : float, optional
-            When it came, in seconds of the stream's own clock; now, if left out. A clock may jump.
 
         Raises
         ------
         ElasticError
             If a setting does not fit the model. What is wrong with a sample is counted, and told in ``refused``.
         """
-        return self.observe_batch([x], [y], [t])[0]
+        return self.observe_batch([x], [y])[0]
 
     def observe_batch(
         self,
         xs: Any,
         ys: Any = None,
-        ts: Any = None,
         *,
         names: Sequence[str | None] | None = None,
         place: Place | None = None,
@@ -287,8 +284,6 @@ class StreamLearner:
             Samples; those that make no sense cost themselves alone.
         ys : sequence of int, optional
             Their labels; None for those that have not come.
-        ts : sequence of float, optional
-            When they came.
         names : sequence of str or None, optional
             What their sender calls them: one of the newest that comes again is recognised, and counts once.
         place : Place, optional
@@ -297,10 +292,10 @@ class StreamLearner:
         Raises
         ------
         StreamError
-            If there are not as many labels, times or names as samples.
+            If there are not as many labels or names as samples.
         """
         self.apply_round_result()
-        batch = Arrivals.checked(xs, ys, ts, names)
+        batch = Arrivals.checked(xs, ys, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
         with self._memory.unsettled():
             seen = self._observed(batch)
@@ -327,7 +322,7 @@ class StreamLearner:
         Parameters
         ----------
         batch : Arrivals
-            Samples, labels, times and names.
+            Samples, labels and names.
         first : int, optional
             The number of the first one, where an earlier life has numbered them.
         """
@@ -341,11 +336,10 @@ class StreamLearner:
         return found
 
     def _arrived(self, ahead: LookAhead, batch: Arrivals, place: int) -> Arrived:
-        y, t, name = batch.ys[place], batch.ts[place], batch.names[place]
+        y, name = batch.ys[place], batch.names[place]
         known = None if name is None else self._names.number(name)
         try:
             label = checked_label(y)
-            now = checked_time(time.time() if t is None else t)
             sample = ahead.sample(place)
             if known is None:
                 self._classifier.refuse_unlearnable(label)
@@ -363,7 +357,6 @@ class StreamLearner:
             self._memory.keep_to(self._classifier.version, before)
         progress, memory = self.progress, self._memory
         progress.observed += 1
-        progress.clock = progress.clock.at(now)
         memory.number += 1
         number = memory.number
         if name is not None:
@@ -371,10 +364,10 @@ class StreamLearner:
         correct, drift = None, False
         if label is not None:
             correct, drift = self._scored(prediction, label)
-        row = Row(kept, label, now, number)
+        row = Row(kept, label, number)
         fits = memory.keep(row, prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
-        return Arrived(said, number, sample, label, now, name)
+        return Arrived(said, number, sample, label, name)
 
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label, late; it counts in the prequential accuracy now.
@@ -398,7 +391,7 @@ class StreamLearner:
         facts = {
             "id": number,
             "label": label,
-            **({} if row is None else {"t": row.t, "was": row.y}),
+            **({} if row is None else {"was": row.y}),
         }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
@@ -432,12 +425,10 @@ class StreamLearner:
         """Adapt if that was due when an earlier life ended; return whether it was."""
         return self.progress.labelled > 0 and self._then(Observation()) != Observation()
 
-    def tick(self, t: float | None = None) -> Observation:
+    def tick(self) -> Observation:
         """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
         self.apply_round_result()
-        clock = self.progress.clock
-        now = clock.at(time.time() if t is None else t)
-        return self._then(Observation(), idle=now.passed - clock.passed)
+        return self._then(Observation())
 
     def adapt(self) -> Adaptation | None:
         """Adapt now; None if there is no labelled sample yet.
@@ -701,7 +692,7 @@ class StreamLearner:
             self._memory.settle()
         return noted
 
-    def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
+    def _then(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with what came of it."""
         if self._first is not None and self._choose():
             seen = replace(seen, adapted=True)
@@ -709,9 +700,7 @@ class StreamLearner:
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
         due = self._first is None and (
-            self._trigger.due(self.progress.moment(idle))
-            if self._head is None
-            else self._head.is_due
+            self._trigger.due(self.progress.moment()) if self._head is None else self._head.is_due
         )
         if due:
             done = self.adapt()
@@ -836,12 +825,12 @@ class StreamLearner:
             self.places = with_place(self.places, Place(*facts["place"]))
         if "label" in facts:
             number = facts["id"]
-            row = None if event.x is None else Row(event.x, facts.get("was"), facts["t"], number)
-            if anew and "t" in facts:
+            row = None if event.x is None else Row(event.x, facts.get("was"), number)
+            if anew and "was" in facts:
                 row = self._memory.find(number)
             self._labelled(number, facts["label"], row)
         elif event.x is not None:
-            arrivals = Arrivals(list(event.x), facts["y"], facts["t"], facts["names"])
+            arrivals = Arrivals(list(event.x), facts["y"], facts["names"])
             self._observed(arrivals, facts["number"])
         self._newest_head()
 

@@ -128,16 +128,12 @@ class StreamMemory:
     def find(self, sample_id: int) -> Row | None:
         """Return a sample of the store; None if it is not there."""
         found = self.store.found([sample_id])
-        row = (
-            Row(found.x[0], found.y.tolist()[0], float(found.t[0]), sample_id)
-            if len(found)
-            else None
-        )
+        row = Row(found.x[0], found.y.tolist()[0], sample_id) if len(found) else None
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
                 # As a later life would read it.
                 x = self.store.as_kept(np.asarray(each.x))
-                row = Row(x, each.y, float(each.t), sample_id)
+                row = Row(x, each.y, sample_id)
             elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
                 row = replace(row, y=each.y)
             elif each.number == sample_id and isinstance(each, Withdrawn):
@@ -187,8 +183,8 @@ class StreamMemory:
         self.settle()
         found = self.store.take(wanted)
         rows = [
-            Row(x, y, float(t), int(number))
-            for number, x, y, t in zip(found.ids, found.x, found.y.tolist(), found.t, strict=True)
+            Row(x, y, number)
+            for number, x, y in zip(found.ids.tolist(), found.x, found.y.tolist(), strict=True)
         ]
         here = {row.number for row in rows}
         beside = [*self.held_out, *self._recent.new]
@@ -312,7 +308,7 @@ class StreamMemory:
     def _give(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if not self._given.has(row.number):
-                self._change(Offer(row.x, row.y, row.t, row.number or None))
+                self._change(Offer(row.x, row.y, row.number or None))
 
     def _change(self, change: Change) -> None:
         self._pending.append((self.version or "", change))

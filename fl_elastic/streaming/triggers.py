@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from fl_elastic.devices.power import PowerSupply, power_supply
+from fl_elastic.devices.power import power_supply
 from fl_elastic.errors import StreamError
 
 __all__ = [
     "AllOf",
     "AnyOf",
     "EverySamples",
-    "EverySeconds",
     "Moment",
     "OnDrift",
     "OnMains",
     "Trigger",
-    "WhenIdle",
 ]
 
 
@@ -30,21 +27,12 @@ class Moment:
     ----------
     samples : int
         Labelled samples since the last adaptation.
-    seconds : float
-        Time of the stream since then, or since its start.
     since_drift : int or None
         Labelled samples since a drift that nothing was done about yet; None if there is none.
-    idle : float
-        Seconds since the last sample.
-    supply : callable
-        Tells where the power comes from.
     """
 
     samples: int
-    seconds: float
     since_drift: int | None = None
-    idle: float = 0.0
-    supply: Callable[[], PowerSupply] = power_supply
 
 
 class Trigger(ABC):
@@ -53,9 +41,9 @@ class Trigger(ABC):
     Examples
     --------
     >>> trigger = EverySamples(100) & OnMains() | OnDrift()
-    >>> trigger.due(Moment(samples=100, seconds=5.0, supply=lambda: PowerSupply(False, 0.8)))
+    >>> trigger.due(Moment(samples=3))
     False
-    >>> trigger.due(Moment(samples=3, seconds=5.0, since_drift=40))
+    >>> trigger.due(Moment(samples=3, since_drift=40))
     True
     """
 
@@ -86,21 +74,6 @@ class EverySamples(Trigger):
 
 
 @dataclass(frozen=True)
-class EverySeconds(Trigger):
-    """After so many seconds of the stream's own clock, if there is anything new."""
-
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
-            raise StreamError(f"every {self.seconds} seconds means nothing: give more than 0")
-
-    def due(self, moment: Moment) -> bool:
-        """Return whether the time has passed."""
-        return moment.samples > 0 and moment.seconds >= self.seconds
-
-
-@dataclass(frozen=True)
 class OnDrift(Trigger):
     """After a drift, once there are so many labelled samples of the changed world."""
 
@@ -116,27 +89,12 @@ class OnDrift(Trigger):
 
 
 @dataclass(frozen=True)
-class WhenIdle(Trigger):
-    """When no sample has come for so many seconds and there is anything new; asked by `StreamLearner.tick`."""
-
-    seconds: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.seconds < float("inf"):
-            raise StreamError(f"idle for {self.seconds} seconds means nothing: give more than 0")
-
-    def due(self, moment: Moment) -> bool:
-        """Return whether the stream has been silent for as long."""
-        return moment.samples > 0 and moment.idle >= self.seconds
-
-
-@dataclass(frozen=True)
 class OnMains(Trigger):
     """Not while the device lives on its battery; one that does not say where its power comes from has none."""
 
     def due(self, moment: Moment) -> bool:
         """Return whether power comes from outside."""
-        return moment.supply().on_mains is not False
+        return power_supply().on_mains is not False
 
 
 @dataclass(frozen=True)

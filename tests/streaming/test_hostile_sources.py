@@ -225,7 +225,7 @@ def handled(learner: StreamLearner, reading: Reading) -> dict[str, Any]:
         seen = learner.label(reading.sample_id, reading.y)
     else:
         names = [reading.name]
-        seen = learner.observe_batch([reading.x], [reading.y], [reading.t], names=names)[0]
+        seen = learner.observe_batch([reading.x], [reading.y], names=names)[0]
     said = asdict(seen)
     reading.answer(said)
     return said

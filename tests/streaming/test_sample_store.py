@@ -70,14 +70,13 @@ def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: lis
     for kind, value in steps:
         if kind == "add":
             last += 1
-            assert store.add(sample_of(last), value, t=float(last)) == last
+            assert store.add(sample_of(last), value) == last
             table[last] = (float(last), value)
         elif kind == "batch":
             fresh = list(range(last + 1, last + 1 + value))
             last = fresh[-1]
             given_ids = store.add(
-                np.stack([sample_of(i) for i in fresh]), [i % 3 for i in fresh],
-                t=[float(i) for i in fresh],
+                np.stack([sample_of(i) for i in fresh]), [i % 3 for i in fresh]
             )  # fmt: skip
             assert given_ids == fresh
             table |= {i: (float(i), i % 3) for i in fresh}
@@ -144,9 +143,9 @@ def test_a_reservoir_keeps_old_and_new_alike(tmp_path: Path) -> None:
     halves = np.zeros(2)
     for seed in range(6):
         store = SampleStore(tmp_path / f"{seed}.db", 2**18, policy="reservoir", seed=seed)
-        store.add(np.zeros((800, 500), np.float32), [0] * 800, t=list(range(800)))
-        times = store.sample(1000).t
-        halves += [int((times < 400).sum()), int((times >= 400).sum())]
+        store.add(np.zeros((800, 500), np.float32), [0] * 800)
+        ids = store.sample(1000).ids
+        halves += [int((ids <= 400).sum()), int((ids > 400).sum())]
         store.close()
     # Binomial: within four standard deviations.
     assert abs(halves[0] - halves[1]) < 4 * np.sqrt(halves.sum())
@@ -168,26 +167,25 @@ def test_a_rare_class_is_kept_whole_and_the_others_share_the_rest(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "t", "reason"),
+    ("x", "y", "reason"),
     [
-        (sample_of(1, 5), 0, None, "shape (5,) instead of (6,)"),
-        (np.full(6, np.nan, np.float32), 0, None, "not finite"),
-        (np.array([np.inf] * 6, np.float32), 0, None, "not finite"),
-        (np.full(6, 1e300), 0, None, "beyond the range"),
-        (np.array(["a"] * 6), 0, None, "no number"),
-        (np.array([1j] * 6), 0, None, "no number"),
-        (sample_of(1), "cat", None, "label 'cat' is no class number"),
-        (sample_of(1), -(2**40), None, "no class number"),
-        (sample_of(1), 1.5, None, "no class number"),
-        (sample_of(1), 0, float("nan"), "time is not finite"),
+        (sample_of(1, 5), 0, "shape (5,) instead of (6,)"),
+        (np.full(6, np.nan, np.float32), 0, "not finite"),
+        (np.array([np.inf] * 6, np.float32), 0, "not finite"),
+        (np.full(6, 1e300), 0, "beyond the range"),
+        (np.array(["a"] * 6), 0, "no number"),
+        (np.array([1j] * 6), 0, "no number"),
+        (sample_of(1), "cat", "label 'cat' is no class number"),
+        (sample_of(1), -(2**40), "no class number"),
+        (sample_of(1), 1.5, "no class number"),
     ],
 )
 def test_samples_that_make_no_sense_are_counted_and_the_stream_goes_on(
-    x: np.ndarray, y: Any, t: float | None, reason: str, tmp_path: Path
+    x: np.ndarray, y: Any, reason: str, tmp_path: Path
 ) -> None:
     store = open_store(tmp_path)
     assert store.add(sample_of(0), 0) == 1
-    assert store.add(x, y, t) is None
+    assert store.add(x, y) is None
     assert store.add(sample_of(2), 1) == 2
     ((said, count),) = store.rejected.items()
     assert reason in said and count == 1 and store.seen == 2 and len(store) == 2
@@ -200,13 +198,6 @@ def test_a_bad_first_sample_fixes_no_shape(tmp_path: Path) -> None:
     assert store.add(np.full((2, 2), np.nan), 0) is None
     assert store.add(sample_of(1), 0) == 1
     assert store.sample(1).x.shape == (1, 6)
-
-
-def test_a_clock_that_jumps_changes_no_order(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    for i, t in enumerate([100.0, 5e9, -3.0, 100.0]):
-        store.add(sample_of(i), 0, t=t)
-    assert store.take([1, 2, 3, 4]).t.tolist() == [100.0, 5e9, -3.0, 100.0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float16", "bool"])

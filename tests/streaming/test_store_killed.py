@@ -27,8 +27,7 @@ def add_for_ever(path: Path, pipe: int, policy: str, capacity: int) -> None:
     while True:
         batch = [number + 1 + i for i in range(1 + number % 5)]
         ids = store.add(
-            np.stack([np.full(40, i, np.float32) for i in batch]), [i % 3 for i in batch],
-            t=[float(i) for i in batch],
+            np.stack([np.full(40, i, np.float32) for i in batch]), [i % 3 for i in batch]
         )  # fmt: skip
         number = batch[-1]
         if number % 4 == 0:
@@ -75,9 +74,9 @@ def test_killed_at_random_moments(policy: str, tmp_path: Path) -> None:
         told |= set(one_life(path, draw.randrange(120), draw.uniform(0, 0.01), policy, capacity))
         store = SampleStore(path, capacity, policy=policy)
         everything = store.sample(10**6, labelled=False)
-        # Nothing is torn: each sample's numbers, time and label are its own.
-        assert (everything.x == everything.t[:, None]).all()
-        right = (everything.y == everything.t % 3) | (everything.y == 9)
+        # Nothing is torn: each sample's numbers and label are its own.
+        assert (everything.x == everything.x[:, :1]).all()
+        right = (everything.y == everything.x[:, 0] % 3) | (everything.y == 9)
         assert right.all()
         assert dict(Counter(everything.y.tolist())) == store.classes and len(store) == len(
             everything

@@ -22,7 +22,7 @@ from fl_elastic.streaming import (
     StreamLearner,
 )
 
-Reading = tuple[Any, Any, Any]
+Reading = tuple[Any, Any]
 NEVER = EverySamples(10**6)
 
 
@@ -44,17 +44,15 @@ def readings(count: int, seed: int = 0) -> list[Reading]:
     stream: list[Reading] = []
     for number, (x, y) in enumerate(blobs(count, range(5), seed)):
         label = None if generator.random() < 0.2 else y if number > count // 2 else y % 3
-        stream.append((x, label, float(number)))
-    wrong: list[tuple[Any, Any, Any]] = [
-        (np.full(6, np.nan, np.float32), 0, 1.0), (np.zeros(5, np.float32), 1, 1.0),
-        (stream[0][0], 1.5, 1.0), (stream[0][0], "cat", 1.0), (stream[0][0], 0, float("nan")),
-        ("no sample", 0, 1.0), (None, None, None), ([[1.0], [2.0, 3.0]], 1, 1.0),
-        (np.array([1e300] * 6), 1, 1.0), (stream[0][0], 10**12, 1.0),
+        stream.append((x, label))
+    wrong: list[Reading] = [
+        (np.full(6, np.nan, np.float32), 0), (np.zeros(5, np.float32), 1), (stream[0][0], 1.5),
+        (stream[0][0], "cat"), ("no sample", 0), (None, None), ([[1.0], [2.0, 3.0]], 1),
+        (np.array([1e300] * 6), 1), (stream[0][0], 10**12),
     ]  # fmt: skip
     for each in wrong * 3:
         stream.insert(int(generator.integers(1, len(stream))), each)
-    # A clock that jumps both ways.
-    return [(x, y, t if n % 17 else 1e9 * (-1) ** n) for n, (x, y, t) in enumerate(stream)]
+    return stream
 
 
 def one_by_one(learner: StreamLearner, stream: list[Reading]) -> list[Observation]:
@@ -127,7 +125,7 @@ def test_predictions_of_a_batch_come_before_its_training(tmp_path: Path) -> None
     stream = [(x, y, None) for x, y in blobs(200)]
     learner = learner_in(tmp_path, trigger=EverySamples(50))
     learner.observe_batch(*zip(*stream[:100], strict=True))
-    expected = learner.observe_batch([x for x, _, _ in stream[100:]])
+    expected = learner.observe_batch([x for x, _ in stream[100:]])
     learner.close()
     learner.store.close()
     again = learner_in(tmp_path, trigger=EverySamples(50))
@@ -212,11 +210,11 @@ def test_the_array_of_a_sample_may_be_used_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_in_the_middle_of_a_batch(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
-    learner.observe_batch(*zip(*[(x, None, None) for x, _ in blobs(30)], strict=True))
+    learner.observe_batch(*zip(*[(x, None) for x, _ in blobs(30)], strict=True))
     connection = learner.store._database.connection
     kept = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {kept}")
-    seen = learner.observe_batch(*zip(*[(x, None, None) for x, _ in blobs(300)], strict=True))
+    seen = learner.observe_batch(*zip(*[(x, None) for x, _ in blobs(300)], strict=True))
     # What the store cannot take is known all the same: its label may come.
     assert [each.sample_id for each in seen] == list(range(31, 331))
     lost = learner.store.rejected["disk"]

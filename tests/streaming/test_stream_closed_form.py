@@ -177,7 +177,7 @@ def test_to_forget_is_never_to_have_seen(remember: float | None, tmp_path: Path)
             # What it counts depends on its place in the stream.
             never._memory.number += 1
         if place not in gone:
-            never.observe(x, y, float(place))
+            never.observe(x, y)
     came = learner.forget([ids[place] or 0 for place in gone])
     assert came.exact and not came.changed_nothing and came.examples == came.deleted == 20
     assert remember or is_least_squares(learner)

@@ -31,7 +31,7 @@ def lived(folder: Path, names: Mapping[int, int], late: bool) -> dict[str, Any]:
             learner = learner_in(folder)
         # Every seventh has no label at all.
         label = None if place % 7 == 3 else names[y]
-        seen = learner.observe(x, None if late else label, float(place))
+        seen = learner.observe(x, None if late else label)
         assert not seen.refused
         if late and label is not None:
             assert seen.sample_id is not None

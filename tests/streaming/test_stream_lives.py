@@ -53,7 +53,7 @@ class Settings:
             monkeypatch.setattr(stream_learner, name, one(counts))
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),
-            "detector": one(["none", "adwin", "ddm", "page_hinkley", "hddm_a"]),
+            "detector": one(["none", "adwin"]),
             "trigger": EverySamples(one([10, 25, 50])) | OnDrift(5), "guard": one(GUARDS),
             "latent": latent and Latent(latent), "seed": one(range(3)),
         }  # fmt: skip
@@ -75,30 +75,27 @@ def acts(draw: random.Random, many: int) -> Iterator[Act]:
         return (CENTRES[(label + turn) % 8] + numbers.normal(size=6)).astype(np.float32)
 
     for i in range(many):
-        turn, t, label = 3 * (i > 0.6 * many), float(i), draw.randrange(3 if 2 * i < many else 4)
+        turn, label = 3 * (i > 0.6 * many), draw.randrange(3 if 2 * i < many else 4)
         x, y, k = sample(label, turn), draw.choice([label, label, label, None, -1]), draw.random()
         # What was refused before any sample made sense is not known to a later life.
         if k < 0.55 or i == 0:
-            yield lambda it, x=x, y=y, t=t: it.observe(x, y, t)
+            yield lambda it, x=x, y=y: it.observe(x, y)
         elif k < 0.6:
             bad, odd = draw.choice([*NONSENSE, x]), draw.choice([0, None, 2.5])
-            late = draw.choice([t, float("inf")])
-            yield lambda it, x=bad, y=odd, t=late: it.observe(x, y, t)
+            yield lambda it, x=bad, y=odd: it.observe(x, y)
         elif k < 0.73:
             labels = [draw.randrange(3) for _ in range(draw.choice([1, 3, 12]))]
             xs = [sample(each, turn) for each in labels]
             ys = [draw.choice([each, None]) for each in labels]
             names = draw.choice([None, [f"n{draw.randrange(60)}" for _ in labels]])
-            yield lambda it, xs=xs, ys=ys, names=names: it.observe_batch(
-                xs, ys, names=names, ts=[0] * len(xs)
-            )
+            yield lambda it, xs=xs, ys=ys, names=names: it.observe_batch(xs, ys, names=names)
         elif k < 0.9:
             which = draw.choice([draw.randrange(1, i + 3), f"n{draw.randrange(60)}"])
             told = draw.choice([0, 1, 2, 2, 5, -1, "a"])
             yield lambda it, which=which, told=told: it.label(which, told)
         elif k < 0.95:
             yield draw.choice(
-                [lambda it: it.adapt() is None, lambda it: it.save(), lambda it, t=t: it.tick(t)]
+                [lambda it: it.adapt() is None, lambda it: it.save(), lambda it: it.tick()]
             )
         elif k < 0.96:
             yield lambda it: it.model_changed()

@@ -121,7 +121,9 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     assert again.progress == learner.progress and again.progress.observed == 70
     assert sum(again.progress.rejected.values()) == 1
     assert again.store.seen == there == 70 - len(again._memory.held_out)
-    assert [row.t for row in again._memory.held_out] == [row.t for row in learner._memory.held_out]
+    assert [row.number for row in again._memory.held_out] == [
+        row.number for row in learner._memory.held_out
+    ]
     # A label that only the store knows has its output all the same.
     assert again.classes == (*learner.classes, 4)
     head = again.model.get_submodule("5")

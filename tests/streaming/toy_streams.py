@@ -85,9 +85,8 @@ def closed(learner: StreamLearner) -> None:
 
 
 def run(learner: StreamLearner, stream: Iterable[Sample]) -> list[Any]:
-    """What the learner says of each sample, one second apart."""
-    begun = learner.progress.observed
-    return [learner.observe(x, y, float(begun + i)) for i, (x, y) in enumerate(stream)]
+    """What the learner says of each sample."""
+    return [learner.observe(x, y) for x, y in stream]
 
 
 def relabelled(store: SampleStore, number: int, y: int) -> bool:
@@ -126,7 +125,6 @@ def samples_of(state: RecentSamples) -> dict[str, NDArray[Any]]:
         found |= {
             f"{name}.x": np.array([row.x for row in rows]),
             f"{name}.y": np.array([row.y for row in rows], np.int64),
-            f"{name}.t": np.array([row.t for row in rows], np.float64),
             f"{name}.n": np.array([row.number for row in rows], np.int64),
         }
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from fl_elastic.streaming.intake import (
     Refused,
     checked_label,
     checked_sample,
-    checked_time,
     kept_label,
 )
 from fl_elastic.streaming.store.bounds import Rows
@@ -28,9 +26,9 @@ __all__ = ["Change", "Note", "Offer", "Relabelled", "Withdrawn", "Writer"]
 _LOG = logging.getLogger("fl_elastic")
 # In a place of its own, or in that of a row that leaves for it.
 _PLACE = (
-    "INSERT INTO samples(slot, id, y, draw, t, version, x) VALUES (?, ?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT(slot) DO UPDATE SET (id, y, draw, t, version, x) = "
-    "(excluded.id, excluded.y, excluded.draw, excluded.t, excluded.version, excluded.x)"
+    "INSERT INTO samples(slot, id, y, draw, version, x) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT(slot) DO UPDATE SET (id, y, draw, version, x) = "
+    "(excluded.id, excluded.y, excluded.draw, excluded.version, excluded.x)"
 )
 _LEAVE = "DELETE FROM samples WHERE slot = ?"
 _IS_HERE = "SELECT 1 FROM samples WHERE id = ?"
@@ -45,7 +43,6 @@ class Offer:
 
     x: ArrayLike
     y: Any = None
-    t: Any = None
     number: int | None = None
 
 
@@ -201,7 +198,6 @@ class _Transaction:
             form = Encoding.of(self._writer.encoding, x)
             x = checked_sample(x, form)
         label = kept_label(checked_label(offer.y))
-        when = time.time() if offer.t is None else checked_time(offer.t)
         size = form.row_bytes
         if size > self._bounds.largest_row:
             raise Refused(f"{size} bytes are too many for a store of this capacity")
@@ -215,7 +211,7 @@ class _Transaction:
             slot = self._place_for(newcomer, size)
             if slot is None:
                 return None
-        row = (slot, number, label, newcomer.draw, when, self._version, form.encode(x))
+        row = (slot, number, label, newcomer.draw, self._version, form.encode(x))
         self._connection.execute(_PLACE, row)
         return number
 

@@ -39,14 +39,11 @@ class Samples:
         Inputs, or features where the store holds those.
     y : array of int, shape (N,)
         Labels; masked, as in `numpy.ma`, where none has come.
-    t : array of float, shape (N,)
-        When they were observed, in the stream's own seconds.
     """
 
     ids: NDArray[np.int64]
     x: NDArray[Any]
     y: NDArray[np.int64]
-    t: NDArray[np.float64]
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter((self.x, self.y))
@@ -151,16 +148,13 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return {label_of(y): n for y, n in rows}
 
     @overload
-    def add(
-        self, x: ArrayLike, y: int | None = None, t: float | None = None, *, version: str = ""
-    ) -> int | None: ...
+    def add(self, x: ArrayLike, y: int | None = None, *, version: str = "") -> int | None: ...
     @overload
     def add(
-        self, x: ArrayLike, y: Sequence[int] | NDArray[Any], t: ArrayLike | None = None, *,
-        version: str = "",
-    ) -> list[int | None]: ...  # fmt: skip
+        self, x: ArrayLike, y: Sequence[int] | NDArray[Any], *, version: str = ""
+    ) -> list[int | None]: ...
     def add(
-        self, x: ArrayLike, y: Any = None, t: Any = None, *, version: str = ""
+        self, x: ArrayLike, y: Any = None, *, version: str = ""
     ) -> int | list[int | None] | None:
         """Offer a sample, or a batch where ``y`` is a sequence; return the id of each that was kept.
 
@@ -170,18 +164,15 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             One sample, or a batch of them.
         y : int or sequence of int, optional
             Labels, whole numbers; None if it is not known yet.
-        t : float or sequence of float, optional
-            When it was observed; now, if left out.
         version : str
             What the sample belongs to, such as the frozen prefix that made features; see `sample`.
         """
         if np.ndim(y) == 0:
-            return self.change([Offer(x, y, t)], version)[0]
+            return self.change([Offer(x, y)], version)[0]
         inputs, labels = np.asarray(x), np.asanyarray(y)
-        times = [t] * len(labels) if t is None or np.ndim(t) == 0 else list(np.asarray(t))
-        if not len(inputs) == len(labels) == len(times):
+        if len(inputs) != len(labels):
             raise StoreError(f"{len(inputs)} samples do not fit {len(labels)} labels: give as many")
-        batch = [Offer(*row) for row in zip(inputs, labels, times, strict=True)]
+        batch = [Offer(*row) for row in zip(inputs, labels, strict=True)]
         return self.change(batch, version)
 
     def change(
@@ -264,7 +255,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def found(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids that are in the file already; see `take`."""
         wanted = list(ids)
-        query = f"SELECT id, y, t, x FROM samples WHERE {_OF_IDS}"
+        query = f"SELECT id, y, x FROM samples WHERE {_OF_IDS}"
 
         def looked() -> Samples:
             connection = self._database.connection
@@ -324,13 +315,12 @@ class SampleStore(AbstractContextManager["SampleStore"]):
 
 
 def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
-    """Return samples, from rows of id, label, time and sample as they lie in the file."""
-    ids, y, t, x = zip(*rows, strict=True) if rows else ((),) * 4
+    """Return samples, from rows of id, label and sample as they lie in the file."""
+    ids, y, x = zip(*rows, strict=True) if rows else ((),) * 3
     return Samples(
         ids=np.array(ids, np.int64),
         x=np.zeros(0, np.float32) if form is None else form.decode(x),
         y=_labels(y),
-        t=np.array(t, np.float64),
     )
 
 

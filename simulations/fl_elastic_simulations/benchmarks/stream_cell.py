@@ -156,7 +156,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
         ) as learner,
     ):  # fmt: skip
         if how.along:
-            learner.observe_batch(stream.before.x, stream.before.y, np.zeros(len(stream.before)))
+            learner.observe_batch(stream.before.x, stream.before.y)
         gc.collect()
         set_back_peak()
         before = resident_bytes("VmRSS")
@@ -218,9 +218,8 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
         set_back_peak()
         began = time.process_time()
         for first in range(start, end, task.together):
-            times = np.arange(first, min(first + task.together, end))
-            part = stream.samples[times]
-            seen = learner.observe_batch(part.x, part.y, times)
+            part = stream.samples[slice(first, min(first + task.together, end))]
+            seen = learner.observe_batch(part.x, part.y)
             walk.correct += [bool(each.correct) for each in seen]
         walk.seconds += time.process_time() - began
         walk.peak = max(walk.peak, resident_bytes("VmHWM"))

@@ -64,7 +64,7 @@ def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> Non
     learners = [learner_of(tmp_path / f"stream{number}", number) for number in range(2)]
     for number, learner in enumerate(learners):
         for place in range(number * 120, number * 120 + 120):
-            learner.observe(data.train_x[place], int(data.train_y[place]), float(place))
+            learner.observe(data.train_x[place], int(data.train_y[place]))
         learner.save()
 
     def settings(partition: int) -> dict[str, Any]:
