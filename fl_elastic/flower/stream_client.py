@@ -15,7 +15,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.round_data import RoundData
 from fl_elastic.flower.stream_data import StreamData, StreamSettings
-from fl_elastic.flower.stream_update import below_cut, layout_of, refuse_other_features
+from fl_elastic.flower.stream_update import Layout, below_cut, refuse_other_features
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
@@ -24,7 +24,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
+from fl_elastic.streaming.joining import shares_to_try
 from fl_elastic.streaming.learner_snapshot import load_snapshot
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.update import Manifest
@@ -55,8 +55,9 @@ class StreamClient(ElasticClient):
         State folder of the `StreamLearner`, with its store ``samples.db`` in it.
     budget : Budget
         What one round may spend.
-    joining : str or JoiningRule
-        How the global model is joined with the device's own.
+    joining : {"measured", "replace"} or sequence of float
+        How much of the global model goes into the joined one: of five shares from none to all the one that is right
+        most often on samples that the learner has not trained on, all of it, or the best of these shares.
     classes : sequence of int, optional
         Labels of the server's outputs, in order; 0, 1, 2 and so on, if left out.
     optimizer_fn, loss_fn : callable
@@ -97,7 +98,7 @@ class StreamClient(ElasticClient):
         stream_dir: str | Path,
         *,
         budget: Budget,
-        joining: str | JoiningRule = "measured",
+        joining: str | Sequence[float] = "measured",
         classes: Sequence[int] | None = None,
         optimizer_fn: OptimizerFn | None = None,
         loss_fn: LossFn = classification_loss,
@@ -118,7 +119,7 @@ class StreamClient(ElasticClient):
         self._state.go_by(Manifest.of(model, whole=True))
         self._prepare, self._head = prepare, head
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
-        layout = layout_of(blank, self.manifest)
+        layout = Layout.of(blank, self.manifest)
         outputs = self.manifest.shape(layout.head[0])[0]
         known = tuple(range(outputs)) if classes is None else tuple(classes)
         if len(set(known)) != len(known) or len(known) > outputs:
@@ -126,7 +127,7 @@ class StreamClient(ElasticClient):
                 f"{len(known)} classes for {outputs} outputs: name each once, at most so many"
             )
         self._settings = StreamSettings(
-            folder, layout, known, loss_fn, JOINING_RULES.make(joining), replay or Replay(),
+            folder, layout, known, loss_fn, shares_to_try(joining), replay or Replay(),
             steps, seed, left,
         )  # fmt: skip
 
@@ -158,12 +159,12 @@ class StreamClient(ElasticClient):
                 data = data.with_server(weights, fixed, trains=trains)
             yield data
 
-    def _federations(self, task: RoundTask, *, trains: bool) -> dict[str, float]:
-        """Return the tensors that are the federation's in every device, each with a share of 1."""
+    def _federations(self, task: RoundTask, *, trains: bool) -> frozenset[str]:
+        """Return the tensors that are the federation's in every device."""
         layout, names = self._settings.layout, set[str]()
         if task.cut and trains:
             graph = self._costs(self._batches()[0], self._options(task)).graph
             names = below_cut(graph, task.cut, self.manifest.names, layout)
         if task.kept_head:
             names |= {*layout.head}
-        return dict.fromkeys(sorted(names), 1.0)
+        return frozenset(names)

@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.round_data import RoundData
-from fl_elastic.flower.stream_update import best_of, seen_from
+from fl_elastic.flower.stream_update import Layout, best_of, seen_from
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.streaming.apply_round_result import labelled_weights
-from fl_elastic.streaming.joining import JoiningRule, Layout
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
 from fl_elastic.streaming.replay import Replay
@@ -55,7 +54,9 @@ class StreamSettings:
         Labels of the server's outputs, in order.
     loss_fn : callable
         Of outputs and class indices.
-    joining, replay, steps, seed, left
+    shares : tuple of float
+        Of the server's model, to be tried.
+    replay, steps, seed, left
         See `fl_elastic.flower.StreamClient`.
     """
 
@@ -63,7 +64,7 @@ class StreamSettings:
     layout: Layout
     classes: tuple[int, ...]
     loss_fn: LossFn
-    joining: JoiningRule
+    shares: tuple[float, ...]
     replay: Replay
     steps: int
     seed: int
@@ -142,7 +143,7 @@ class StreamData(RoundData):
         return self.seen.upper is not None
 
     def with_server(
-        self, weights: Mapping[str, NDArray[Any]], fixed: Mapping[str, float], *, trains: bool
+        self, weights: Mapping[str, NDArray[Any]], fixed: frozenset[str], *, trains: bool
     ) -> StreamData:
         """Join the server's model with the learner's; return the data with the joined one.
 
@@ -150,19 +151,14 @@ class StreamData(RoundData):
         ----------
         weights : mapping of str to array
             The server's model.
-        fixed : mapping of str to float
-            Tensors whose share is not the joining rule's to choose.
+        fixed : frozenset of str
+            Tensors that are the server's altogether.
         trains : bool
             Whether the joined model is trained or tested: other tasks are about the server's model as it is.
         """
         seen, settings = self.seen, self.settings
         received = LabelledWeights(weights, settings.classes, settings.layout.head)
-        progress = seen.progress
-        drifted = progress.drifts > self.position.drifts or progress.since_drift is not None
-        candidates = [
-            replace(each, named={**each.named, **fixed}) if trains else Shares(1.0)
-            for each in settings.joining.candidates(settings.layout, drifted=drifted)
-        ]
+        candidates = [Shares(share, fixed) for share in (settings.shares if trains else (1.0,))]
         for label in settings.classes:
             seen.classifier.learn(label)
         # Learning a class may make the head another module; the rows of new labels are set by the joining.
@@ -184,21 +180,17 @@ class StreamData(RoundData):
         return self.seen.every_sample(labels, self.settings.replay.rows)
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the model as the server knows it: its classes, and its own values of what is personal."""
+        """Return the model as the server knows it, with its classes."""
         if self.joined is None:
             return super().weights()
-        received = self.joined.received
-        whole = overlaid(received, labelled_weights(self.seen.classifier)).weights
-        return {
-            name: received.weights[name] if name.startswith(self._personal) else whole[name]
-            for name in self.manifest.names
-        }
+        whole = overlaid(self.joined.received, labelled_weights(self.seen.classifier)).weights
+        return {name: whole[name] for name in self.manifest.names}
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return what was trained and is not personal, against the server's model."""
+        """Return what was trained, against the server's model."""
         assert self.joined is not None
         trained = labelled_weights(self.seen.classifier)
-        return seen_from(self.joined.received, trained, trainer.update(version), self._personal)
+        return seen_from(self.joined.received, trained, trainer.update(version))
 
     def known_sums(self) -> HeadSums | None:
         """Return the sums that the learner's head was made from, if that is in closed form."""
@@ -240,17 +232,13 @@ class StreamData(RoundData):
             "labelled-since-round": progress.labelled - position.labelled,
             "drifts-since-round": progress.drifts - position.drifts,
             "store-bytes": self.seen.store.used_bytes,
-            "joined-share": self.joined.shares.rest,
+            "joined-share": self.joined.shares.share,
         }
         if progress.labelled:
             found["prequential-accuracy"] = float(progress.accuracy)
         if report is not None:
             found["plan-share"] = float(report.plan.mask.mean())
         return found
-
-    @property
-    def _personal(self) -> tuple[str, ...]:
-        return tuple(self.settings.joining.personal(self.settings.layout))
 
     def _ordered(self, squares: SquaredGradients, labels: Sequence[int]) -> SquaredGradients:
         shapes = dict(zip(self.manifest.names, self.manifest.shapes, strict=True))

@@ -254,7 +254,7 @@ def take_rounds_for_ever(folder: Path) -> None:
         packed = encode_weights(weights_of(net(seed=number % 3), manifest), manifest)
         client = StreamClient(
             net(), folder, budget=Budget(), policy="full", optimizer_fn=adam, steps=3,
-            joining="interpolate",
+            joining=(0.5,),
         )  # fmt: skip
         client.fit([np.frombuffer(packed, np.uint8)], {PACKED: True})
 
