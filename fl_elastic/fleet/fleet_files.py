@@ -57,13 +57,12 @@ __all__ = ["client_app", "server_app"]
 
 def operator_bytes(folder: FleetFolder, server: Server) -> bytes:
     """Return the settings by which Flower's commands find the SuperLink."""
-    connection: dict[str, object] = {"address": address_and_port(server.addresses[0], server.port)}
-    if server.insecure:
-        connection["insecure"] = True
-    else:
+    ca = folder.ca if folder.ca.is_file() else folder.server_ca
+    connection = {
+        "address": address_and_port(server.addresses[0], server.port),
         # Flower takes a relative path from its home, which would break if the folder moved.
-        ca = folder.ca if folder.ca.is_file() else folder.server_ca
-        connection["root-certificates"] = str(ca.resolve())
+        "root-certificates": str(ca.resolve()),
+    }
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     return toml_bytes("How Flower's commands reach this fleet (FLWR_HOME is this folder).", table)
 

@@ -44,7 +44,7 @@ def ask_health(
     Parameters
     ----------
     server : Server
-        Its port, and whether it goes without TLS.
+        Its port.
     address : str
         Where it is.
     ca : Path, optional
@@ -55,14 +55,10 @@ def ask_health(
         How long to wait.
     """
     wanted = server.port if port is None else port
-    connection: http.client.HTTPConnection
     try:
-        if server.insecure:
-            connection = http.client.HTTPConnection(address, wanted, timeout=seconds)
-        else:
-            connection = http.client.HTTPSConnection(
-                address, wanted, timeout=seconds, context=_context(ca)
-            )
+        connection = http.client.HTTPSConnection(
+            address, wanted, timeout=seconds, context=_context(ca)
+        )
         try:
             connection.request("GET", "/health")
             answer = connection.getresponse()

@@ -50,15 +50,12 @@ class Wanted:
         Of the server.
     port : int, optional
         Of the server, 8000 in a new fleet.
-    insecure : bool, optional
-        Without TLS and keys; ``False`` in a new fleet.
     nodes : sequence of str
         Nodes that there should be.
     """
 
     addresses: Sequence[str] = ()
     port: int | None = None
-    insecure: bool | None = None
     nodes: Sequence[str] = ()
 
 
@@ -89,11 +86,8 @@ def provision(
         # Again, and alone: another process may have changed it meanwhile.
         inventory = _wanted_inventory(folder, wanted)
         changes += _mended(folder)
-        if not inventory.server.insecure:
-            changes += ensure_authority(folder, now())
-            changes += ensure_server(folder, inventory.server, now())
-        elif make_folder(folder.server):
-            changes.append(Change("created", folder.server))
+        changes += ensure_authority(folder, now())
+        changes += ensure_server(folder, inventory.server, now())
         if make_folder(folder.nodes):
             changes.append(Change("created", folder.nodes))
         for node in inventory.nodes:
@@ -119,15 +113,14 @@ def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, 
     check_settings(node.name, node.config)
     place = folder.node(node.name)
     changes = [Change("created", place.root)] if make_folder(place.root) else []
-    if not server.insecure:
-        changes += _ensure_key(place, node)
-        changes.append(_written(place.ca, authority_certificate(folder)))
-        found = fingerprint(place.public_key)
-        if node.fingerprint and found != node.fingerprint:
-            # Somebody replaced the key; the registration belongs to the old one.
-            node = node.without_registration()
-            changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
-        node = replace(node, fingerprint=found)
+    changes += _ensure_key(place, node)
+    changes.append(_written(place.ca, authority_certificate(folder)))
+    found = fingerprint(place.public_key)
+    if node.fingerprint and found != node.fingerprint:
+        # Somebody replaced the key; the registration belongs to the old one.
+        node = node.without_registration()
+        changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
+    node = replace(node, fingerprint=found)
     changes.append(_written(place.settings, node_settings_bytes(server, node)))
     return node, changes
 
@@ -172,8 +165,6 @@ def _wanted_inventory(folder: FleetFolder, wanted: Wanted) -> Inventory:
         server = replace(server, addresses=addresses)
     if wanted.port is not None:
         server = replace(server, port=check_port(wanted.port))
-    if wanted.insecure is not None:
-        server = replace(server, insecure=wanted.insecure)
     inventory = replace(inventory, server=server)
     for name in map(check_name, wanted.nodes):
         if not inventory.has(name):

@@ -29,7 +29,6 @@ def run_local(
     data_root: str | None = None,
     keep: Path | None = None,
     threads: int = 0,
-    insecure: bool = False,
     tell: Callable[[str], None] = lambda text: None,
     on_rounds: Callable[[Path], Callable[[], None]] = lambda path: lambda: None,
 ) -> tuple[RunState, dict[str, Any]]:
@@ -46,7 +45,7 @@ def run_local(
     config: dict[str, Scalar] = {"threads": threads or max(1, processors().threads // nodes)}
     if data_root is not None:
         config["data-root"] = str(Path(data_root).resolve())
-    with LocalFleet(nodes, keep, config=config, insecure=insecure, tell=tell) as fleet:
+    with LocalFleet(nodes, keep, config=config, tell=tell) as fleet:
         run_id = fleet.submit(
             scenario=text, method=method, seed=seed,
             results=str(fleet.folder.results), data_root=config.get("data-root", ""),

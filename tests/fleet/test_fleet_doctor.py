@@ -302,8 +302,6 @@ def test_a_real_server_is_believed_only_with_the_right_authority(tmp_path: Path)
         assert ask_health(server, "127.0.0.1", folder.ca).ok
         refused = ask_health(server, "127.0.0.1", stranger.ca)
         assert refused.certificate_error and not refused.ok
-        plain = ask_health(Server(("127.0.0.1",), port, True), "127.0.0.1", None)
-        assert not plain.ok
         assert bad(check_up(folder.node("pi0").root)) == {"clock": "fail"}
         # The clock is told also where the certificate is refused, for it may be the reason.
         assert bad(check_up(stranger.node("pi0").root)) == {"clock": "fail", "server": "fail"}

@@ -114,14 +114,13 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
         return
     yield ok("inventory", f"{len(inventory.nodes)} nodes")
     server = inventory.server
-    if not server.insecure:
-        now = world.now()
-        yield check_dates("authority", folder.server_ca, now, "make a new fleet")
-        yield check_dates("server certificate", folder.server_certificate, now)
-        yield check_signer(folder)
-        yield check_pair(folder)
-        yield check_addresses(folder, server.addresses)
-        yield check_permissions(_secrets(folder))
+    now = world.now()
+    yield check_dates("authority", folder.server_ca, now, "make a new fleet")
+    yield check_dates("server certificate", folder.server_certificate, now)
+    yield check_signer(folder)
+    yield check_pair(folder)
+    yield check_addresses(folder, server.addresses)
+    yield check_permissions(_secrets(folder))
     # Before the start of the server no answer is as it should be.
     yield from _network(server, folder.server_ca, world, missing="warn")
 
@@ -137,24 +136,21 @@ def _of_node(folder: NodeFolder, world: World) -> list[Finding]:
             fail("settings", str(error), "copy the node's folder again"),
         ]
     found = list(_machine(state, threads if isinstance(threads, int) else 0))
-    if not settings.server.insecure:
-        remedy = "copy ca.crt from the fleet's folder again"
-        found.append(check_dates("authority", folder.ca, world.now(), remedy))
-        found.append(check_node_key(folder, settings.name))
-        found.append(check_permissions((folder.key,)))
+    remedy = "copy ca.crt from the fleet's folder again"
+    found.append(check_dates("authority", folder.ca, world.now(), remedy))
+    found.append(check_node_key(folder, settings.name))
+    found.append(check_permissions((folder.key,)))
     return found + list(_network(settings.server, folder.ca, world, missing="fail"))
 
 
 def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterator[Finding]:
     known = [(address, world.known(address)) for address in server.addresses]
     yield check_names(known)
-    if not server.insecure and not ca.is_file():
+    if not ca.is_file():
         yield fail("server", f"{ca} is missing", "copy it from the fleet's folder")
         return
     answers: Sequence[tuple[str, Health]] = [
-        (address, world.health(server, address, None if server.insecure else ca))
-        for address, found in known
-        if found
+        (address, world.health(server, address, ca)) for address, found in known if found
     ]
     yield check_server(server, answers, missing)
     yield check_clock(_dated(server, answers, world), world.now())
