@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fl_elastic.devices.platform import Platform, read_platform
+from fl_elastic.devices.platform import disk_free_bytes, memory
 from fl_elastic.devices.vitals import throttling
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.doctor.finding import Finding, Status, fail, ok
 from fl_elastic.fleet.doctor.machine import (
     check_disk,
-    check_flower,
     check_heat,
     check_memory,
-    check_python,
     check_swap,
-    check_threads,
     check_torch,
-    check_word_length,
-    installed_version,
     torch_build,
 )
 from fl_elastic.fleet.doctor.trust import (
@@ -93,16 +87,12 @@ def check_up(place: Path | None, world: World | None = None) -> list[Finding]:
     )
 
 
-def _machine(state: Path, threads: int = 0) -> Iterator[Finding]:
-    found: Platform = read_platform(state)
-    yield check_word_length(found.is_64_bit, found.machine)
-    yield check_python(sys.version_info[:2])
-    yield check_torch(torch_build(), found.machine)
-    yield check_flower(installed_version("flwr"))
-    yield check_memory(found.memory)
-    yield check_swap(found.memory)
-    yield check_disk(found.disk_free_bytes, state)
-    yield check_threads(threads, found.processors.threads)
+def _machine(state: Path) -> Iterator[Finding]:
+    found = memory()
+    yield check_torch(torch_build(), os.uname().machine)
+    yield check_memory(found)
+    yield check_swap(found)
+    yield check_disk(disk_free_bytes(state), state)
     yield check_heat(throttling())
 
 
@@ -128,14 +118,13 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
 def _of_node(folder: NodeFolder, world: World) -> list[Finding]:
     try:
         settings = load_node_settings(folder.settings)
-        threads = settings.config.get("threads", 0)
         state = state_folder(folder, settings, os.environ)
     except FleetError as error:
         return [
             *_machine(folder.root),
             fail("settings", str(error), "copy the node's folder again"),
         ]
-    found = list(_machine(state, threads if isinstance(threads, int) else 0))
+    found = list(_machine(state))
     remedy = "copy ca.crt from the fleet's folder again"
     found.append(check_dates("authority", folder.ca, world.now(), remedy))
     found.append(check_node_key(folder, settings.name))
