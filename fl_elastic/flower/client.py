@@ -638,7 +638,7 @@ class ElasticClient(NumPyClient):
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, with what earlier ones lost on the wire if the codec can make up for it."""
-        if not CODECS.make(codec).feedback:
+        if not CODECS.make(codec).lossy:
             return encode(update, self.manifest, codec)
         feedback = self._state.feedback
         corrected = feedback.corrected(update)

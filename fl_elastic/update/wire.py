@@ -35,12 +35,7 @@ from fl_elastic.update.parts import Slices
 __all__ = ["WIRE_VERSION", "decode", "encode"]
 
 
-def encode(
-    update: PartialUpdate,
-    manifest: Manifest,
-    codec: str = "fp32",
-    generator: np.random.Generator | None = None,
-) -> bytes:
+def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:
     """Return ``update`` as one buffer.
 
     Of a tensor that was trained in part, that part is written; of others, slices that are wholly zero are
@@ -54,9 +49,6 @@ def encode(
         Of the global model.
     codec : str
         Registered codec. Running statistics are written as fp32 where it is too coarse for them.
-    generator : numpy Generator, optional
-        Of codecs that round at random; by default one seeded from the update itself, so that the same update gives
-        the same bytes, and updates of other clients and rounds are rounded independently: errors cancel.
 
     Raises
     ------
@@ -74,10 +66,9 @@ def encode(
     """
     check_update(update, manifest)
     coarse = CODECS.make(codec)
-    if generator is None:
-        generator = np.random.default_rng(
-            _seed_of(update) if coarse.lossy and coarse.unbiased else 0
-        )
+    # Seeded from the update itself, so that the same update gives the same bytes, and updates of other clients and
+    # rounds are rounded independently: errors cancel.
+    generator = np.random.default_rng(_seed_of(update) if coarse.lossy and coarse.unbiased else 0)
     indices = sorted(manifest.index[name] for name in update.deltas)
     names = [manifest.names[index] for index in indices]
     header: dict[str, Any] = {

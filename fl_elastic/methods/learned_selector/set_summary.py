@@ -69,7 +69,7 @@ class LayerSummary:
 class SummaryScore(ChannelScore):
     """A channel score that sees the set through its summary alone: the extension point for learned selectors.
 
-    `fl_elastic.testing.selector_checks` say what one must satisfy besides what every channel score must.
+    It satisfies what `fl_elastic.testing.channel_score_checks` ask of every channel score.
 
     Attributes
     ----------

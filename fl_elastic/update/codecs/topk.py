@@ -75,16 +75,6 @@ class TopK(Codec):
             flat[indices] = shares * scale
         return flat.reshape(shape)
 
-    def error_bound(self, values: _Floats) -> float:
-        """Return the largest number left out, or half a unit in the last place of the largest."""
-        magnitude = np.sort(np.abs(finite(values, "topk")))
-        if not magnitude.size:
-            return 0.0
-        left_out = magnitude[: magnitude.size - _count(magnitude.size)]
-        # Half precision, and the roundings of the division and of the product.
-        rounding = float(magnitude[-1]) * (2.0**-11 + 2.0**-22) + 2.0**-149
-        return max(float(left_out.max(initial=0.0)), rounding)
-
 
 def _count(total: int) -> int:
     """Return how many of ``total`` numbers are kept."""
