@@ -149,7 +149,7 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     learner = learner_in(tmp_path)
     run(learner, blobs(60))
     closed(learner)
-    path, kind = tmp_path / "learner.state", Kind("fl_elastic.stream", 2)
+    path, kind = tmp_path / "learner.state", Kind("fl_elastic.stream", 3)
     state = read_archive(path, kind)
     for name in state.facts:
         for value in (None, "x", [[1]], {"x": []}):

@@ -72,7 +72,7 @@ def assert_alike(first: StreamLearner, second: StreamLearner) -> None:
     assert first.classes == second.classes
     assert first.store.seen == second.store.seen and first.store.classes == second.store.classes
     stored = [each.store.take(range(1, each.store.seen + 1)) for each in (first, second)]
-    for name in ("ids", "y", "t"):
+    for name in ("ids", "y"):
         assert np.array_equal(getattr(stored[0], name), getattr(stored[1], name)), name
     np.testing.assert_allclose(stored[0].x, stored[1].x, atol=1e-5)
     one, two = (in_memory(each) for each in (first, second))
@@ -96,7 +96,7 @@ def test_without_training_in_between_it_is_the_same(
     stream = readings(400)
     first = learner_in(tmp_path / "one", net(2), trigger=NEVER, **settings)
     seen = one_by_one(first, stream)
-    assert sum(first.progress.rejected.values()) >= 30
+    assert sum(first.progress.rejected.values()) >= 27
     if settings.get("detector"):
         assert first.progress.drifts > 3
     for size in (1, 7, 64, 1000):
@@ -110,7 +110,7 @@ def test_without_training_in_between_it_is_the_same(
 def test_where_the_trigger_falls_on_the_ends_of_batches_even_training_is_the_same(
     tmp_path: Path,
 ) -> None:
-    stream = [(x, y, float(n)) for n, (x, y) in enumerate(blobs(200))]
+    stream = blobs(200)
     first, second = (
         learner_in(tmp_path / name, net(3), trigger=EverySamples(50)) for name in ("one", "many")
     )
@@ -122,7 +122,7 @@ def test_where_the_trigger_falls_on_the_ends_of_batches_even_training_is_the_sam
 
 
 def test_predictions_of_a_batch_come_before_its_training(tmp_path: Path) -> None:
-    stream = [(x, y, None) for x, y in blobs(200)]
+    stream = blobs(200)
     learner = learner_in(tmp_path, trigger=EverySamples(50))
     learner.observe_batch(*zip(*stream[:100], strict=True))
     expected = learner.observe_batch([x for x, _ in stream[100:]])
@@ -139,7 +139,7 @@ def test_predictions_of_a_batch_come_before_its_training(tmp_path: Path) -> None
 
 def test_the_last_ones_may_be_refused(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=EverySamples(10))
-    stream = [(x, y, None) for x, y in blobs(10)] + [("bad", 0, None)] * 2
+    stream = [*blobs(10), ("bad", 0), ("bad", 0)]
     seen = learner.observe_batch(*zip(*stream, strict=True))
     assert [each.adapted for each in seen] == [False] * 9 + [True] + [False] * 2
     assert all(each.refused for each in learner.observe_batch(["bad"], [0]))
@@ -152,7 +152,7 @@ def test_the_state_is_saved_once_in_a_batch_that_passes_its_time(tmp_path: Path)
     saves = []
     plain = learner.save
     learner.save = lambda: saves.append(learner.progress.observed) or plain()  # type: ignore[method-assign, func-returns-value]
-    stream = [(x, 0, None) for x, _ in blobs(90)]
+    stream = [(x, 0) for x, _ in blobs(90)]
     learner.observe(*stream[0])
     saves.clear()
     together(learner, stream[1:], 30)
@@ -185,7 +185,7 @@ def test_one_that_the_model_does_not_take_costs_itself_alone(tmp_path: Path) -> 
 def test_lengths_that_do_not_fit(tmp_path: Path) -> None:
     learner = learner_in(tmp_path)
     x = np.zeros((3, 6), np.float32)
-    for given in ((x, [1, 2]), (x, [0, 0, 0], [1.0]), (5,), (x, 1)):
+    for given in ((x, [1, 2]), (5,), (x, 1)):
         with pytest.raises(StreamError):
             learner.observe_batch(*given)
     assert learner.progress.observed == 0

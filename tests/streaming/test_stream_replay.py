@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Iterator[SampleStore]:
 def fill(store: SampleStore, count: int) -> None:
     """Samples whose numbers are negative, and tell their class."""
     for number in range(1, count + 1):
-        store.add(np.full(6, -number, np.float32), CLASSES.label(number % 3), float(number))
+        store.add(np.full(6, -number, np.float32), CLASSES.label(number % 3))
 
 
 def pool_of(store: SampleStore, new: int) -> Pool:
@@ -114,7 +114,7 @@ def test_nothing_to_learn_from_is_said(store: SampleStore) -> None:
 
 def test_only_samples_of_the_wished_version(store: SampleStore) -> None:
     fill(store, 10)
-    store.add(np.full(6, -100, np.float32), CLASSES.label(1), 1.0, version="new")
+    store.add(np.full(6, -100, np.float32), CLASSES.label(1), version="new")
     pool = Pool(np.zeros((0, 6), np.float32), np.zeros(0, np.int64), store, CLASSES, "new")
     inputs, _ = next(iter(loader_of(pool, Replay(rows=4))))
     assert (inputs == -100).all()

@@ -39,7 +39,7 @@ from fl_elastic.streaming.replay import Replay
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
 STATE = "learner.state"
-KIND = storage.Kind("fl_elastic.stream", 2)
+KIND = storage.Kind("fl_elastic.stream", 3)
 
 
 class EveryHundredth(DriftDetector):
