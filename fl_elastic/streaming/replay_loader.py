@@ -176,8 +176,9 @@ class ReplayLoader:
         return self._batches(generator)
 
     def _batches(self, generator: np.random.Generator) -> Iterator[Batch]:
-        parts = ((self._replay.new_rows, False), (self._replay.stored_rows, True))
-        parts, left, ahead = tuple(part for part in parts if part[0]), self._steps, 1
+        both = ((self._replay.new_rows, False), (self._replay.stored_rows, True))
+        parts = [part for part in both if part[0]]
+        left, ahead = self._steps, 1
         while left:
             ahead = min(ahead, left, self._most_ahead)
             drawn = [

@@ -79,6 +79,7 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
     for values in _examples():
         if values.size > 1:
             read = np.array([_through(codec, values, seed) for seed in range(_WRITINGS)])
+            read = read.reshape(_WRITINGS, *values.shape)
             mean = read.mean(axis=0, dtype=np.float64)
             error = float(np.abs(mean - values).max(initial=0.0))
             # Of the number that is written most differently: one that was rounded one way alone shows none.
