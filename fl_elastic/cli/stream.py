@@ -20,9 +20,10 @@ import typer
 from typer.core import TyperGroup
 
 from fl_elastic.cli.stream_forget import forget
-from fl_elastic.cli.stream_learner import Opening, shape_of
+from fl_elastic.cli.stream_learner import Opening
 from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
+from fl_elastic.named_models import shape_of
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:

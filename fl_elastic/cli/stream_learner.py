@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_elastic.errors import StreamError
+from fl_elastic.registry import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fl_elastic.streaming import StreamLearner
 
-__all__ = ["Opening", "check_input", "shape_of"]
+__all__ = ["Opening", "check_input"]
 
 
 @dataclass(frozen=True)
@@ -165,19 +166,8 @@ def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor
         except ModelError as error:
             raise StreamError(f"model {name}: {error}") from None
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reasons.append((str(error).splitlines() or [type(error).__name__])[0])
+            reasons.append(first_line(error))
     raise StreamError(
         f"model {name} does not take a sample of shape {','.join(map(str, shape))} ({reasons[0]}): give with "
         "--input the shape that it is made for"
     )
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Return the shape that a text such as 3,32,32 says; raises StreamError if it says none."""
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise StreamError(f"input {text!r} is not a shape such as 3,32,32")
-    return shape
