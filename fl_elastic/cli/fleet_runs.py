@@ -145,15 +145,15 @@ class _Rounds:
     """Tells every round of a journal once."""
 
     def __init__(self, path: Path) -> None:
-        from fl_elastic.fleet.rounds import read_rounds
+        from fl_elastic.operations.journal import Journal
 
-        self._path, self._read = path, read_rounds
+        self._journal = Journal(path)
         self.told = False
         # What an earlier run left behind is not told again.
-        self._known = {_identity(entry) for entry in read_rounds(path)}
+        self._known = {_identity(entry) for entry in self._journal.entries()}
 
     def look(self) -> None:
-        for entry in self._read(self._path):
+        for entry in self._journal.entries():
             if _identity(entry) not in self._known:
                 self._known.add(_identity(entry))
                 self.told = True

@@ -36,9 +36,7 @@ class Health:
     certificate_error: bool = False
 
 
-def ask_health(
-    server: Server, address: str, ca: Path | None, *, port: int | None = None, seconds: float = 5.0
-) -> Health:
+def ask_health(server: Server, address: str, ca: Path | None, *, seconds: float = 5.0) -> Health:
     """Ask ``GET /health``, trusting the fleet's authority only, without any proxy.
 
     Parameters
@@ -49,15 +47,12 @@ def ask_health(
         Where it is.
     ca : Path, optional
         Certificate of the authority; left out, the certificate is not checked.
-    port : int, optional
-        Another port than the server's.
     seconds : float
         How long to wait.
     """
-    wanted = server.port if port is None else port
     try:
         connection = http.client.HTTPSConnection(
-            address, wanted, timeout=seconds, context=_context(ca)
+            address, server.port, timeout=seconds, context=_context(ca)
         )
         try:
             connection.request("GET", "/health")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import authority_certificate, ensure_authority, ensure_server
-from fl_elastic.fleet.change import Change
+from fl_elastic.fleet.change import Change, ensure_file
 from fl_elastic.fleet.files import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -19,7 +18,6 @@ from fl_elastic.fleet.files import (
     mend_mode,
     mode_of,
     write_file,
-    write_if_changed,
 )
 from fl_elastic.fleet.fleet_files import ensure_app, ensure_operator
 from fl_elastic.fleet.inventory import (
@@ -114,21 +112,21 @@ def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, 
     place = folder.node(node.name)
     changes = [Change("created", place.root)] if make_folder(place.root) else []
     changes += _ensure_key(place, node)
-    changes.append(_written(place.ca, authority_certificate(folder)))
+    changes.append(ensure_file(place.ca, authority_certificate(folder)))
     found = fingerprint(place.public_key)
     if node.fingerprint and found != node.fingerprint:
         # Somebody replaced the key; the registration belongs to the old one.
         node = node.without_registration()
         changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
     node = replace(node, fingerprint=found)
-    changes.append(_written(place.settings, node_settings_bytes(server, node)))
+    changes.append(ensure_file(place.settings, node_settings_bytes(server, node)))
     return node, changes
 
 
 def _ensure_key(place: NodeFolder, node: Node) -> Iterator[Change]:
     if place.key.is_file():
         yield Change("kept", place.key)
-        yield _written(place.public_key, public_part(place.key, node.name))
+        yield ensure_file(place.public_key, public_part(place.key, node.name))
     elif place.public_key.is_file():
         yield Change("kept", place.key, "not here: on the device only")
     elif node.fingerprint:
@@ -187,10 +185,3 @@ def _mended(folder: FleetFolder) -> Iterator[Change]:
                 yield Change(
                     "repaired", path, f"permissions {before:o} let others in; now {mode_of(path):o}"
                 )
-
-
-def _written(path: Path, data: bytes) -> Change:
-    missing = not path.is_file()
-    if write_if_changed(path, data, PUBLIC_FILE):
-        return Change("created" if missing else "updated", path)
-    return Change("kept", path)

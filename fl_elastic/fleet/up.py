@@ -11,9 +11,9 @@ from fl_elastic.devices.platform import processors
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.flower_cli import RunState
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.rounds import read_rounds
 from fl_elastic.fleet.submit import wait_for_run
 from fl_elastic.laboratory import from_laboratory
+from fl_elastic.operations.journal import Journal
 from fl_elastic.settings import Scalar
 
 __all__ = ["result_of", "run_local"]
@@ -66,7 +66,8 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
         summary = {}
     if not isinstance(summary, dict):
         summary = {}
-    rounds = [entry for entry in read_rounds(results / "rounds.jsonl") if entry.get("round")]
+    entries = Journal(results / "rounds.jsonl").entries()
+    rounds = [entry for entry in entries if entry.get("round")]
     seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]
     found = {
         # Of the last round; and as a simulation reports it.
