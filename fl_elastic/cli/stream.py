@@ -58,9 +58,6 @@ def stream(
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
     every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
-    on_mains: Annotated[
-        bool, typer.Option("--on-mains", help="Do not adapt while on battery.")
-    ] = False,
     latent: Annotated[
         int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
     ] = 0,
@@ -110,7 +107,7 @@ def stream(
 
     opening = Opening(
         model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy,
-        detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember, read,
+        detector, every, steps, learning_rate, capacity, closed_form, remember, read,
     )  # fmt: skip
     with opening.learner() as learner:
         name = source_name(source)
@@ -118,7 +115,7 @@ def stream(
         readings = open_source(source, after=after, follow=follow)
         saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
-            learner.adapt_if_due()
+            learner.tick()
             status = _Status(learner, state_dir)
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):

@@ -58,7 +58,6 @@ class Opening:
     detector: str = "adwin"
     every: int = 50
     steps: int = 50
-    on_mains: bool = False
     learning_rate: float = 1e-3
     capacity: int | None = None
     closed_form: bool = False
@@ -85,13 +84,11 @@ class Opening:
         from fl_elastic.planning import POLICIES
         from fl_elastic.streaming import (
             ClosedForm,
-            EverySamples,
             Latent,
-            OnDrift,
-            OnMains,
             SampleStore,
             StreamLearner,
             StreamOptions,
+            Trigger,
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
         from fl_elastic.streaming.one_learner import one_learner
@@ -103,7 +100,6 @@ class Opening:
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         example = check_input(network, self.model, self.shape)
         head = ClosedForm(self.remember, read=self.read) if self.closed_form else None
-        trigger = EverySamples(self.every) | OnDrift()
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
@@ -120,7 +116,7 @@ class Opening:
                 network, store, budget=Budget(speedup=self.speedup, deadline=self.deadline),
                 policy=self.policy,
                 optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
-                trigger=trigger & OnMains() if self.on_mains else trigger, detector=self.detector,
+                trigger=Trigger(self.every), detector=self.detector,
                 state_dir=self.state_dir, seed=self.seed,
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),

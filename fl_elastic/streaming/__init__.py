@@ -9,23 +9,15 @@ from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import (
-    EverySamples,
-    OnDrift,
-    OnMains,
-    Trigger,
-)
+from fl_elastic.streaming.trigger import Trigger
 
 __all__ = [
     "DRIFT_DETECTORS",
     "ClosedForm",
     "DriftDetector",
-    "EverySamples",
     "Guard",
     "Latent",
     "Observation",
-    "OnDrift",
-    "OnMains",
     "Replay",
     "SampleStore",
     "StreamLearner",

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fl_elastic.errors import StreamError
-from fl_elastic.registry import first_line
 from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.reading import POLL_SECONDS, SOURCES, Reading
 
@@ -67,7 +66,7 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
     except Exception as error:
         # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
         if not skip:
-            said = first_line(error)
+            said = (str(error).splitlines() or [type(error).__name__])[0]
             yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
         return
     for number, (sample, label) in enumerate(zip(x, y, strict=True), start=1):

@@ -53,7 +53,7 @@ from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
+from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
 from fl_elastic.training.trainer import check_parts
@@ -130,7 +130,7 @@ class StreamLearner:
     >>> learner = StreamLearner(
     ...     nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)), store, budget=Budget(),
     ...     policy="full", optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), detector="none",
-    ...     trigger=EverySamples(20), state_dir=folder.name)
+    ...     trigger=Trigger(20), state_dir=folder.name)
     >>> draw = np.random.default_rng(0)
     >>> for x in draw.normal(size=(100, 2)).astype(np.float32):
     ...     seen = learner.observe(x, y=int(x[0] > 0))
@@ -175,7 +175,7 @@ class StreamLearner:
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=_POINTS)
         self.adaptations: list[Adaptation] = []
-        self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
+        self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
         self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
         self._detector = _maker(detector)
@@ -421,12 +421,11 @@ class StreamLearner:
             raise Refused("no such sample")
         return int(number)
 
-    def adapt_if_due(self) -> bool:
-        """Adapt if that was due when an earlier life ended; return whether it was."""
-        return self.progress.labelled > 0 and self._then(Observation()) != Observation()
-
     def tick(self) -> Observation:
-        """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
+        """Do what is due although no sample has come, such as what an earlier life had no time for.
+
+        Call it at the start, and now and then while the stream is silent.
+        """
         self.apply_round_result()
         return self._then(Observation())
 
@@ -699,10 +698,11 @@ class StreamLearner:
         undone = self._newest_head()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
-        due = self._first is None and (
-            self._trigger.due(self.progress.moment()) if self._head is None else self._head.is_due
-        )
-        if due:
+        if self._head is not None:
+            due = self._head.is_due
+        else:
+            due = self._trigger.due(self.progress.since, self.progress.since_drift)
+        if due and self._first is None:
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))

@@ -1,10 +1,8 @@
-"""Where a learner stands: what it has counted, and what triggers and reports ask for."""
+"""Where a learner stands: what it has counted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from fl_elastic.streaming.triggers import Moment
 
 __all__ = ["Progress"]
 
@@ -72,7 +70,3 @@ class Progress:
         self.adaptations += 1
         self.rolled_back += not kept
         self.since, self.since_drift = 0, None
-
-    def moment(self) -> Moment:
-        """Return what triggers look at."""
-        return Moment(self.since, self.since_drift)

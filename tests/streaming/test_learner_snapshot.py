@@ -13,7 +13,7 @@ from toy_streams import blobs, closed, learner_in, net, run, same, weights
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
 from fl_elastic.state.archive import Kind, read_archive, write_archive
-from fl_elastic.streaming import EverySamples, Guard, SampleStore
+from fl_elastic.streaming import Guard, SampleStore, Trigger
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.learner_snapshot import (
     LearnerSnapshot,
@@ -94,7 +94,7 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
 
 
 def test_what_came_since_the_last_round_is_all_of_it_and_each_once(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, trigger=EverySamples(10**6))
+    learner = learner_in(tmp_path, trigger=Trigger(10**6, None))
     run(learner, blobs(300, seed=1))
     learner.save()
     with seen_of(tmp_path).store as store:

@@ -14,16 +14,16 @@ from toy_streams import blobs, closed, in_memory, learner_in, net, same, weights
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import (
     DriftDetector,
-    EverySamples,
     Guard,
     Latent,
     Observation,
     Replay,
     StreamLearner,
+    Trigger,
 )
 
 Reading = tuple[Any, Any]
-NEVER = EverySamples(10**6)
+NEVER = Trigger(10**6, None)
 
 
 class Alarming(DriftDetector):
@@ -112,7 +112,7 @@ def test_where_the_trigger_falls_on_the_ends_of_batches_even_training_is_the_sam
 ) -> None:
     stream = blobs(200)
     first, second = (
-        learner_in(tmp_path / name, net(3), trigger=EverySamples(50)) for name in ("one", "many")
+        learner_in(tmp_path / name, net(3), trigger=Trigger(50, None)) for name in ("one", "many")
     )
     seen = one_by_one(first, stream), together(second, stream, 25)
     assert seen[0] == seen[1] and sum(each.adapted for each in seen[0]) == 4
@@ -123,12 +123,12 @@ def test_where_the_trigger_falls_on_the_ends_of_batches_even_training_is_the_sam
 
 def test_predictions_of_a_batch_come_before_its_training(tmp_path: Path) -> None:
     stream = blobs(200)
-    learner = learner_in(tmp_path, trigger=EverySamples(50))
+    learner = learner_in(tmp_path, trigger=Trigger(50, None))
     learner.observe_batch(*zip(*stream[:100], strict=True))
     expected = learner.observe_batch([x for x, _ in stream[100:]])
     learner.close()
     learner.store.close()
-    again = learner_in(tmp_path, trigger=EverySamples(50))
+    again = learner_in(tmp_path, trigger=Trigger(50, None))
     seen = again.observe_batch(*zip(*stream[100:], strict=True))
     # Two times fifty samples, and one adaptation after the last of them.
     assert [each.prediction for each in seen] == [each.prediction for each in expected]
@@ -138,7 +138,7 @@ def test_predictions_of_a_batch_come_before_its_training(tmp_path: Path) -> None
 
 
 def test_the_last_ones_may_be_refused(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, trigger=EverySamples(10))
+    learner = learner_in(tmp_path, trigger=Trigger(10, None))
     stream = [*blobs(10), ("bad", 0), ("bad", 0)]
     seen = learner.observe_batch(*zip(*stream, strict=True))
     assert [each.adapted for each in seen] == [False] * 9 + [True] + [False] * 2

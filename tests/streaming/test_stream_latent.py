@@ -15,7 +15,7 @@ from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, same,
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.losses import classification_loss
-from fl_elastic.streaming import EverySamples, Latent
+from fl_elastic.streaming import Latent, Trigger
 from fl_elastic.streaming.latent import UpperPart
 
 
@@ -58,7 +58,7 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
     model = conv_net()
     learner = learner_in(
         tmp_path, model, encoding="int8", latent=Latent(1), capacity=2**20, steps=20,
-        optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), trigger=EverySamples(30),
+        optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), trigger=Trigger(30, None),
     )  # fmt: skip
     before = weights(learner)
     seen = run(learner, pictures(150))
@@ -87,7 +87,9 @@ def test_new_classes_with_features(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["raw", "fp16", "int8"])
 def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, encoding=encoding, latent=Latent(1), trigger=EverySamples(10**6))
+    learner = learner_in(
+        tmp_path, encoding=encoding, latent=Latent(1), trigger=Trigger(10**6, None)
+    )
     first = learner.observe(blobs(1)[0][0])
     run(learner, blobs(20))
     assert learner.store.delete(ids=[first.sample_id]) == 1
@@ -100,7 +102,7 @@ def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_pat
 def made(folder: Path, **given: Any) -> Any:
     settings = {
         "encoding": "int8", "latent": Latent(2), "policy": "elastic", "budget": Budget(speedup=1.3),
-        "trigger": EverySamples(30), "capacity": 2**17,
+        "trigger": Trigger(30, None), "capacity": 2**17,
     }  # fmt: skip
     return learner_in(folder, net(dropout=0.2), **(settings | given))
 
@@ -123,7 +125,7 @@ def test_two_halves_are_the_whole(tmp_path: Path) -> None:
 def test_features_of_another_frozen_part_are_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    learner = made(tmp_path, trigger=EverySamples(1000))
+    learner = made(tmp_path, trigger=Trigger(1000, None))
     run(learner, blobs(50))
     assert len(learner.store) == 45 and learner._memory.held_out
     learner.model_changed()

@@ -15,18 +15,14 @@ from torch import nn
 from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.budget import Budget
-from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import (
     DriftDetector,
-    EverySamples,
     Guard,
-    OnDrift,
-    OnMains,
     StreamLearner,
     StreamOptions,
+    Trigger,
 )
-from fl_elastic.streaming import triggers as triggers_module
 
 
 @pytest.fixture
@@ -70,7 +66,7 @@ def test_it_learns(made: Any) -> None:
 
 
 def test_a_sample_is_predicted_before_anything_is_learned_of_it(made: Any) -> None:
-    learner = made(trigger=EverySamples(1), classes=(0, 1, 2), steps=2)
+    learner = made(trigger=Trigger(1, None), classes=(0, 1, 2), steps=2)
     for x, y in blobs(20):
         with torch.no_grad():
             expected = int(learner.model(torch.from_numpy(x)[None]).argmax())
@@ -79,7 +75,7 @@ def test_a_sample_is_predicted_before_anything_is_learned_of_it(made: Any) -> No
 
 
 def test_only_known_classes_are_predicted(made: Any) -> None:
-    learner = made(trigger=EverySamples(1000))
+    learner = made(trigger=Trigger(1000, None))
     assert learner.observe(CENTRES[0], 40).prediction is None
     assert learner.observe(CENTRES[1], 40).prediction == 40
     assert learner.classes == (40,)
@@ -99,7 +95,7 @@ def test_after_a_drift_it_recovers(policy: str, made: Any) -> None:
 
 def test_a_drift_makes_it_look_anew_at_what_tensors_are_worth(made: Any) -> None:
     learner = made(
-        detector=lambda: AlarmAt(120), policy="elastic", budget=Budget(speedup=2), trigger=EverySamples(50)
+        detector=lambda: AlarmAt(120), policy="elastic", budget=Budget(speedup=2), trigger=Trigger(50, None)
     )  # fmt: skip
     stream = blobs(150)
     run(learner, stream[:100])
@@ -115,7 +111,7 @@ def test_a_drift_makes_it_look_anew_at_what_tensors_are_worth(made: Any) -> None
 
 
 def test_held_out_samples_are_not_trained_on(made: Any) -> None:
-    learner = made(guard=Guard(every=4, size=5), trigger=EverySamples(10_000))
+    learner = made(guard=Guard(every=4, size=5), trigger=Trigger(10_000, None))
     stream = blobs(40)
     seen = run(learner, stream)
     assert [each.sample_id for each in seen] == list(range(1, 41))
@@ -131,7 +127,7 @@ def test_held_out_samples_are_not_trained_on(made: Any) -> None:
 
 
 def test_late_labels_count_when_they_come(made: Any) -> None:
-    learner = made(trigger=EverySamples(40), guard=Guard(every=5))
+    learner = made(trigger=Trigger(40, None), guard=Guard(every=5))
     stream = blobs(80)
     ids = [learner.observe(x).sample_id for x, _ in stream]
     assert None not in ids and len(set(ids)) == 80
@@ -149,7 +145,7 @@ def test_late_labels_count_when_they_come(made: Any) -> None:
 
 
 def test_a_label_may_come_after_its_sample_has_left_the_store(made: Any) -> None:
-    learner = made(capacity=2**17, trigger=EverySamples(10**6))
+    learner = made(capacity=2**17, trigger=Trigger(10**6, None))
     ids = [learner.observe(x).sample_id for x, _ in blobs(1500)]
     assert len(learner.store) < 1500 and None not in ids and len(set(ids)) == 1500
     for each in ids:
@@ -211,7 +207,7 @@ def test_new_classes_get_outputs_in_the_order_of_their_appearance(made: Any) -> 
 
 
 def test_nonsense_labels_do_not_grow_the_head_for_ever(made: Any) -> None:
-    learner = made(most_classes=5, trigger=EverySamples(10**6))
+    learner = made(most_classes=5, trigger=Trigger(10**6, None))
     for label in range(40):
         learner.observe(CENTRES[0], label)
     assert learner.classes == (0, 1, 2, 3, 4)
@@ -269,27 +265,6 @@ def test_numbers_that_are_not_finite_are_put_back(rate: float, made: Any) -> Non
     assert all(each.prediction is not None for each in seen[1:]) and not learner.model.training
 
 
-def test_it_waits_for_mains_power(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugged = {"on": False}
-    monkeypatch.setattr(triggers_module, "power_supply", lambda: PowerSupply(plugged["on"], 0.5))
-    learner = made(trigger=EverySamples(20) & OnMains())
-    assert not any(each.adapted for each in run(learner, blobs(50)))
-    plugged["on"] = True
-    assert learner.observe(*blobs(1)[0]).adapted
-
-
-def test_it_adapts_in_silence(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugged = {"on": False}
-    monkeypatch.setattr(triggers_module, "power_supply", lambda: PowerSupply(plugged["on"], 0.5))
-    learner = made(trigger=EverySamples(20) & OnMains())
-    assert not any(each.adapted for each in run(learner, blobs(30)))
-    assert not learner.tick().adapted
-    plugged["on"] = True
-    assert learner.tick().adapted
-    # Nothing new since then.
-    assert not learner.tick().adapted
-
-
 def test_asked_to_adapt_before_the_first_sample(made: Any) -> None:
     learner = made()
     assert learner.adapt() is None and not learner.tick().adapted
@@ -329,7 +304,7 @@ def test_whole_numbers_as_samples_are_prepared(made: Any) -> None:
 
 
 def test_drift_waits_for_samples_of_the_new_world(made: Any) -> None:
-    learner = made(detector=lambda: AlarmAt(10), trigger=OnDrift(after=7), optimizer_fn=adam)
+    learner = made(detector=lambda: AlarmAt(10), trigger=Trigger(None, 7), optimizer_fn=adam)
     seen = run(learner, blobs(30))
     assert [i for i, each in enumerate(seen) if each.drift] == [9, 19, 29]
     assert [i for i, each in enumerate(seen) if each.adapted] == [16, 26]

@@ -15,7 +15,7 @@ from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleStore, StreamLearner
+from fl_elastic.streaming import Guard, Latent, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming import learner as stream_learner
 from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.stream_options import StreamOptions
@@ -54,7 +54,7 @@ class Settings:
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),
             "detector": one(["none", "adwin"]),
-            "trigger": EverySamples(one([10, 25, 50])) | OnDrift(5), "guard": one(GUARDS),
+            "trigger": Trigger(one([10, 25, 50]), 5), "guard": one(GUARDS),
             "latent": latent and Latent(latent), "seed": one(range(3)),
         }  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_many_lives_are_one(seed: int, tmp_path: Path, monkeypatch: pytest.Monke
             folder = tmp_path / f"many-{lives}"
             born_again(many, folder, draw.choice(["closed", "killed"]))
             many = made(folder)
-            many.adapt_if_due()
+            many.tick()
     assert lives
     weights, progress, _, *others = learner_state(many)
     expected, expected_progress, _, *expected_others = learner_state(one)

@@ -32,7 +32,7 @@ from toy_streams import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
+from fl_elastic.streaming import DriftDetector, Guard, StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic.streaming.replay import Replay
 
@@ -58,7 +58,7 @@ def settings(replay: Replay, policy: str) -> dict[str, Any]:
     return {
         "model": net(dropout=0.2), "replay": replay, "policy": policy,
         "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
-        "trigger": EverySamples(30) | OnDrift(10), "capacity": 2**17,
+        "trigger": Trigger(30, 10), "capacity": 2**17,
     }  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
     late: bool, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
-        "trigger": EverySamples(1000), "detector": "none", "guard": Guard(every=2, size=3)
+        "trigger": Trigger(1000, None), "detector": "none", "guard": Guard(every=2, size=3)
     }  # fmt: skip
     learner = learner_in(tmp_path / "first", **given)
     for x, y in blobs(40):
@@ -159,19 +159,19 @@ def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
 
 
 def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, net(1), trigger=EverySamples(10**6))
+    learner = learner_in(tmp_path, net(1), trigger=Trigger(10**6, None))
     for x, y in blobs(9, [8, 3, 5]):
         learner.observe(x, y)
     learner.store.close()
     state = load_state(tmp_path / STATE)
     assert state is not None and state.classifier.classes == learner.classes
-    again = as_last_saved(tmp_path, model=net(1), trigger=EverySamples(10**6))
+    again = as_last_saved(tmp_path, model=net(1), trigger=Trigger(10**6, None))
     assert again.classes == learner.classes and same(weights(again), weights(learner))
     closed(again)
 
 
 def test_it_saves_now_and_then(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, trigger=EverySamples(10**6), save_every=20)
+    learner = learner_in(tmp_path, trigger=Trigger(10**6, None), save_every=20)
     run(learner, blobs(55))
     state = load_state(tmp_path / STATE)
     assert state is not None and state.progress.observed == 40

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from toy_streams import blobs, closed, learner_in, run
 
-from fl_elastic.streaming import EverySamples, Guard, StreamLearner
+from fl_elastic.streaming import Guard, StreamLearner, Trigger
 from fl_elastic.streaming import event_log as event_log_module
 from fl_elastic.streaming.event_log import Event, EventLog
 from fl_elastic.streaming.places import Place
 
-NEVER = EverySamples(10**9)
+NEVER = Trigger(10**9, None)
 
 
 def abandoned(learner: StreamLearner) -> None:

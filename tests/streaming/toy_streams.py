@@ -17,7 +17,7 @@ from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.store.changes import Relabelled
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import EverySamples, OnDrift
+from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]
@@ -68,7 +68,7 @@ def learner_in(
         "policy": "full",
         "optimizer_fn": adam,
         "detector": "none",
-        "trigger": EverySamples(50) | OnDrift(20),
+        "trigger": Trigger(50, 20),
         "options": StreamOptions(
             steps=steps, save_every=save_every, most_classes=most_classes,
             training=TrainerOptions(timing=Timing(closed_loop=False)),

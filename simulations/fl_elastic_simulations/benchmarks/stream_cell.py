@@ -23,13 +23,12 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.streaming import (
     ClosedForm,
-    EverySamples,
     Latent,
-    OnDrift,
     Replay,
     SampleStore,
     StreamLearner,
     StreamOptions,
+    Trigger,
 )
 from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.training.head_sums import head_sums
@@ -149,7 +148,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             copy.deepcopy(home), store, budget=Budget(speedup=how.speedup),
             policy=how.policy or "full",
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=kind.rate, fused=True),
-            trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
+            trigger=Trigger(kind.every) if how.policy else Trigger(None, None),
             replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
             latent=Latent(kind.latent) if how.latent else None, head=head, prepare=kind.prepare,
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000),

@@ -20,7 +20,7 @@ from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.named_models import build_model
 from fl_elastic.operations.journal import read_journal
-from fl_elastic.streaming import EverySamples, SampleStore, StreamLearner, StreamOptions
+from fl_elastic.streaming import SampleStore, StreamLearner, StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -53,7 +53,7 @@ def learner_of(folder: Path, number: int) -> StreamLearner:
     return StreamLearner(
         build_model("digits_cnn", (1, 8, 8), 10, 0), store, budget=Budget(), policy="full",
         optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=1e-3), seed=number,
-        detector="none", trigger=EverySamples(40), state_dir=folder,
+        detector="none", trigger=Trigger(40, None), state_dir=folder,
         options=StreamOptions(steps=5, training=TrainerOptions(timing=Timing(closed_loop=False))),
     )  # fmt: skip
 
