@@ -654,14 +654,6 @@ class StreamLearner:
         self._classifier.close()
         return saved
 
-    def model_changed(self) -> None:
-        """Say that somebody else has set the model's weights: features that no longer fit it are deleted."""
-        before = self._classifier.version
-        self._classifier.rebuild()
-        self._memory.keep_to(self._classifier.version, before)
-        if self._head is not None and self._classifier.version != before:
-            self._head.clear()
-
     def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
         correct = prediction == label

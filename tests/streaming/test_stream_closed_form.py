@@ -327,18 +327,6 @@ def test_without_a_state_it_learns_what_the_store_holds(tmp_path: Path) -> None:
     closed(again)
 
 
-def test_another_body_below_begins_anew(tmp_path: Path) -> None:
-    learner = solved_in(tmp_path, hidden())
-    run(learner, blobs(100, LABELS))
-    with torch.no_grad():
-        learner.model.get_parameter("0.weight").mul_(2.0)
-    learner.model_changed()
-    assert learner._head is not None and learner._head.sums.weight == 0 and len(learner.store) == 0
-    run(learner, blobs(100, LABELS))
-    assert is_least_squares(learner)
-    closed(learner)
-
-
 def test_a_head_that_is_worse_on_what_is_held_out_is_put_back(tmp_path: Path) -> None:
     learner = solved_in(tmp_path, guard=Guard(every=4, size=16))
     run(learner, blobs(200, LABELS))

@@ -122,28 +122,6 @@ def test_two_halves_are_the_whole(tmp_path: Path) -> None:
     closed(whole)
 
 
-def test_features_of_another_frozen_part_are_deleted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner = made(tmp_path, trigger=Trigger(1000, None))
-    run(learner, blobs(50))
-    assert len(learner.store) == 45 and learner._memory.held_out
-    learner.model_changed()
-    assert len(learner.store) == 45, "nothing below the cut has changed"
-    with torch.no_grad():
-        learner.model.get_parameter("5.weight").add_(0.1)
-    learner.model_changed()
-    assert len(learner.store) == 45, "nor now"
-    with torch.no_grad():
-        learner.model.get_parameter("0.weight").add_(0.1)
-    learner.model_changed()
-    assert len(learner.store) == 0 and not learner._memory.held_out
-    assert "45 stored features of another frozen part were deleted" in caplog.text
-    seen = run(learner, blobs(60, seed=1))
-    assert not any(each.refused for each in seen) and learner.adapt() is not None
-    closed(learner)
-
-
 def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> None:
     learner = made(tmp_path, latent=Latent(1))
     run(learner, blobs(40))

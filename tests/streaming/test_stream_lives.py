@@ -97,8 +97,6 @@ def acts(draw: random.Random, many: int) -> Iterator[Act]:
             yield draw.choice(
                 [lambda it: it.adapt() is None, lambda it: it.save(), lambda it: it.tick()]
             )
-        elif k < 0.96:
-            yield lambda it: it.model_changed()
         else:
             gone = [draw.randrange(1, i + 2) for _ in range(draw.choice([1, 3]))]
             some = draw.choice([gone, None])
