@@ -13,7 +13,7 @@ from fl_elastic.errors import ModelError, RegistryError
 from fl_elastic.laboratory import laboratory_install
 from fl_elastic.registry import Registry, closest, first_line, from_module, or_own
 
-__all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model"]
+__all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model", "shape_of"]
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,6 +94,17 @@ def check_model_name(name: str) -> None:
     elif (rest if colon else name) in torchvision_names():
         return
     raise unknown_model(name, MODELS.names())
+
+
+def shape_of(text: str) -> Shape:
+    """Return the shape of one input that a text such as 3,32,32 says; ModelError if it says none."""
+    try:
+        shape = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise ModelError(f"input {text!r} is not a shape such as 3,32,32")
+    return shape
 
 
 def need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = None) -> None:

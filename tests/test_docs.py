@@ -17,7 +17,7 @@ from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES
 from fl_elastic.registry import Registry
-from fl_elastic.streaming.joining import JOINING_RULES
+from fl_elastic.streaming.joining import JOININGS
 from fl_elastic.update import CODECS
 
 DOCS = ROOT / "docs"
@@ -46,8 +46,8 @@ def test_linked_files_exist(document: Path) -> None:
             assert (document.parent / target).exists(), f"{document.name} links {target}"
 
 
-def test_every_joining_rule_is_in_the_table() -> None:
-    for name in JOINING_RULES.names():
+def test_every_way_of_joining_is_in_the_table() -> None:
+    for name in JOININGS:
         assert f"| `{name}` " in (DOCS / "streams.md").read_text()
 
 

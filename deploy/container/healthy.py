@@ -15,14 +15,8 @@ def healthy(folder: Path) -> bool:
     """Ask ``GET /health`` on the loopback, trusting the fleet's own authority only."""
     server = tomllib.loads((folder / "fleet.toml").read_text(encoding="utf-8"))["server"]
     port = int(server["port"])
-    connection: http.client.HTTPConnection
-    if server.get("insecure", False):
-        connection = http.client.HTTPConnection("localhost", port, timeout=_SECONDS)
-    else:
-        trusted = ssl.create_default_context(cafile=str(folder / "server" / "ca.crt"))
-        connection = http.client.HTTPSConnection(
-            "localhost", port, timeout=_SECONDS, context=trusted
-        )
+    trusted = ssl.create_default_context(cafile=str(folder / "server" / "ca.crt"))
+    connection = http.client.HTTPSConnection("localhost", port, timeout=_SECONDS, context=trusted)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200

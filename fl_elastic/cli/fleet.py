@@ -58,10 +58,6 @@ def init(
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="Name of a node (repeatable).")] = None,
     nodes: Annotated[int, typer.Option(min=0, help="So many nodes: node0, node1, ...")] = 0,
-    insecure: Annotated[
-        bool | None,
-        typer.Option("--insecure/--secure", help="Without TLS and keys; secure is the default."),
-    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Make a fleet's folder: authority, certificate of the server, a key per node, inventory.
@@ -72,7 +68,7 @@ def init(
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.provision import Wanted, numbered, provision
 
-    wanted = Wanted(server_address or (), port, insecure, (*(node or ()), *numbered(nodes)))
+    wanted = Wanted(server_address or (), port, (*(node or ()), *numbered(nodes)))
     show_changes(provision(FleetFolder(folder), wanted), as_json)
 
 

@@ -121,7 +121,6 @@ def up(
     threads: Annotated[
         int, typer.Option(min=0, help="Torch threads of a node; 0 shares the processors.")
     ] = 0,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Without TLS and keys.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run a whole fleet on this machine, a real server and real nodes, and train a scenario on it."""
@@ -131,7 +130,7 @@ def up(
     try:
         state, result = run_local(
             local, scenario, override or (), method=method, seed=seed, data_root=data_root,
-            keep=keep, threads=threads, insecure=insecure, tell=say,
+            keep=keep, threads=threads, tell=say,
             on_rounds=lambda path: _Rounds(path).look,
         )  # fmt: skip
     except KeyboardInterrupt:
@@ -146,15 +145,15 @@ class _Rounds:
     """Tells every round of a journal once."""
 
     def __init__(self, path: Path) -> None:
-        from fl_elastic.fleet.rounds import read_rounds
+        from fl_elastic.operations.journal import Journal
 
-        self._path, self._read = path, read_rounds
+        self._journal = Journal(path)
         self.told = False
         # What an earlier run left behind is not told again.
-        self._known = {_identity(entry) for entry in read_rounds(path)}
+        self._known = {_identity(entry) for entry in self._journal.entries()}
 
     def look(self) -> None:
-        for entry in self._read(self._path):
+        for entry in self._journal.entries():
             if _identity(entry) not in self._known:
                 self._known.add(_identity(entry))
                 self.told = True
@@ -184,13 +183,9 @@ class _Missing:
         names = {each.name for each in self._inventory.nodes if not each.revoked}
         found = fleet_status(self._inventory, states, {})
         missing = sorted(n.name for n in found if n.name in names and n.state != "online")
-        if self._inventory.server.insecure:
-            # Nodes have made keys of their own there: how many are missing is known, and not which.
-            online = sum(each.status == "online" for each in states)
-            missing = ["some"] * max(len(names) - online, 0)
         if missing != self._before:
             there = f"{len(names) - len(missing)} of {len(names)} nodes"
-            which = "" if self._inventory.server.insecure else f"; not online: {', '.join(missing)}"
+            which = f"; not online: {', '.join(missing)}"
             say(f"waiting: {there}{which}" if missing else f"{there} are online")
         self._before = missing
 

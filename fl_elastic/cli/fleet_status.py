@@ -29,7 +29,9 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")],
     rounds: Annotated[
         Path | None,
-        typer.Option(help="Journal of the run; server/results/rounds.jsonl if left out."),
+        typer.Option(
+            dir_okay=False, help="Journal of the run; server/results/rounds.jsonl if left out."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -37,8 +39,9 @@ def status(
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.layout import FleetFolder
-    from fl_elastic.fleet.rounds import last_rounds, read_rounds
+    from fl_elastic.fleet.rounds import last_rounds
     from fl_elastic.fleet.status import fleet_status
+    from fl_elastic.operations.journal import Journal
 
     place = FleetFolder(folder)
     inventory = load_inventory(place.inventory)
@@ -49,7 +52,7 @@ def status(
     except ServerUnreachable as error:
         # What is known without the server is shown all the same.
         problem = error
-    said = last_rounds(read_rounds(place.rounds if rounds is None else rounds))
+    said = last_rounds(Journal(place.rounds if rounds is None else rounds).entries())
     found = fleet_status(inventory, states, said)
     if as_json:
         typer.echo(

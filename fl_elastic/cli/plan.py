@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.named_models import check_model_name, shape_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _CLASSES = 10
+# What a device of the schedule may keep of features.
+_FEATURE_BYTES = 1 << 30
 
 
 def plan(
@@ -55,9 +58,6 @@ def plan(
         Path | None, typer.Option(help="File to keep the cost profile in; read if it is there.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random batch.")] = 0,
-    forward: Annotated[
-        str, typer.Option(help="How the frozen prefix is priced: plain, inference or stored.")
-    ] = "plain",
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -65,14 +65,9 @@ def plan(
         ),
     ] = None,
     epochs: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Passes over the examples: in each of the rounds, or for a store."
-        ),
+        int, typer.Option(min=1, help="Passes over the examples in each of the rounds.")
     ] = 5,
     examples: Annotated[int, typer.Option(min=1, help="Examples of one pass.")] = 1000,
-    feature_bytes: Annotated[int, typer.Option(min=1, help="Bound of the feature store.")] = 1
-    << 30,
     compare: Annotated[
         bool, typer.Option("--all/--only", help="Show all policies at this budget: takes longer.")
     ] = False,
@@ -97,12 +92,12 @@ def plan(
         raise PlanError(f"data {data!r}: a plan is made on random data; use --data with --read")
 
     # What can be refused without torch is refused before it is imported, which takes seconds.
-    budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), _shape(input_)
+    budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), shape_of(input_)
     _refuse_unknown(model)
     import torch
 
     from fl_elastic.cli.cost_tables import costs_line, print_costs, print_schedule
-    from fl_elastic.cli.planned import ForwardTerms, classes_of, planned
+    from fl_elastic.cli.planned import classes_of, planned
     from fl_elastic.named_models import build_model
     from fl_elastic.planning.run_schedule import RunLength, run_schedule
     from fl_elastic.training.lean_start import without_compiler
@@ -110,7 +105,6 @@ def plan(
     without_compiler()
     if threads is not None:
         torch.set_num_threads(threads)
-    terms = ForwardTerms(forward, epochs, examples, feature_bytes)
     torch.manual_seed(seed)
     network = build_model(model, shape, classes or _CLASSES, seed)
     told = classes or classes_of(network, shape, _CLASSES)
@@ -121,12 +115,12 @@ def plan(
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
             network, shape, batch_size, told, budget, policy, importance,
-            profile=profile, seed=seed, measure=measure, forward=terms, compare=compare,
+            profile=profile, seed=seed, measure=measure, compare=compare,
             tell=lambda what: shown.update(f"{model}: {what}"),
         )  # fmt: skip
     result = describe(found)
     if rounds is not None:
-        length = RunLength(rounds, epochs, examples, feature_bytes)
+        length = RunLength(rounds, epochs, examples, _FEATURE_BYTES)
         schedule = run_schedule(found.costs, length)
         result["schedule"] = [asdict(each) for each in schedule]
     if as_json:
@@ -162,8 +156,6 @@ def _read(
 
 def _refuse_unknown(model: str) -> None:
     """Raise ModelError for a name that is none, or a module that is not there."""
-    from fl_elastic.named_models import check_model_name
-
     check_model_name(model)
     module, colon, _ = model.partition(":")
     package = module.split(".")[0]
@@ -171,16 +163,6 @@ def _refuse_unknown(model: str) -> None:
         raise ModelError(
             f"model {model!r}: cannot import {module}: there is no module {package!r}, neither here nor installed"
         )
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise ModelError(f"input {text!r} is not a shape such as 3,128,128")
-    return shape
 
 
 def describe(found: Planned) -> dict[str, Any]:

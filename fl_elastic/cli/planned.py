@@ -26,45 +26,14 @@ from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.code_bytes import CODE_BYTES
 from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.profiling.profile_key import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure
+from fl_elastic.registry import first_line
 from fl_elastic.training import SelectionState
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
 from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
-__all__ = ["ForwardTerms", "Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
-
-
-@dataclass(frozen=True)
-class ForwardTerms:
-    """How the frozen prefix is priced.
-
-    Attributes
-    ----------
-    kind : {"plain", "inference", "stored"}
-        As it is; as inference; or out of a feature store.
-    epochs, examples : int
-        Passes over how many different examples, while one prefix stays frozen.
-    feature_bytes : int
-        Bound of the store, which holds 2 bytes per number.
-    """
-
-    kind: str = "plain"
-    epochs: int = 5
-    examples: int = 1000
-    feature_bytes: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("plain", "inference", "stored"):
-            raise PlanError(f"forward {self.kind!r} is unknown, use plain, inference or stored")
-
-    def price(self, profile: CostProfile) -> CostProfile:
-        """Return the profile of steps whose forward pass runs this way."""
-        if self.kind == "plain":
-            return profile
-        terms = StoreTerms(self.feature_bytes, 2, self.examples, self.epochs)
-        return elastic_forward(profile, terms if self.kind == "stored" else None)
+__all__ = ["Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +90,6 @@ def planned(
     profile: Path | None = None,
     seed: int = 0,
     measure: bool = False,
-    forward: ForwardTerms | None = None,
     compare: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Planned:
@@ -139,11 +107,6 @@ def planned(
     ModelError
         If the model cannot train on such a batch.
     """
-    forward = forward or ForwardTerms()
-    if measure and forward.kind != "plain":
-        raise PlanError(
-            f"steps are measured with a plain forward pass, not {forward.kind!r}: leave out one of the two"
-        )
     IMPORTANCES.make(importance)
     names = [policy, *(name for name in policies() if compare and name != policy)]
     asked = {name: POLICIES.make(name) for name in names}
@@ -156,11 +119,11 @@ def planned(
         if isinstance(error, ModelError):
             raise
         raise ModelError(
-            f"the model cannot train on a batch of shape {(batch_size, *shape)}: {_first_line(error)}"
+            f"the model cannot train on a batch of shape {(batch_size, *shape)}: {first_line(error)}"
         ) from None
     # A device's fit runs in a process that has yet to load what this one has measured with.
     costs = replace(costs, code_bytes=CODE_BYTES)
-    maker = _Requests(model, forward.price(costs), batches, budget, importance, seed)
+    maker = _Requests(model, costs, batches, budget, importance, seed)
     asked[policy].refuse_misfit(costs)
     check_feasible(maker.request_for(asked[policy]))
     tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
@@ -277,7 +240,3 @@ def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mo
     if path is not None and complete is not costs:
         save_profile(complete, path)
     return complete
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

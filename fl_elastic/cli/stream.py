@@ -20,9 +20,10 @@ import typer
 from typer.core import TyperGroup
 
 from fl_elastic.cli.stream_forget import forget
-from fl_elastic.cli.stream_learner import Opening, shape_of
+from fl_elastic.cli.stream_learner import Opening
 from fl_elastic.errors import LaboratoryMissing, StreamDataError, StreamError
 from fl_elastic.laboratory import from_laboratory
+from fl_elastic.named_models import shape_of
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
@@ -54,13 +55,9 @@ def stream(
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds of one adaptation.")] = None,
     policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
-    replay: Annotated[str, typer.Option(help="er, der_pp or none.")] = "er",
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
     every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
-    on_mains: Annotated[
-        bool, typer.Option("--on-mains", help="Do not adapt while on battery.")
-    ] = False,
     latent: Annotated[
         int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
     ] = 0,
@@ -109,8 +106,8 @@ def stream(
     from fl_elastic.streaming.summary import stream_summary
 
     opening = Opening(
-        model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy, replay,
-        detector, every, steps, on_mains, learning_rate, capacity, closed_form, remember, read,
+        model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy,
+        detector, every, steps, learning_rate, capacity, closed_form, remember, read,
     )  # fmt: skip
     with opening.learner() as learner:
         name = source_name(source)
@@ -118,7 +115,7 @@ def stream(
         readings = open_source(source, after=after, follow=follow)
         saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
-            learner.adapt_if_due()
+            learner.tick()
             status = _Status(learner, state_dir)
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
@@ -194,10 +191,10 @@ def _handle(
         if learner.progress.observed == 0 and not first.awaits_answer:
             # All rows of a table have as many numbers: one that has never fitted will not.
             _refuse_other_sizes(readings, xs)
-        ys, ts = [each.y for each in readings], [each.t for each in readings]
+        ys = [each.y for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
         place = None if at is None else Place(source, at)
-        found = learner.observe_batch(xs, ys, ts, names=names, place=place)
+        found = learner.observe_batch(xs, ys, names=names, place=place)
         for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))
 

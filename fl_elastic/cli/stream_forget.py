@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fl_elastic.cli.stream_learner import Opening, shape_of
+from fl_elastic.cli.stream_learner import Opening
 from fl_elastic.errors import StreamError
+from fl_elastic.named_models import shape_of
 
 __all__ = ["forget"]
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_elastic.errors import StreamError
+from fl_elastic.registry import first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fl_elastic.streaming import StreamLearner
 
-__all__ = ["Opening", "check_input", "shape_of"]
+__all__ = ["Opening", "check_input"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,9 @@ class Opening:
     speedup: float | None = None
     deadline: float | None = None
     policy: str = "elastic"
-    replay: str = "er"
     detector: str = "adwin"
     every: int = 50
     steps: int = 50
-    on_mains: bool = False
     learning_rate: float = 1e-3
     capacity: int | None = None
     closed_form: bool = False
@@ -85,13 +84,11 @@ class Opening:
         from fl_elastic.planning import POLICIES
         from fl_elastic.streaming import (
             ClosedForm,
-            EverySamples,
             Latent,
-            OnDrift,
-            OnMains,
             SampleStore,
             StreamLearner,
             StreamOptions,
+            Trigger,
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
         from fl_elastic.streaming.one_learner import one_learner
@@ -103,7 +100,6 @@ class Opening:
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         example = check_input(network, self.model, self.shape)
         head = ClosedForm(self.remember, read=self.read) if self.closed_form else None
-        trigger = EverySamples(self.every) | OnDrift()
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
@@ -120,8 +116,8 @@ class Opening:
                 network, store, budget=Budget(speedup=self.speedup, deadline=self.deadline),
                 policy=self.policy,
                 optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
-                trigger=trigger & OnMains() if self.on_mains else trigger, detector=self.detector,
-                replay=self.replay, state_dir=self.state_dir, seed=self.seed,
+                trigger=Trigger(self.every), detector=self.detector,
+                state_dir=self.state_dir, seed=self.seed,
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
@@ -166,19 +162,8 @@ def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor
         except ModelError as error:
             raise StreamError(f"model {name}: {error}") from None
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reasons.append((str(error).splitlines() or [type(error).__name__])[0])
+            reasons.append(first_line(error))
     raise StreamError(
         f"model {name} does not take a sample of shape {','.join(map(str, shape))} ({reasons[0]}): give with "
         "--input the shape that it is made for"
     )
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """Return the shape that a text such as 3,32,32 says; raises StreamError if it says none."""
-    try:
-        shape = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise StreamError(f"input {text!r} is not a shape such as 3,32,32")
-    return shape

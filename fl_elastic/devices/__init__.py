@@ -1,1 +1,1 @@
-"""What a device reports about itself: processors, memory, power, heat and energy."""
+"""What a device reports about itself: processors, memory, power and heat."""

@@ -1,4 +1,4 @@
-"""What machine this is: board, word length, processors, memory and disk that a process really has."""
+"""What a process really has of its machine: processors, memory and disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +14,11 @@ from fl_elastic.devices.platform_files import HERE, text_in
 
 __all__ = [
     "Memory",
-    "Platform",
     "Processors",
-    "board_model",
     "disk_free_bytes",
     "memory",
     "parse_meminfo",
     "processors",
-    "read_platform",
 ]
 
 _LINE = re.compile(r"([A-Za-z0-9_()]+):\s+([0-9]{1,18})(?: (kB))?\s*")
@@ -90,10 +86,6 @@ def memory(root: Path = HERE) -> Memory:
     )
 
 
-_PLACEHOLDERS = frozenset({"", "none", "default string", "to be filled by o.e.m."})
-_LONGEST_NAME = 200
-
-
 @dataclass(frozen=True)
 class Processors:
     """The processors that this process may use.
@@ -120,49 +112,6 @@ class Processors:
         if self.quota is None:
             return self.allowed
         return max(1, min(self.allowed, math.ceil(self.quota)))
-
-
-@dataclass(frozen=True)
-class Platform:
-    """One reading of everything; None where the platform says nothing.
-
-    Parameters
-    ----------
-    board : str or None
-        Model of the board or computer, in its maker's words.
-    machine : str
-        Architecture of the kernel ("aarch64").
-    is_64_bit : bool
-        Whether this Python is a 64-bit program; a 64-bit kernel may run a 32-bit one.
-    processors : Processors
-        Processors that this process may use.
-    memory : Memory
-        Memory that this process may use.
-    disk_free_bytes : int or None
-        Space left for this user where its files lie.
-    """
-
-    board: str | None
-    machine: str
-    is_64_bit: bool
-    processors: Processors
-    memory: Memory
-    disk_free_bytes: int | None
-
-
-def board_model(root: Path = HERE) -> str | None:
-    """Return the model of the board from the device tree, or of the computer from its firmware.
-
-    Examples
-    --------
-    >>> board_model(Path("/nowhere")) is None
-    True
-    """
-    for source in ("proc/device-tree/model", "sys/class/dmi/id/product_name"):
-        name = (text_in(root / source) or "").replace("\0", " ").strip()
-        if name.lower() not in _PLACEHOLDERS:
-            return name[:_LONGEST_NAME]
-    return None
 
 
 def disk_free_bytes(path: str | os.PathLike[str]) -> int | None:
@@ -198,29 +147,3 @@ def processors(root: Path = HERE) -> Processors:
         # macOS has no such call.
         allowed = os.cpu_count() or 1
     return Processors(allowed=max(1, allowed), quota=group_limits(root).cpus)
-
-
-def read_platform(state_dir: str | os.PathLike[str] = ".", root: Path = HERE) -> Platform:
-    """Read everything once.
-
-    Parameters
-    ----------
-    state_dir : path
-        Where this process keeps its files; the free space there is read.
-    root : Path
-        Where ``proc`` and ``sys`` are found.
-
-    Examples
-    --------
-    >>> read_platform().is_64_bit == (sys.maxsize > 2**32)
-    True
-    """
-    machine = os.uname().machine if hasattr(os, "uname") else ""
-    return Platform(
-        board=board_model(root),
-        machine=machine,
-        is_64_bit=sys.maxsize > 2**32,
-        processors=processors(root),
-        memory=memory(root),
-        disk_free_bytes=disk_free_bytes(state_dir),
-    )

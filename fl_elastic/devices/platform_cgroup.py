@@ -1,4 +1,4 @@
-"""Limits that a service manager or a container puts on this process: Linux control groups v1 and v2.
+"""Limits that a service manager or a container puts on this process: Linux control groups, version 2.
 
 A group is bound by its own limit and by that of every group above it, so all of them are read. In a
 container the path in ``/proc/self/cgroup`` may not exist under the mount; then only the mount's own
@@ -14,9 +14,6 @@ from pathlib import Path, PurePosixPath
 from fl_elastic.devices.platform_files import HERE, integer, text_in
 
 __all__ = ["GroupLimits", "group_limits", "parse_cpu_max", "parse_membership"]
-
-_UNLIMITED_BYTES = 1 << 60
-"""Version 1 writes "no limit" as a number near 2**63, rounded down to whole pages."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +35,19 @@ class GroupLimits:
     cpus: float | None = None
 
 
-def parse_membership(text: str) -> dict[str, PurePosixPath]:
-    r"""Return the group of this process per controller from ``/proc/self/cgroup``; "" is version 2.
+def parse_membership(text: str) -> PurePosixPath | None:
+    r"""Return the group of this process from ``/proc/self/cgroup``, or None.
 
     Examples
     --------
     >>> parse_membership("5:cpu,cpuacct:/a\n0::/system.slice/x.service")
-    {'cpu': PurePosixPath('/a'), 'cpuacct': PurePosixPath('/a'),
-    '': PurePosixPath('/system.slice/x.service')}
+    PurePosixPath('/system.slice/x.service')
     """
-    found: dict[str, PurePosixPath] = {}
     for line in text.splitlines():
-        parts = line.strip().split(":", 2)
-        if len(parts) == 3 and parts[2].startswith("/") and ".." not in parts[2].split("/"):
-            for controller in parts[1].split(","):
-                found[controller] = PurePosixPath(parts[2])
-    return found
+        group = line.strip().removeprefix("0::")
+        if group != line.strip() and group.startswith("/") and ".." not in group.split("/"):
+            return PurePosixPath(group)
+    return None
 
 
 def parse_cpu_max(text: str | None) -> float | None:
@@ -64,14 +58,8 @@ def parse_cpu_max(text: str | None) -> float | None:
     >>> parse_cpu_max("150000 100000"), parse_cpu_max("max 100000")
     (1.5, None)
     """
-    parts = (text or "").split()
-    return _share(integer(parts[0]), integer(parts[1])) if len(parts) == 2 else None
-
-
-def _share(quota: int | None, period: int | None) -> float | None:
-    if quota is None or period is None or quota <= 0 or period <= 0:
-        return None
-    return quota / period
+    parts = [integer(part) or 0 for part in (text or "").split()]
+    return parts[0] / parts[1] if len(parts) == 2 and min(parts) > 0 else None
 
 
 def _upwards(mount: Path, group: PurePosixPath) -> Iterator[Path]:
@@ -85,24 +73,23 @@ def _least(values: list[int | None]) -> int | None:
 
 
 def _bytes(path: Path) -> int | None:
-    """Return a limit in bytes; "max" and the huge number of version 1 are none."""
+    """Return a limit in bytes; "max" is none."""
     value = integer(text_in(path))
-    return value if value is not None and 0 < value < _UNLIMITED_BYTES else None
+    return value if value is not None and value > 0 else None
 
 
 def _droppable(text: str | None) -> int:
     """Return the bytes of files that nobody used lately, from ``memory.stat``."""
-    amounts = {}
     for line in (text or "").splitlines():
         name, _, value = line.partition(" ")
-        amounts[name] = max(0, integer(value) or 0)
-    # Version 1 counts the groups below in the entry with "total_".
-    return amounts.get("total_inactive_file", amounts.get("inactive_file", 0))
+        if name == "inactive_file":
+            return max(0, integer(value) or 0)
+    return 0
 
 
-def _memory_of(folder: Path, limits: tuple[str, ...], used: str) -> tuple[int | None, int | None]:
-    limit = _least([_bytes(folder / name) for name in limits])
-    usage = integer(text_in(folder / used))
+def _memory_of(folder: Path) -> tuple[int | None, int | None]:
+    limit = _least([_bytes(folder / name) for name in ("memory.max", "memory.high")])
+    usage = integer(text_in(folder / "memory.current"))
     if limit is None or usage is None:
         return limit, None
     held = max(0, usage - _droppable(text_in(folder / "memory.stat")))
@@ -110,7 +97,7 @@ def _memory_of(folder: Path, limits: tuple[str, ...], used: str) -> tuple[int | 
 
 
 def group_limits(root: Path = HERE) -> GroupLimits:
-    """Return the limits that bind this process, of either version of control groups.
+    """Return the limits that bind this process.
 
     Parameters
     ----------
@@ -122,19 +109,10 @@ def group_limits(root: Path = HERE) -> GroupLimits:
     >>> group_limits(Path("/nowhere"))
     GroupLimits(memory_bytes=None, memory_free_bytes=None, cpus=None)
     """
-    member = parse_membership(text_in(root / "proc/self/cgroup") or "")
-    mount = root / "sys/fs/cgroup"
-    memory: list[tuple[int | None, int | None]] = []
-    cpus: list[float | None] = []
-    if "" in member:
-        for folder in _upwards(mount, member[""]):
-            memory.append(_memory_of(folder, ("memory.max", "memory.high"), "memory.current"))
-            cpus.append(parse_cpu_max(text_in(folder / "cpu.max")))
-    for folder in _upwards(mount / "memory", member["memory"]) if "memory" in member else ():
-        memory.append(_memory_of(folder, ("memory.limit_in_bytes",), "memory.usage_in_bytes"))
-    for folder in _upwards(mount / "cpu", member["cpu"]) if "cpu" in member else ():
-        quota = integer(text_in(folder / "cpu.cfs_quota_us"))
-        cpus.append(_share(quota, integer(text_in(folder / "cpu.cfs_period_us"))))
+    group = parse_membership(text_in(root / "proc/self/cgroup") or "")
+    folders = [] if group is None else list(_upwards(root / "sys/fs/cgroup", group))
+    memory = [_memory_of(folder) for folder in folders]
+    cpus = [parse_cpu_max(text_in(folder / "cpu.max")) for folder in folders]
     return GroupLimits(
         memory_bytes=_least([limit for limit, _ in memory]),
         memory_free_bytes=_least([free for _, free in memory]),

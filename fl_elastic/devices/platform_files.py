@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["HERE", "command_output", "integer", "integer_in", "matching", "text_in"]
+__all__ = ["HERE", "command_output", "integer", "matching", "text_in"]
 
 HERE = Path("/")
 """The tree of the device that this process runs on."""
@@ -48,11 +48,6 @@ def integer(text: str | None) -> int | None:
     """
     found = _INTEGER.fullmatch(text or "")
     return int(found[1]) if found else None
-
-
-def integer_in(path: Path) -> int | None:
-    """Return the whole number that a file holds, or None."""
-    return integer(text_in(path))
 
 
 def matching(root: Path, pattern: str) -> list[Path]:

@@ -1,33 +1,32 @@
-"""How a device is doing while it trains: heat, energy, power, disk, memory."""
+"""How a device is doing while it trains: heat, power, disk, memory."""
 
 from __future__ import annotations
 
 import os
 import re
 import resource
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from fl_elastic.devices.energy import EnergyMeter
 from fl_elastic.devices.platform import disk_free_bytes, memory
 from fl_elastic.devices.platform_files import HERE, command_output, integer, matching, text_in
 from fl_elastic.devices.power import power_supply
 
 __all__ = [
     "Throttling",
-    "Vitals",
     "parse_celsius",
     "parse_throttled",
     "temperature",
     "throttling",
+    "vitals",
 ]
 
 _COLDEST, _HOTTEST = -55.0, 150.0
 """What a working sensor on silicon can show; others are broken or not wired."""
 
 _HEXADECIMAL = re.compile(r"(?:throttled=)?(?:0[xX])?([0-9a-fA-F]{1,8})")
-_EVER = 16
-"""The flags of the present start at bit 0, the same flags since the start of the device here."""
+# Of the firmware's flags: the supply is too weak; the clock is capped, throttled, or softly limited by heat.
+_UNDER_VOLTAGE, _SLOWED = 0x1, 0xE
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,10 @@ class Throttling:
 
     Parameters
     ----------
-    under_voltage, capped, throttled, soft_limit : bool
-        Now: the supply is too weak; the clock is capped; it is throttled; the soft temperature limit
-        is active.
-    ever_under_voltage, ever_capped, ever_throttled, ever_soft_limit : bool
-        The same, at any time since the device started.
+    under_voltage : bool
+        Whether the supply is too weak now.
+    slowed : bool
+        Whether the device runs slower than it could, now.
 
     Notes
     -----
@@ -48,18 +46,7 @@ class Throttling:
     """
 
     under_voltage: bool
-    capped: bool
-    throttled: bool
-    soft_limit: bool
-    ever_under_voltage: bool
-    ever_capped: bool
-    ever_throttled: bool
-    ever_soft_limit: bool
-
-    @property
-    def slowed(self) -> bool:
-        """Whether the device runs slower than it could, now."""
-        return self.capped or self.throttled or self.soft_limit
+    slowed: bool
 
 
 def parse_celsius(text: str | None) -> float | None:
@@ -90,9 +77,7 @@ def parse_throttled(text: str | None) -> Throttling | None:
     if not found:
         return None
     bits = int(found[1], 16)
-    names = [field.name for field in fields(Throttling)]
-    places = [place + offset for offset in (0, _EVER) for place in range(len(names) // 2)]
-    return Throttling(**{n: bool(bits >> p & 1) for n, p in zip(names, places, strict=True)})
+    return Throttling(bool(bits & _UNDER_VOLTAGE), bool(bits & _SLOWED))
 
 
 def temperature(root: Path = HERE) -> float | None:
@@ -146,8 +131,8 @@ def throttling(root: Path = HERE) -> Throttling | None:
 _KIB = 1024
 
 
-class Vitals:
-    """Watches the device from `begin` on; what the platform does not tell is left out.
+def vitals(state_dir: str | os.PathLike[str], root: Path = HERE) -> dict[str, float]:
+    """Return how the device is: degrees Celsius, shares, bytes; what the platform does not tell is left out.
 
     Parameters
     ----------
@@ -158,32 +143,22 @@ class Vitals:
 
     Examples
     --------
-    >>> sorted(Vitals("/", Path("/nowhere")).metrics())
+    >>> sorted(vitals("/", Path("/nowhere")))
     ['disk-free-bytes', 'peak-memory-bytes']
     """
-
-    def __init__(self, state_dir: str | os.PathLike[str], root: Path = HERE) -> None:
-        self._state_dir, self._root = state_dir, root
-        self._meter = EnergyMeter(root).__enter__()
-
-    def metrics(self) -> dict[str, float]:
-        """Return the numbers at hand: degrees Celsius, joules since the start, shares, bytes."""
-        self._meter.sample()
-        energy, heat = self._meter.reading, throttling(self._root)
-        supply = power_supply(self._root)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
-        found: dict[str, float | None] = {
-            "temperature-celsius": temperature(self._root),
-            "throttled": None if heat is None else float(heat.slowed),
-            "under-voltage": None if heat is None else float(heat.under_voltage),
-            "joules": None if energy is None else energy.joules,
-            "on-mains": None if supply.on_mains is None else float(supply.on_mains),
-            "battery": supply.battery,
-            "disk-free-bytes": _float(disk_free_bytes(self._state_dir)),
-            "memory-available-bytes": _float(memory(self._root).available_bytes),
-            "peak-memory-bytes": float(peak),
-        }
-        return {name: value for name, value in found.items() if value is not None}
+    heat, supply = throttling(root), power_supply(root)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    found: dict[str, float | None] = {
+        "temperature-celsius": temperature(root),
+        "throttled": None if heat is None else float(heat.slowed),
+        "under-voltage": None if heat is None else float(heat.under_voltage),
+        "on-mains": None if supply.on_mains is None else float(supply.on_mains),
+        "battery": supply.battery,
+        "disk-free-bytes": _float(disk_free_bytes(state_dir)),
+        "memory-available-bytes": _float(memory(root).available_bytes),
+        "peak-memory-bytes": float(peak),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _float(value: int | None) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
@@ -37,12 +36,6 @@ _BACKDATED = timedelta(days=1)  # a device whose clock runs behind must not refu
 _AUTHORITY = timedelta(days=3650)
 _SERVER = timedelta(days=730)
 _RENEWED = timedelta(days=30)  # a certificate that ends sooner than this is issued anew
-
-
-@dataclass(frozen=True)
-class _Names:
-    subject: x509.Name
-    issuer: x509.Name
 
 
 def new_key() -> ec.EllipticCurvePrivateKey:
@@ -100,7 +93,7 @@ def new_authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
     name = _name(f"fl-elastic fleet {identity.digest.hex()[:12]}")
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
     builder = (
-        _builder(_Names(name, name), key.public_key(), now, _AUTHORITY)
+        _builder(name, name, key.public_key(), now, _AUTHORITY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(identity, critical=False)
@@ -132,7 +125,7 @@ def new_server_certificate(
     identity = x509.SubjectKeyIdentifier.from_public_key
     alternatives = x509.SubjectAlternativeName([_general_name(address) for address in wanted])
     builder = (
-        _builder(_Names(_name(wanted[0][:64]), authority.subject), key.public_key(), now, _SERVER)
+        _builder(_name(wanted[0][:64]), authority.subject, key.public_key(), now, _SERVER)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -202,12 +195,16 @@ def _name(common: str) -> x509.Name:
 
 
 def _builder(
-    names: _Names, key: ec.EllipticCurvePublicKey, now: datetime, lifetime: timedelta
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    lifetime: timedelta,
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
-        .subject_name(names.subject)
-        .issuer_name(names.issuer)
+        .subject_name(subject)
+        .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _BACKDATED)

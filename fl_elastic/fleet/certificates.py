@@ -19,14 +19,13 @@ from fl_elastic.fleet.authority import (
     read_certificate,
     server_problem,
 )
-from fl_elastic.fleet.change import Change
+from fl_elastic.fleet.change import Change, ensure_file
 from fl_elastic.fleet.files import (
     PRIVATE_FILE,
     PUBLIC_FILE,
     make_folder,
     read_bytes,
     write_file,
-    write_if_changed,
 )
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
@@ -108,7 +107,7 @@ def ensure_server(folder: FleetFolder, server: Server, now: datetime) -> Iterato
         write_file(folder.server_key, key_to_pem(key), PRIVATE_FILE)
         yield Change("created", folder.server_key)
     authority = authority_certificate(folder)
-    yield _copied(folder.server_ca, authority)
+    yield ensure_file(folder.server_ca, authority, otherwise="repaired")
     path = folder.server_certificate
     if not path.is_file():
         _issue(folder, key, server, now)
@@ -173,13 +172,6 @@ def _check_pair(folder: FleetFolder, key: ec.EllipticCurvePrivateKey) -> None:
         raise FleetError(
             f"{folder.ca} does not belong to {folder.ca_key}; restore both from the same backup"
         )
-
-
-def _copied(path: Path, data: bytes) -> Change:
-    missing = not path.is_file()
-    if write_if_changed(path, data, PUBLIC_FILE):
-        return Change("created" if missing else "repaired", path)
-    return Change("kept", path)
 
 
 def _copies(folder: FleetFolder) -> list[Path]:

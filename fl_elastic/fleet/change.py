@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Change"]
+from fl_elastic.fleet.files import PUBLIC_FILE, write_if_changed
+
+__all__ = ["Change", "ensure_file"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +27,13 @@ class Change:
     what: str
     path: Path
     why: str = ""
+
+
+def ensure_file(
+    path: Path, data: bytes, mode: int = PUBLIC_FILE, otherwise: str = "updated"
+) -> Change:
+    """Let a file hold ``data``; say whether it was missing, held something else (``otherwise``), or was kept."""
+    missing = not path.is_file()
+    if write_if_changed(path, data, mode):
+        return Change("created" if missing else otherwise, path)
+    return Change("kept", path)

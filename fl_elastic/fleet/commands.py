@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import address_and_port
 from fl_elastic.fleet.node_settings import NodeSettings
@@ -28,22 +27,21 @@ RUNTIME_PORT = 9094
 """Where a node's own helpers reach it, on the loopback."""
 
 
-def superlink_arguments(
-    folder: FleetFolder, server: Server, host: str, port: int
-) -> tuple[str, ...]:
+def superlink_arguments(folder: FleetFolder, host: str, port: int) -> tuple[str, ...]:
     """Return the arguments of ``flower-superlink``.
 
     Parameters
     ----------
     folder : FleetFolder
         The fleet's folder, absolute.
-    server : Server
-        The server's settings.
     host, port : str and int
         Where it listens.
     """
     return (
-        *_superlink_security(folder, server),
+        "--ssl-ca-certfile", str(folder.server_ca),
+        "--ssl-certfile", str(folder.server_certificate),
+        "--ssl-keyfile", str(folder.server_key),
+        "--enable-supernode-auth",
         "--database", str(folder.state),
         "--host", host,
         "--port", str(port),
@@ -74,7 +72,8 @@ def supernode_arguments(
         Where the node's own helpers reach it; each node of one machine needs its own.
     """
     return (
-        *_supernode_security(folder, settings.server),
+        "--root-certificates", str(folder.ca),
+        "--auth-supernode-private-key", str(folder.key),
         "--superlink", address_and_port(address, settings.server.port),
         "--node-config", config_text(config),
         "--host", LOOPBACK_HOST,
@@ -116,23 +115,3 @@ def config_value(value: Scalar) -> str:
     # but for DEL, which JSON leaves as it is and TOML forbids.
     text = json.dumps(value, ensure_ascii=False)[1:-1]
     return '"' + text.replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'
-
-
-def _superlink_security(folder: FleetFolder, server: Server) -> tuple[str, ...]:
-    if server.insecure:
-        return ("--insecure",)
-    return (
-        "--ssl-ca-certfile", str(folder.server_ca),
-        "--ssl-certfile", str(folder.server_certificate),
-        "--ssl-keyfile", str(folder.server_key),
-        "--enable-supernode-auth",
-    )  # fmt: skip
-
-
-def _supernode_security(folder: NodeFolder, server: Server) -> tuple[str, ...]:
-    if server.insecure:
-        return ("--insecure",)
-    return (
-        "--root-certificates", str(folder.ca),
-        "--auth-supernode-private-key", str(folder.key),
-    )  # fmt: skip

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fl_elastic.fleet.change import Change
-from fl_elastic.fleet.files import (
-    PRIVATE_FILE,
-    PUBLIC_FILE,
-    make_folder,
-    toml_bytes,
-    write_if_changed,
-)
+from fl_elastic.fleet.change import Change, ensure_file
+from fl_elastic.fleet.files import PRIVATE_FILE, make_folder, toml_bytes
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.names import address_and_port
@@ -57,13 +51,12 @@ __all__ = ["client_app", "server_app"]
 
 def operator_bytes(folder: FleetFolder, server: Server) -> bytes:
     """Return the settings by which Flower's commands find the SuperLink."""
-    connection: dict[str, object] = {"address": address_and_port(server.addresses[0], server.port)}
-    if server.insecure:
-        connection["insecure"] = True
-    else:
+    ca = folder.ca if folder.ca.is_file() else folder.server_ca
+    connection = {
+        "address": address_and_port(server.addresses[0], server.port),
         # Flower takes a relative path from its home, which would break if the folder moved.
-        ca = folder.ca if folder.ca.is_file() else folder.server_ca
-        connection["root-certificates"] = str(ca.resolve())
+        "root-certificates": str(ca.resolve()),
+    }
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     return toml_bytes("How Flower's commands reach this fleet (FLWR_HOME is this folder).", table)
 
@@ -72,12 +65,7 @@ def ensure_operator(folder: FleetFolder, server: Server) -> Iterator[Change]:
     """Write the settings of Flower's commands where they are missing or say something else."""
     if make_folder(folder.operator):
         yield Change("created", folder.operator)
-    missing = not folder.operator_settings.is_file()
-    data = operator_bytes(folder, server)
-    if write_if_changed(folder.operator_settings, data, PRIVATE_FILE):
-        yield Change("created" if missing else "updated", folder.operator_settings)
-    else:
-        yield Change("kept", folder.operator_settings)
+    yield ensure_file(folder.operator_settings, operator_bytes(folder, server), PRIVATE_FILE)
 
 
 def ensure_app(folder: FleetFolder) -> Iterator[Change]:
@@ -85,10 +73,5 @@ def ensure_app(folder: FleetFolder) -> Iterator[Change]:
     if make_folder(folder.app):
         yield Change("created", folder.app)
     project = toml_bytes("Submitted by fl-elastic fleet submit; init writes it again.", _PROJECT)
-    for name, data in (("pyproject.toml", project), ("fleet_app.py", _APP.encode())):
-        path = folder.app / name
-        missing = not path.is_file()
-        if write_if_changed(path, data, PUBLIC_FILE):
-            yield Change("created" if missing else "updated", path)
-        else:
-            yield Change("kept", path)
+    yield ensure_file(folder.app / "pyproject.toml", project)
+    yield ensure_file(folder.app / "fleet_app.py", _APP.encode())

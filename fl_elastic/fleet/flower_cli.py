@@ -51,15 +51,12 @@ class NodeState:
         ``registered``, ``online``, ``offline`` or ``unregistered``.
     online_at, offline_at : str, optional
         When it last came and last went, in UTC.
-    online_seconds : float
-        How long it has been there.
     """
 
     node_id: str
     status: str
     online_at: str | None = None
     offline_at: str | None = None
-    online_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,6 @@ def _node_state(entry: dict[str, Any]) -> NodeState:
         status=str(entry.get("status", "unknown")),
         online_at=_said(entry.get("online-at")),
         offline_at=_said(entry.get("offline-at")),
-        online_seconds=float(entry.get("online-elapsed") or 0.0),
     )
 
 

@@ -36,33 +36,24 @@ class Health:
     certificate_error: bool = False
 
 
-def ask_health(
-    server: Server, address: str, ca: Path | None, *, port: int | None = None, seconds: float = 5.0
-) -> Health:
+def ask_health(server: Server, address: str, ca: Path | None, *, seconds: float = 5.0) -> Health:
     """Ask ``GET /health``, trusting the fleet's authority only, without any proxy.
 
     Parameters
     ----------
     server : Server
-        Its port, and whether it goes without TLS.
+        Its port.
     address : str
         Where it is.
     ca : Path, optional
         Certificate of the authority; left out, the certificate is not checked.
-    port : int, optional
-        Another port than the server's.
     seconds : float
         How long to wait.
     """
-    wanted = server.port if port is None else port
-    connection: http.client.HTTPConnection
     try:
-        if server.insecure:
-            connection = http.client.HTTPConnection(address, wanted, timeout=seconds)
-        else:
-            connection = http.client.HTTPSConnection(
-                address, wanted, timeout=seconds, context=_context(ca)
-            )
+        connection = http.client.HTTPSConnection(
+            address, server.port, timeout=seconds, context=_context(ca)
+        )
         try:
             connection.request("GET", "/health")
             answer = connection.getresponse()

@@ -61,7 +61,7 @@ Config = Mapping[str, Scalar]
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is, and whether the fleet goes without TLS and keys.
+    """Where the server is.
 
     Parameters
     ----------
@@ -69,13 +69,10 @@ class Server:
         Host names and IP addresses by which nodes reach it, the preferred one first.
     port : int
         The one port of everything.
-    insecure : bool
-        No TLS, no keys: anyone on the network can read, join and command.
     """
 
     addresses: Annotated[tuple[Annotated[Text, approved(check_address)], ...], approved(_some)]
     port: Annotated[Whole, approved(check_port)]
-    insecure: Truth = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class Node:
     name : str
         Also the name of its folder.
     fingerprint : str
-        Of its public key; empty in an insecure fleet.
+        Of its public key.
     node_id : str, optional
         What the SuperLink calls it, once registered.
     retired : tuple of str
@@ -234,11 +231,7 @@ def save_inventory(path: Path, inventory: Inventory) -> bool:
 
 def server_table(server: Server) -> dict[str, Any]:
     """Return the server as a table of a TOML file."""
-    return {
-        "addresses": list(server.addresses),
-        "port": server.port,
-        "insecure": server.insecure,
-    }
+    return {"addresses": list(server.addresses), "port": server.port}
 
 
 def _node_table(node: Node) -> dict[str, Any]:

@@ -46,8 +46,6 @@ class LocalFleet:
         Settings of every node, such as ``threads``.
     node_config : sequence of such mappings, optional
         Settings of single nodes, in their order.
-    insecure : bool
-        Without TLS and keys.
     environment : mapping of str to str, optional
         In addition to that of this process.
     tell : callable, optional
@@ -66,7 +64,6 @@ class LocalFleet:
         *,
         config: Mapping[str, Scalar] | None = None,
         node_config: Sequence[Mapping[str, Scalar]] = (),
-        insecure: bool = False,
         environment: Mapping[str, str] | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -77,7 +74,6 @@ class LocalFleet:
         self._given = folder
         self._config = dict(config or {})
         self._node_config = list(node_config)
-        self._insecure = insecure
         self._environment = {**os.environ, **(environment or {})}
         self._tell = tell
         self.members: dict[str, Member] = {}
@@ -89,8 +85,7 @@ class LocalFleet:
             self.start(SERVER)
             self.wait_for_server()
             self._tell("server is up")
-            if not self._insecure:
-                register(self.folder, self.flower)
+            register(self.folder, self.flower)
             for name in self.names:
                 self.start(name)
             self.wait_online(self.names)
@@ -148,8 +143,7 @@ class LocalFleet:
         """
         server = load_inventory(self.folder.inventory).server
         until = time.monotonic() + seconds
-        ca = None if self._insecure else self.folder.server_ca
-        while not (health := ask_health(server, _HOST, ca)).ok:
+        while not (health := ask_health(server, _HOST, self.folder.server_ca)).ok:
             if not self._member(SERVER).running or time.monotonic() > until:
                 raise FleetError(
                     f"the server did not come up ({health.why}): {self._end_of_log(SERVER)}"
@@ -157,7 +151,7 @@ class LocalFleet:
             time.sleep(0.2)
 
     def online(self) -> set[str]:
-        """Return the names of the nodes that the server calls online; in an insecure fleet, their ids.
+        """Return the names of the nodes that the server calls online.
 
         It misses one that was killed only after a while.
         """
@@ -233,14 +227,7 @@ class LocalFleet:
 
     def _are_back(self, names: Sequence[str], since: Mapping[str, datetime]) -> bool:
         """Whether each process came online after its start: before, the server meant the one before it."""
-        started = [self._member(name).started for name in names]
-        if not self._insecure:
-            found = [since.get(name, _NEVER) for name in names]
-            return all(there >= start for there, start in zip(found, started, strict=True))
-        # Nobody knows which is which.
-        latest = sorted(since.values(), reverse=True)[: len(names)]
-        pairs = zip(latest, sorted(started, reverse=True), strict=False)
-        return len(latest) == len(names) and all(there >= start for there, start in pairs)
+        return all(since.get(name, _NEVER) >= self._member(name).started for name in names)
 
     def _provision(self) -> None:
         if self._given is None:
@@ -249,7 +236,7 @@ class LocalFleet:
         assert root is not None
         self.folder = FleetFolder(root.resolve())
         ports = free_ports(1 + len(self.names))
-        wanted = Wanted((_HOST,), ports[0], self._insecure, self.names)
+        wanted = Wanted((_HOST,), ports[0], self.names)
         provision(self.folder, wanted)
         for index, name in enumerate(self.names):
             own = self._node_config[index] if index < len(self._node_config) else {}

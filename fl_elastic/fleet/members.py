@@ -63,17 +63,12 @@ def revoke_node(folder: FleetFolder, name: str) -> Node:
     Raises
     ------
     FleetError
-        If there is no such node, or the fleet has no keys.
+        If there is no such node.
     """
     load_inventory(folder.inventory)
     with locked(folder.root):
         inventory = load_inventory(folder.inventory)
         node = inventory.node(name)
-        if inventory.server.insecure:
-            raise FleetError(
-                "this fleet is insecure: anyone may join, so a node cannot be shut out; "
-                "run: fl-elastic fleet init DIR --secure"
-            )
         revoked = replace(node.without_registration(), revoked=True)
         inventory = inventory.with_node(revoked).with_revoked_key(node.fingerprint)
         save_inventory(folder.inventory, inventory)
@@ -88,14 +83,12 @@ def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
     Raises
     ------
     FleetError
-        If there is no such node, the fleet has no keys, or a file cannot be written.
+        If there is no such node, or a file cannot be written.
     """
     load_inventory(folder.inventory)
     with locked(folder.root):
         inventory = load_inventory(folder.inventory)
         node = inventory.node(name)
-        if inventory.server.insecure:
-            raise FleetError("this fleet is insecure: its nodes have no keys to rotate")
         place, key = folder.node(name), new_node_key(name)
         make_folder(place.root)
         # The public key first: after a crash in between, the next rotation starts over.
@@ -119,11 +112,9 @@ def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
     Raises
     ------
     FleetError
-        If the fleet has no certificates, the authority's key is not there, or a file cannot be written.
+        If the authority's key is not there, or a file cannot be written.
     """
     inventory = load_inventory(folder.inventory)
-    if inventory.server.insecure:
-        raise FleetError("this fleet is insecure: its server has no certificate to rotate")
     with locked(folder.root):
         return list(renew_server(folder, inventory.server, now))
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import read_bytes
+from fl_elastic.registry import first_line
 
 __all__ = ["NodeKey", "fingerprint", "new_node_key", "public_part"]
 
@@ -62,7 +63,7 @@ def public_part(path: Path, name: str) -> bytes:
             raise ValueError(f"it is of type {type(key).__name__}")
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FleetError(
-            f"{path} is not an elliptic-curve key in OpenSSH's format ({_short(error)}); "
+            f"{path} is not an elliptic-curve key in OpenSSH's format ({first_line(error)}); "
             f"restore it, or make a new one with: fl-elastic fleet rotate DIR {name}"
         ) from error
     return _public_line(key.public_key(), name)
@@ -81,7 +82,7 @@ def fingerprint(path: Path) -> str:
         serialization.load_ssh_public_key(b" ".join(words[:2]))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise FleetError(
-            f"{path} is not a public key in OpenSSH's format ({_short(error)}); "
+            f"{path} is not a public key in OpenSSH's format ({first_line(error)}); "
             "restore it, or delete it where node.key is still beside it and run fl-elastic fleet init again"
         ) from error
     digest = hashlib.sha256(base64.b64decode(words[1])).digest()
@@ -91,7 +92,3 @@ def fingerprint(path: Path) -> str:
 def _public_line(key: ec.EllipticCurvePublicKey, name: str) -> bytes:
     line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     return line + b" " + name.encode() + b"\n"
-
-
-def _short(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

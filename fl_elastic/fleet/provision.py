@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import authority_certificate, ensure_authority, ensure_server
-from fl_elastic.fleet.change import Change
+from fl_elastic.fleet.change import Change, ensure_file
 from fl_elastic.fleet.files import (
     PRIVATE_FILE,
     PRIVATE_FOLDER,
@@ -19,7 +18,6 @@ from fl_elastic.fleet.files import (
     mend_mode,
     mode_of,
     write_file,
-    write_if_changed,
 )
 from fl_elastic.fleet.fleet_files import ensure_app, ensure_operator
 from fl_elastic.fleet.inventory import (
@@ -50,15 +48,12 @@ class Wanted:
         Of the server.
     port : int, optional
         Of the server, 8000 in a new fleet.
-    insecure : bool, optional
-        Without TLS and keys; ``False`` in a new fleet.
     nodes : sequence of str
         Nodes that there should be.
     """
 
     addresses: Sequence[str] = ()
     port: int | None = None
-    insecure: bool | None = None
     nodes: Sequence[str] = ()
 
 
@@ -89,11 +84,8 @@ def provision(
         # Again, and alone: another process may have changed it meanwhile.
         inventory = _wanted_inventory(folder, wanted)
         changes += _mended(folder)
-        if not inventory.server.insecure:
-            changes += ensure_authority(folder, now())
-            changes += ensure_server(folder, inventory.server, now())
-        elif make_folder(folder.server):
-            changes.append(Change("created", folder.server))
+        changes += ensure_authority(folder, now())
+        changes += ensure_server(folder, inventory.server, now())
         if make_folder(folder.nodes):
             changes.append(Change("created", folder.nodes))
         for node in inventory.nodes:
@@ -119,23 +111,22 @@ def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, 
     check_settings(node.name, node.config)
     place = folder.node(node.name)
     changes = [Change("created", place.root)] if make_folder(place.root) else []
-    if not server.insecure:
-        changes += _ensure_key(place, node)
-        changes.append(_written(place.ca, authority_certificate(folder)))
-        found = fingerprint(place.public_key)
-        if node.fingerprint and found != node.fingerprint:
-            # Somebody replaced the key; the registration belongs to the old one.
-            node = node.without_registration()
-            changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
-        node = replace(node, fingerprint=found)
-    changes.append(_written(place.settings, node_settings_bytes(server, node)))
+    changes += _ensure_key(place, node)
+    changes.append(ensure_file(place.ca, authority_certificate(folder)))
+    found = fingerprint(place.public_key)
+    if node.fingerprint and found != node.fingerprint:
+        # Somebody replaced the key; the registration belongs to the old one.
+        node = node.without_registration()
+        changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
+    node = replace(node, fingerprint=found)
+    changes.append(ensure_file(place.settings, node_settings_bytes(server, node)))
     return node, changes
 
 
 def _ensure_key(place: NodeFolder, node: Node) -> Iterator[Change]:
     if place.key.is_file():
         yield Change("kept", place.key)
-        yield _written(place.public_key, public_part(place.key, node.name))
+        yield ensure_file(place.public_key, public_part(place.key, node.name))
     elif place.public_key.is_file():
         yield Change("kept", place.key, "not here: on the device only")
     elif node.fingerprint:
@@ -172,8 +163,6 @@ def _wanted_inventory(folder: FleetFolder, wanted: Wanted) -> Inventory:
         server = replace(server, addresses=addresses)
     if wanted.port is not None:
         server = replace(server, port=check_port(wanted.port))
-    if wanted.insecure is not None:
-        server = replace(server, insecure=wanted.insecure)
     inventory = replace(inventory, server=server)
     for name in map(check_name, wanted.nodes):
         if not inventory.has(name):
@@ -196,10 +185,3 @@ def _mended(folder: FleetFolder) -> Iterator[Change]:
                 yield Change(
                     "repaired", path, f"permissions {before:o} let others in; now {mode_of(path):o}"
                 )
-
-
-def _written(path: Path, data: bytes) -> Change:
-    missing = not path.is_file()
-    if write_if_changed(path, data, PUBLIC_FILE):
-        return Change("created" if missing else "updated", path)
-    return Change("kept", path)

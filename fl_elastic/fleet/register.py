@@ -54,11 +54,6 @@ def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
     done: list[Registration] = []
     with locked(folder.root):
         inventory = load_inventory(folder.inventory)
-        if inventory.server.insecure:
-            return [
-                Registration(n.name, "known", why="insecure: anyone may join")
-                for n in inventory.nodes
-            ]
         alive = {state.node_id for state in registry.nodes() if state.status != GONE}
         for node in inventory.nodes:
             for changed, what in _one(folder, inventory, node, registry, alive):

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fl_elastic.errors import FleetError
-
-__all__ = ["NodeRound", "last_rounds", "read_rounds"]
-
-_TAIL = 1 << 20  # bytes; a run of months leaves more, and only its end is wanted here
+__all__ = ["NodeRound", "last_rounds"]
 
 
 @dataclass(frozen=True)
@@ -43,31 +36,6 @@ class NodeRound:
     temperature: float | None = None
     coverage: float | None = None
     disk_free_bytes: float | None = None
-
-
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """Return the last rounds of a file with one JSON object per line; a damaged line is left out.
-
-    Raises
-    ------
-    FleetError
-        If the file is there and cannot be read.
-    """
-    # A full file is put aside as NAME.1 and begun anew.
-    return [*_tail(path.with_name(f"{path.name}.1")), *_tail(path)]
-
-
-def _tail(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - _TAIL))
-            lines = stream.read().splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise FleetError(f"cannot read {path}: {error.strerror or error}") from error
-    return [found for found in map(_object, lines) if found is not None]
 
 
 def last_rounds(rounds: Iterable[dict[str, Any]]) -> dict[str, NodeRound]:
@@ -105,14 +73,6 @@ def _numbers(said: object) -> dict[str, float | None]:
     if not isinstance(said, dict):
         return {}
     return {key: _number(said.get(name, said.get(key))) for key, name in _NUMBERS.items()}
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _number(value: object) -> float | None:

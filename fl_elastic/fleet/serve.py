@@ -117,17 +117,16 @@ def server_launch(
     """
     folder = FleetFolder(folder.root.resolve())
     server = load_inventory(folder.inventory).server
-    if not server.insecure:
-        _present(folder.server_ca, folder.server_certificate, folder.server_key)
-        if host not in (*ANYWHERE, *LOOPBACK, *server.addresses):
-            # The server's own helpers connect to it there and check the certificate as everyone does.
-            raise FleetError(
-                f"host {host} is not among the addresses of the certificate "
-                f"({', '.join(server.addresses)}); add it with: fl-elastic fleet init DIR --server-address ..."
-            )
+    _present(folder.server_ca, folder.server_certificate, folder.server_key)
+    if host not in (*ANYWHERE, *LOOPBACK, *server.addresses):
+        # The server's own helpers connect to it there and check the certificate as everyone does.
+        raise FleetError(
+            f"host {host} is not among the addresses of the certificate "
+            f"({', '.join(server.addresses)}); add it with: fl-elastic fleet init DIR --server-address ..."
+        )
     home = folder.server / "flower"
     wanted = check_port(server.port if port is None else port)
-    arguments = superlink_arguments(folder, server, host, wanted)
+    arguments = superlink_arguments(folder, host, wanted)
     environment = flower_environment(base, home, (*server.addresses, host))
     return Launch(
         (command_path("flower-superlink"), *arguments),
@@ -174,8 +173,7 @@ def node_launch(
     """
     folder = NodeFolder(folder.root.resolve())
     settings = load_node_settings(folder.settings)
-    if not settings.server.insecure:
-        _present(folder.key, folder.ca)
+    _present(folder.key, folder.ca)
     place = state_folder(folder, settings, base, state)
     home = place / "flower"
     config = _node_config(folder, settings, base, place, data_root)
@@ -191,7 +189,7 @@ def node_launch(
     arguments = supernode_arguments(folder, settings, address, config, check_port(port))
     environment = flower_environment(base, home, addresses, _threads(folder, settings))
     command = (command_path("flower-supernode"), *arguments)
-    notice = "" if settings.server.insecure else _IF_REFUSED.format(name=settings.name)
+    notice = _IF_REFUSED.format(name=settings.name)
     return Launch(
         command, environment, (place, home), LOOPBACK_HOST, port, "--runtime-port", notice
     )

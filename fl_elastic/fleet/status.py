@@ -54,7 +54,7 @@ def fleet_status(
     by_id = {state.node_id: state for state in states or ()}
     found = [_status(node, by_id, states is not None, rounds) for node in inventory.nodes]
     known = {node.node_id for node in inventory.nodes}
-    # In an insecure fleet nodes make keys of their own, and nobody can say which is which.
+    # Registered by a command that ended before it could write down the id.
     strangers = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
     return found + [
         NodeStatus(s.node_id, s.node_id, s.status, _seen(s), rounds.get(s.node_id))

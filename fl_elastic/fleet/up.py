@@ -11,9 +11,9 @@ from fl_elastic.devices.platform import processors
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.flower_cli import RunState
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.fleet.rounds import read_rounds
 from fl_elastic.fleet.submit import wait_for_run
 from fl_elastic.laboratory import from_laboratory
+from fl_elastic.operations.journal import Journal
 from fl_elastic.settings import Scalar
 
 __all__ = ["result_of", "run_local"]
@@ -29,7 +29,6 @@ def run_local(
     data_root: str | None = None,
     keep: Path | None = None,
     threads: int = 0,
-    insecure: bool = False,
     tell: Callable[[str], None] = lambda text: None,
     on_rounds: Callable[[Path], Callable[[], None]] = lambda path: lambda: None,
 ) -> tuple[RunState, dict[str, Any]]:
@@ -46,7 +45,7 @@ def run_local(
     config: dict[str, Scalar] = {"threads": threads or max(1, processors().threads // nodes)}
     if data_root is not None:
         config["data-root"] = str(Path(data_root).resolve())
-    with LocalFleet(nodes, keep, config=config, insecure=insecure, tell=tell) as fleet:
+    with LocalFleet(nodes, keep, config=config, tell=tell) as fleet:
         run_id = fleet.submit(
             scenario=text, method=method, seed=seed,
             results=str(fleet.folder.results), data_root=config.get("data-root", ""),
@@ -67,7 +66,8 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
         summary = {}
     if not isinstance(summary, dict):
         summary = {}
-    rounds = [entry for entry in read_rounds(results / "rounds.jsonl") if entry.get("round")]
+    entries = Journal(results / "rounds.jsonl").entries()
+    rounds = [entry for entry in entries if entry.get("round")]
     seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]
     found = {
         # Of the last round; and as a simulation reports it.

@@ -597,7 +597,7 @@ class ElasticClient(NumPyClient):
         sums, forward = head_sums_above_cut(
             data.model, examples, graph, options,
             seconds=self.budget_for(task).deadline or math.inf, together=_TOGETHER,
-            loss_fn=data.plain_loss,
+            loss_fn=data.loss_fn,
         )  # fmt: skip
         count = max(self.size(examples).examples, sums.num_examples)
         return data.in_server_order(sums), count, forward
@@ -609,7 +609,7 @@ class ElasticClient(NumPyClient):
         data = self.data
         total, held = sums_apart(
             data.model, data.examples(of_server=True),
-            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.plain_loss, clip=task.clip,
+            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
         )  # fmt: skip
         refuse_frozen_head(total.weight, self.manifest.index)
         return data.in_server_order(total), data.in_server_order(held)
@@ -643,8 +643,8 @@ class ElasticClient(NumPyClient):
         return first_batches(data.batches, count, device, self.options.count_examples)
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
-        """Return the packed update, corrected by what earlier updates lost if the codec supports feedback."""
-        if not CODECS.make(codec).feedback:
+        """Return the packed update, corrected by what earlier updates lost if the codec is lossy."""
+        if not CODECS.make(codec).lossy:
             return encode(update, self.manifest, codec)
         feedback = self._state.feedback
         corrected = feedback.corrected(update)

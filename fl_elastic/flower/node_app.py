@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.devices.platform import processors
 from fl_elastic.devices.power import PowerSupply, power_supply
-from fl_elastic.devices.vitals import Vitals
+from fl_elastic.devices.vitals import vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import (
@@ -261,7 +261,7 @@ class CaredFor:
             If it cannot train.
         """
         log_to_file(self.node.state_dir / _LOG_FILE)
-        started, vitals = time.monotonic(), Vitals(self.node.state_dir)
+        started = time.monotonic()
         refusal = self.node.refusal(power_supply())
         if refusal:
             raise FleetError(f"takes no part in this round: {refusal}")
@@ -270,7 +270,7 @@ class CaredFor:
             _LOG.info("steps take another time than was measured: measuring again")
         client = self.make_client(again)
         packed, examples, metrics = client.fit(arrays, self._time_left(started))
-        metrics |= vitals.metrics()
+        metrics |= vitals(self.node.state_dir)
         metrics["message-seconds"] = time.monotonic() - started
         if client.report is not None:
             metrics["drift"] = client.report.drift

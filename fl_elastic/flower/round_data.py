@@ -50,11 +50,6 @@ class RoundData:
     one_pass: ClassVar[bool] = False
     """Whether a second pass over the batches would draw the same samples."""
 
-    @property
-    def plain_loss(self) -> LossFn:
-        """Loss of `examples` and ``tests``."""
-        return self.loss_fn
-
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
         """Return batches that hold each example once; ``of_server`` restricts them to the server's classes."""
         return self.batches

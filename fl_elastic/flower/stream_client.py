@@ -15,7 +15,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.round_data import RoundData
 from fl_elastic.flower.stream_data import StreamData, StreamSettings
-from fl_elastic.flower.stream_update import below_cut, layout_of, refuse_other_features
+from fl_elastic.flower.stream_update import Layout, below_cut, refuse_other_features
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
@@ -24,9 +24,9 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.joining import JOINING_RULES, JoiningRule
+from fl_elastic.streaming.joining import shares_to_try
 from fl_elastic.streaming.learner_snapshot import load_snapshot
-from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.update import Manifest
 
 __all__ = ["StreamClient"]
@@ -55,14 +55,15 @@ class StreamClient(ElasticClient):
         State folder of the `StreamLearner`, with its store ``samples.db`` in it.
     budget : Budget
         What one round may spend.
-    joining : str or JoiningRule
-        How the global model is joined with the device's own.
+    joining : {"measured", "replace"} or sequence of float
+        How much of the global model goes into the joined one: of five shares from none to all the one that is right
+        most often on samples that the learner has not trained on, all of it, or the best of these shares.
     classes : sequence of int, optional
         Labels of the server's outputs, in order; by default 0, 1, 2 and so on.
     optimizer_fn, loss_fn : callable
         As in `ElasticClient`.
-    replay : str or Replay
-        How batches are drawn from the store.
+    replay : Replay, optional
+        How many rows of a batch come out of the store; by default half of 32.
     steps : int
         Training steps of a round, if the budget pays for them.
     left : {"by_share", "joined", "trained"}
@@ -98,11 +99,11 @@ class StreamClient(ElasticClient):
         stream_dir: str | Path,
         *,
         budget: Budget,
-        joining: str | JoiningRule = "measured",
+        joining: str | Sequence[float] = "measured",
         classes: Sequence[int] | None = None,
         optimizer_fn: OptimizerFn | None = None,
         loss_fn: LossFn = classification_loss,
-        replay: str | Replay = "er",
+        replay: Replay | None = None,
         steps: int = 20,
         left: str = "by_share",
         prepare: Prepare = as_floats,
@@ -119,7 +120,7 @@ class StreamClient(ElasticClient):
         self._state.go_by(Manifest.of(model, whole=True))
         self._prepare, self._head = prepare, head
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
-        layout = layout_of(blank, self.manifest)
+        layout = Layout.of(blank, self.manifest)
         outputs = self.manifest.shape(layout.head[0])[0]
         known = tuple(range(outputs)) if classes is None else tuple(classes)
         if len(set(known)) != len(known) or len(known) > outputs:
@@ -127,7 +128,7 @@ class StreamClient(ElasticClient):
                 f"{len(known)} classes for {outputs} outputs: name each once, at most so many"
             )
         self._settings = StreamSettings(
-            folder, layout, known, loss_fn, JOINING_RULES.make(joining), REPLAYS.make(replay),
+            folder, layout, known, loss_fn, shares_to_try(joining), replay or Replay(),
             steps, seed, left,
         )  # fmt: skip
 
@@ -145,7 +146,7 @@ class StreamClient(ElasticClient):
         """Yield the samples of the stream, and the learner's model joined with the server's."""
         settings = self._settings
         seen = load_snapshot(
-            settings.folder, self.model, settings.plain_loss,
+            settings.folder, self.model, settings.loss_fn,
             prepare=self._prepare, seed=settings.seed, head=self._head,
         )  # fmt: skip
         with seen.store:
@@ -159,12 +160,12 @@ class StreamClient(ElasticClient):
                 data = data.with_server(weights, fixed, trains=trains)
             yield data
 
-    def _federations(self, task: RoundTask, *, trains: bool) -> dict[str, float]:
-        """Return the tensors that are the federation's on every device, each with a share of 1."""
+    def _federations(self, task: RoundTask, *, trains: bool) -> frozenset[str]:
+        """Return the tensors that are the federation's on every device."""
         layout, names = self._settings.layout, set[str]()
         if task.cut and trains:
             graph = self._costs(self._batches()[0], self._options(task)).graph
             names = below_cut(graph, task.cut, self.manifest.names, layout)
         if task.kept_head:
             names |= {*layout.head}
-        return dict.fromkeys(sorted(names), 1.0)
+        return frozenset(names)

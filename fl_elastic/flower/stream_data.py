@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.round_data import RoundData
-from fl_elastic.flower.stream_update import best_of, seen_from
+from fl_elastic.flower.stream_update import Layout, best_of, seen_from
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.streaming.apply_round_result import labelled_weights
-from fl_elastic.streaming.joining import JoiningRule, Layout
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
 from fl_elastic.streaming.replay import Replay
@@ -53,17 +52,19 @@ class StreamSettings:
         Names of the server's tensors that are the head and the running statistics.
     classes : tuple of int
         Labels of the server's outputs, in order.
-    plain_loss : callable
+    loss_fn : callable
         Loss of outputs and class indices.
-    joining, replay, steps, seed, left
+    shares : tuple of float
+        Shares of the server's model to try.
+    replay, steps, seed, left
         See `fl_elastic.flower.StreamClient`.
     """
 
     folder: Path
     layout: Layout
     classes: tuple[int, ...]
-    plain_loss: LossFn
-    joining: JoiningRule
+    loss_fn: LossFn
+    shares: tuple[float, ...]
     replay: Replay
     steps: int
     seed: int
@@ -131,9 +132,8 @@ class StreamData(RoundData):
         loader = seen.loader(
             settings.replay, settings.steps, (settings.seed, position.rounds, 2), position
         )
-        loss_fn = settings.replay.loss(settings.plain_loss)
         return cls(
-            manifest, seen.trained, loader, _Window(seen), loss_fn,
+            manifest, seen.trained, loader, _Window(seen), settings.loss_fn,
             settings=settings, seen=seen, position=position,
         )  # fmt: skip
 
@@ -142,13 +142,8 @@ class StreamData(RoundData):
         """Whether the learner keeps features, as with latent replay."""
         return self.seen.upper is not None
 
-    @property
-    def plain_loss(self) -> LossFn:
-        """The loss without the terms that replay adds."""
-        return self.settings.plain_loss
-
     def with_server(
-        self, weights: Mapping[str, NDArray[Any]], fixed: Mapping[str, float], *, trains: bool
+        self, weights: Mapping[str, NDArray[Any]], fixed: frozenset[str], *, trains: bool
     ) -> StreamData:
         """Join the server's model with the learner's; return the data with the joined model.
 
@@ -156,19 +151,14 @@ class StreamData(RoundData):
         ----------
         weights : mapping of str to array
             The server's model.
-        fixed : mapping of str to float
-            Tensors whose share is not chosen by the joining rule.
+        fixed : frozenset of str
+            Tensors that are taken from the server unchanged.
         trains : bool
             Whether the joined model is trained or tested; other tasks use the server's model unchanged.
         """
         seen, settings = self.seen, self.settings
         received = LabelledWeights(weights, settings.classes, settings.layout.head)
-        progress = seen.progress
-        drifted = progress.drifts > self.position.drifts or progress.since_drift is not None
-        candidates = [
-            replace(each, named={**each.named, **fixed}) if trains else Shares(1.0)
-            for each in settings.joining.candidates(settings.layout, drifted=drifted)
-        ]
+        candidates = [Shares(share, fixed) for share in (settings.shares if trains else (1.0,))]
         for label in settings.classes:
             seen.classifier.learn(label)
         # Learning a class may replace the head module; the joining sets the rows of new labels.
@@ -179,7 +169,7 @@ class StreamData(RoundData):
             load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
 
         shares = best_of(
-            candidates, load, seen.body, self.plain_loss, seen.untrained(), seen.classifier.classes
+            candidates, load, seen.body, self.loss_fn, seen.untrained(), seen.classifier.classes
         )
         begun = Joined(received, shares, labelled_weights(seen.classifier))
         return replace(self, model=seen.trained, joined=begun)
@@ -187,24 +177,20 @@ class StreamData(RoundData):
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
         """Return every labelled sample once; a target is the index of its label among the classes."""
         labels = self.settings.classes if of_server else self.seen.classifier.classes.labels
-        return self.seen.every_sample(labels, self.settings.replay.batch_size)
+        return self.seen.every_sample(labels, self.settings.replay.rows)
 
     def weights(self) -> dict[str, NDArray[Any]]:
-        """Return the weights in the server's form: its classes, and its own values of personal tensors."""
+        """Return the weights in the server's form, with its classes."""
         if self.joined is None:
             return super().weights()
-        received = self.joined.received
-        whole = overlaid(received, labelled_weights(self.seen.classifier)).weights
-        return {
-            name: received.weights[name] if name.startswith(self._personal) else whole[name]
-            for name in self.manifest.names
-        }
+        whole = overlaid(self.joined.received, labelled_weights(self.seen.classifier)).weights
+        return {name: whole[name] for name in self.manifest.names}
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return the update, relative to the server's model, without personal tensors."""
+        """Return the update relative to the server's model."""
         assert self.joined is not None
         trained = labelled_weights(self.seen.classifier)
-        return seen_from(self.joined.received, trained, trainer.update(version), self._personal)
+        return seen_from(self.joined.received, trained, trainer.update(version))
 
     def known_sums(self) -> HeadSums | None:
         """Return the sums behind the learner's head, if that head is in closed form."""
@@ -246,17 +232,13 @@ class StreamData(RoundData):
             "labelled-since-round": progress.labelled - position.labelled,
             "drifts-since-round": progress.drifts - position.drifts,
             "store-bytes": self.seen.store.used_bytes,
-            "joined-share": self.joined.shares.rest,
+            "joined-share": self.joined.shares.share,
         }
         if progress.labelled:
             found["prequential-accuracy"] = float(progress.accuracy)
         if report is not None:
             found["plan-share"] = float(report.plan.mask.mean())
         return found
-
-    @property
-    def _personal(self) -> tuple[str, ...]:
-        return tuple(self.settings.joining.personal(self.settings.layout))
 
     def _ordered(self, squares: SquaredGradients, labels: Sequence[int]) -> SquaredGradients:
         shapes = dict(zip(self.manifest.names, self.manifest.shapes, strict=True))

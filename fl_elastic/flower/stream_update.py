@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,25 +22,21 @@ from fl_elastic.streaming.body import Body, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.joining import Layout
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, overlaid
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask
 
-__all__ = ["below_cut", "best_of", "layout_of", "refuse_other_features", "seen_from"]
+__all__ = ["Layout", "below_cut", "best_of", "refuse_other_features", "seen_from"]
 
 _LEAST_SAMPLES = 8
 _WAYS = "start the learner without latent replay to take part"
 
 
 def seen_from(
-    received: LabelledWeights,
-    trained: LabelledWeights,
-    update: PartialUpdate,
-    personal: Sequence[str],
+    received: LabelledWeights, trained: LabelledWeights, update: PartialUpdate
 ) -> PartialUpdate:
-    """Return the update relative to the received model, in its order of classes and without personal tensors.
+    """Return the update relative to the received model, in its order of classes.
 
     The update includes what the device had learned before the round: the difference of its model and the global
     one.
@@ -53,24 +49,19 @@ def seen_from(
         The device's model after the round, with at least the same labels.
     update : PartialUpdate
         Changes made by the round's training.
-    personal : sequence of str
-        Beginnings of the names of tensors that are not sent.
     """
     aim = overlaid(received, trained)
-    names = [name for name in update.deltas if not name.startswith(tuple(personal))]
     parts = {
         name: _in_order(masks, received, trained) if name in received.head else masks
         for name, masks in update.parts.items()
-        if name in names
     }
     parts = {name: masks for name, masks in parts.items() if any(m is not None for m in masks)}
     return replace(
         update,
         deltas={
             name: _within(aim.weights[name] - received.weights[name], parts.get(name))
-            for name in names
+            for name in update.deltas
         },
-        steps={name: update.steps[name] for name in names},
         parts=parts,
     )
 
@@ -92,16 +83,18 @@ def _in_order(masks: Masks, received: LabelledWeights, trained: LabelledWeights)
     return (None if placed.all() else placed, *others)
 
 
-def layout_of(classifier: Classifier, manifest: Manifest) -> Layout:
-    """Return which tensors are the head, running statistics, and parameters of layers with such statistics."""
-    statistics = tuple(n for n in manifest.names if manifest.role(n) is not Role.PARAMETER)
-    layers = {name.rpartition(".")[0] for name in statistics}
-    norms = tuple(
-        name
-        for name in manifest.names
-        if name not in statistics and name.rpartition(".")[0] in layers
-    )
-    return Layout(head_tensors(classifier), statistics, norms)
+@dataclass(frozen=True)
+class Layout:
+    """Names of the tensors of a model's head, and of its running statistics."""
+
+    head: tuple[str, ...]
+    statistics: tuple[str, ...]
+
+    @classmethod
+    def of(cls, classifier: Classifier, manifest: Manifest) -> Layout:
+        """Return which tensors of a model are which."""
+        statistics = tuple(n for n in manifest.names if manifest.role(n) is not Role.PARAMETER)
+        return cls(head_tensors(classifier), statistics)
 
 
 def best_of(

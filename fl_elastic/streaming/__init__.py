@@ -6,34 +6,21 @@ from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import (
-    EverySamples,
-    EverySeconds,
-    OnDrift,
-    OnMains,
-    Trigger,
-    WhenIdle,
-)
+from fl_elastic.streaming.trigger import Trigger
 
 __all__ = [
     "DRIFT_DETECTORS",
-    "REPLAYS",
     "ClosedForm",
     "DriftDetector",
-    "EverySamples",
-    "EverySeconds",
     "Guard",
     "Latent",
     "Observation",
-    "OnDrift",
-    "OnMains",
     "Replay",
     "SampleStore",
     "StreamLearner",
     "StreamOptions",
     "Trigger",
-    "WhenIdle",
 ]

@@ -87,8 +87,6 @@ class Engine:
     ----------
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
-    batch_loss : callable
-        Of the batches that are trained on.
     optimizer_fn : callable
         Makes the optimiser, anew each time: a momentum of older data does not push in the right direction.
     budget, policy, options
@@ -98,7 +96,6 @@ class Engine:
     """
 
     loss_fn: LossFn
-    batch_loss: LossFn
     optimizer_fn: OptimizerFn
     budget: Budget
     policy: str | Policy
@@ -132,7 +129,7 @@ class Engine:
         before = score(body, self.loss_fn, held_out, classes)
         number = int(np.random.default_rng(seed).integers(2**31))
         trainer = ElasticTrainer(
-            module, self.batch_loss, self.optimizer_fn, budget=self.budget, policy=self.policy,
+            module, self.loss_fn, self.optimizer_fn, budget=self.budget, policy=self.policy,
             profile=profile, options=replace(self.options, seed=number),
             state=deepcopy(selection),
         )  # fmt: skip
@@ -172,7 +169,7 @@ class Engine:
             return "a weight is no longer finite"
         with torch.no_grad():
             batch = to_device(next(iter(loader)), model_device(module))
-            loss = float(compute_loss(module, self.batch_loss, batch))
+            loss = float(compute_loss(module, self.loss_fn, batch))
         return "" if math.isfinite(loss) else f"the loss of a training batch became {loss}"
 
 

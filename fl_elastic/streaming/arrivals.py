@@ -24,21 +24,20 @@ _TOGETHER = 256
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Samples that are there together, as many labels, times and names, None for what was not given."""
+    """Samples that are there together, as many labels and names, None for what was not given."""
 
     xs: Sequence[Any]
     ys: Sequence[Any]
-    ts: Sequence[Any]
     names: Sequence[str | None]
 
     @classmethod
-    def checked(cls, xs: Any, ys: Any, ts: Any, names: Sequence[str | None] | None) -> Arrivals:
+    def checked(cls, xs: Any, ys: Any, names: Sequence[str | None] | None) -> Arrivals:
         """Return them; StreamError if there are not as many of each."""
-        samples, labels, times = checked_batch(xs, ys, ts)
+        samples, labels = checked_batch(xs, ys)
         called = [None] * len(samples) if names is None else list(names)
         if len(called) != len(samples):
             raise StreamError(f"{len(samples)} samples and {len(called)} names: give as many")
-        return cls(samples, labels, times, called)
+        return cls(samples, labels, called)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class Arrived:
         What is said of it.
     number : int
         Which it is; 0 if it was refused.
-    x, label, t, name
+    x, label, name
         As it was taken in; None for one that was known already.
     """
 
@@ -59,7 +58,6 @@ class Arrived:
     number: int = 0
     x: NDArray[Any] | None = None
     label: int | None = None
-    t: float | None = None
     name: str | None = None
 
     def unkept(self) -> Arrived:
@@ -78,7 +76,6 @@ def noted_arrivals(
         facts |= {
             "number": taken[0].number,
             "y": [each.label for each in taken],
-            "t": [each.t for each in taken],
             "names": [each.name for each in taken],
         }
     if facts and place is not None:

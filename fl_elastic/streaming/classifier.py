@@ -12,6 +12,7 @@ from torch import nn
 
 from fl_elastic.errors import ElasticError, ModelError, StreamDataError, TrainingError, UpdateError
 from fl_elastic.groups import LossFn
+from fl_elastic.registry import first_line
 from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel
 from fl_elastic.streaming.head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.intake import Refused
@@ -153,7 +154,7 @@ class Classifier:
         except ElasticError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise Refused(f"the model does not take it: {reason}") from None
         self.like = np.zeros_like(samples[0]) if self.like is None else self.like
         self._width = looked[1].shape[1]

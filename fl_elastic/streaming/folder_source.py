@@ -21,7 +21,7 @@ _DONE = "done"
 
 @SOURCES.register("dir")
 def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
-    """Yield the samples of ``.npz`` files (arrays ``x``, perhaps ``y`` and ``t``) in the order of their names.
+    """Yield the samples of ``.npz`` files (arrays ``x``, and perhaps ``y``) in the order of their names.
 
     A label is a whole number; NaN stands for none.
 
@@ -58,21 +58,21 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
 
     try:
         with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in ("x", "y", "t") if name in stored.files}
+            arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
         x = arrays["x"]
-        y, t = (arrays.get(name, [None] * len(x)) for name in ("y", "t"))
-        if not len(x) == len(y) == len(t):
-            raise ValueError(f"{len(x)} samples, {len(y)} labels, {len(t)} times")
+        y = arrays.get("y", [None] * len(x))
+        if len(x) != len(y):
+            raise ValueError(f"{len(x)} samples, {len(y)} labels")
     except Exception as error:
         # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
             yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
         return
-    for number, (sample, label, when) in enumerate(zip(x, y, t, strict=True), start=1):
+    for number, (sample, label) in enumerate(zip(x, y, strict=True), start=1):
         if number > skip:
             given = None if _is_missing(label) else label
-            yield Reading(sample, given, when, ends=number == len(x), place=place(number))
+            yield Reading(sample, given, ends=number == len(x), place=place(number))
 
 
 def _is_missing(label: Any) -> bool:

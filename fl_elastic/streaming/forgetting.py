@@ -108,7 +108,7 @@ def dampen_body(
     """
     gone = {row.number for row in rows}
     version = body.version
-    ids = store.draw(len(store), how="newest", version=version).tolist()
+    ids = store.ids(version=version).tolist()
     others = [number for number in ids if number not in gone]
     beside = [row for row in held_out if row.number not in gone]
     known = len(others) + len(beside)
@@ -134,7 +134,7 @@ def _of_store(
         found = store.take(ids[start : start + _AT_ONCE])
         yield from _batches(
             body,
-            [Row(x, y, 0.0) for x, y in zip(found.x, found.y.tolist(), strict=True)],
+            [Row(x, y) for x, y in zip(found.x, found.y.tolist(), strict=True)],
             classes,
         )
     yield from _batches(body, beside, classes)

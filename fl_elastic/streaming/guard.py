@@ -24,15 +24,12 @@ class Row:
         Input or features.
     y : int or None
         Label; None if it has not come.
-    t : float
-        When it came.
     number : int
         Its place in the stream, by which it is known everywhere; 0 where that is not known.
     """
 
     x: NDArray[Any]
     y: int | None
-    t: float
     number: int = 0
 
 
@@ -110,7 +107,7 @@ class HeldOut:
 
     >>> window = HeldOut(Guard(every=2, size=1))
     >>> import numpy as np
-    >>> rows = [Row(np.zeros(1), y, 0.0) for y in range(4)]
+    >>> rows = [Row(np.zeros(1), y) for y in range(4)]
     >>> [window.takes() for _ in rows], [row.y for row in window.hold(rows[1])]
     ([False, True, False, True], [])
     >>> [row.y for row in window.hold(rows[3])], [row.y for row in window.rows]

@@ -1,4 +1,4 @@
-"""What a stream hands over, checked: samples, labels and times that mean something."""
+"""What a stream hands over, checked: samples and labels that mean something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ __all__ = [
     "checked_batch",
     "checked_label",
     "checked_sample",
-    "checked_time",
     "kept_label",
     "label_of",
 ]
@@ -92,22 +91,22 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     return cast
 
 
-def checked_batch(xs: Any, ys: Any, ts: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return samples, labels and times as lists of the same length, None for what was not given.
+def checked_batch(xs: Any, ys: Any) -> tuple[list[Any], list[Any]]:
+    """Return samples and labels as lists of the same length, None for a label that was not given.
 
-    >>> checked_batch([[1.0], [2.0]], None, [3.0, 4.0])
-    ([[1.0], [2.0]], [None, None], [3.0, 4.0])
+    >>> checked_batch([[1.0], [2.0]], None)
+    ([[1.0], [2.0]], [None, None])
     """
     try:
         samples = list(xs)
-        labels, times = ([None] * len(samples) if each is None else list(each) for each in (ys, ts))
+        labels = [None] * len(samples) if ys is None else list(ys)
     except TypeError:
-        raise StreamError("samples, labels and times of a batch must be sequences") from None
-    if not len(samples) == len(labels) == len(times):
+        raise StreamError("samples and labels of a batch must be sequences") from None
+    if len(samples) != len(labels):
         raise StreamError(
-            f"{len(samples)} samples, {len(labels)} labels and {len(times)} times: give as many of each, or none"
+            f"{len(samples)} samples and {len(labels)} labels: give as many of each, or no labels"
         )
-    return samples, labels, times
+    return samples, labels
 
 
 def checked_label(y: Any) -> int | None:
@@ -150,17 +149,6 @@ def label_of(kept: int) -> int | None:
     if kept == _NO_LABEL:
         return None
     return kept if kept >= 0 else kept + 1
-
-
-def checked_time(t: Any) -> float:
-    """Return a time as a number; raises Refused if it is none."""
-    try:
-        value = float(t)
-    except (ValueError, TypeError, OverflowError, RuntimeError):
-        raise Refused(f"the time {_shown(t)} is no number of seconds") from None
-    if not math.isfinite(value):
-        raise Refused("the time is not finite")
-    return value
 
 
 def _shown(value: Any) -> str:

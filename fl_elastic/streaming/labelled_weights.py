@@ -6,13 +6,11 @@ A row that only one side has a label for is kept as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fl_elastic.errors import StreamError
 
 __all__ = ["LabelledWeights", "Shares", "extended", "joined", "kept", "overlaid"]
 
@@ -42,30 +40,18 @@ class Shares:
 
     Parameters
     ----------
-    rest : float
-        Of every tensor that is not named.
-    named : mapping of str to float
-        By the beginning of a tensor's name; the longest that fits counts.
-
-    Examples
-    --------
-    >>> shares = Shares(1.0, {"head": 0.0, "head.bias": 0.5})
-    >>> [shares.of(name) for name in ("conv1.weight", "head.weight", "head.bias")]
-    [1.0, 0.0, 0.5]
+    share : float
+        Of every tensor but the fixed ones.
+    fixed : frozenset of str
+        Names of tensors that are the federation's altogether.
     """
 
-    rest: float
-    named: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for share in (self.rest, *self.named.values()):
-            if not 0 <= share <= 1:
-                raise StreamError(f"a share of {share} means nothing: give 0 to 1")
+    share: float
+    fixed: frozenset[str] = frozenset()
 
     def of(self, name: str) -> float:
         """Return the share of a tensor."""
-        fitting = [each for each in self.named if name.startswith(each)]
-        return self.named[max(fitting, key=len)] if fitting else self.rest
+        return 1.0 if name in self.fixed else self.share
 
 
 def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:

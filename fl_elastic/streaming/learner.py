@@ -31,7 +31,7 @@ from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemo
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.forgetting import Forgotten, dampen_body
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.intake import Refused, checked_label, checked_time
+from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.memory import StreamMemory
@@ -48,12 +48,12 @@ from fl_elastic.streaming.reading_place import (
     saved_readout,
 )
 from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.replay import REPLAYS, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import EverySamples, OnDrift, Trigger
+from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
 from fl_elastic.training.trainer import check_parts
@@ -95,8 +95,8 @@ class StreamLearner:
         When to adapt; by default every 50 labelled samples, and 32 after a drift.
     detector : str or callable
         Registered drift detector, or what makes one.
-    replay : str or Replay
-        Registered recipe for batches, or one with settings of its own.
+    replay : Replay, optional
+        How many rows of a batch come out of the store; half of 32 if left out.
     guard : Guard, optional
         What is held out, and what is worse.
     state_dir : path-like
@@ -130,7 +130,7 @@ class StreamLearner:
     >>> learner = StreamLearner(
     ...     nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)), store, budget=Budget(),
     ...     policy="full", optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), detector="none",
-    ...     trigger=EverySamples(20), state_dir=folder.name)
+    ...     trigger=Trigger(20), state_dir=folder.name)
     >>> draw = np.random.default_rng(0)
     >>> for x in draw.normal(size=(100, 2)).astype(np.float32):
     ...     seen = learner.observe(x, y=int(x[0] > 0))
@@ -152,7 +152,7 @@ class StreamLearner:
         loss_fn: LossFn = classification_loss,
         trigger: Trigger | None = None,
         detector: str | Callable[[], DriftDetector] = "adwin",
-        replay: str | Replay = "er",
+        replay: Replay | None = None,
         guard: Guard | None = None,
         state_dir: str | os.PathLike[str],
         seed: int = 0,
@@ -175,12 +175,12 @@ class StreamLearner:
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=_POINTS)
         self.adaptations: list[Adaptation] = []
-        self._seed, self._trigger = seed, trigger or EverySamples(50) | OnDrift()
-        self._replay = REPLAYS.make(replay)
+        self._seed, self._trigger = seed, trigger or Trigger()
+        self._replay = replay or Replay()
         self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
         self._detector = _maker(detector)
         self._engine = Engine(
-            loss_fn, self._replay.loss(loss_fn), optimizer_fn, budget, policy,
+            loss_fn, optimizer_fn, budget, policy,
             self.options.training, guard or Guard(),
         )  # fmt: skip
         self._folder = StateFolder(state_dir)
@@ -212,7 +212,6 @@ class StreamLearner:
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
             self.store, self._engine.guard, new=_NEW, waiting=_WAITING,
-            keeps_scores=self._replay.needs_outputs and head is None,
             learned=self._head.learn if self._head else lambda _: None,
             settles=self._first is None,
         )  # fmt: skip
@@ -248,7 +247,7 @@ class StreamLearner:
     def places(self, places: Mapping[str, Mapping[str, Any]]) -> None:
         self._memory.places = places
 
-    def observe(self, x: Any, y: Any = None, t: Any = None) -> Observation:
+    def observe(self, x: Any, y: Any = None) -> Observation:
         """Predict a sample, keep it, and adapt if it is time.
 
         Parameters
@@ -257,21 +256,18 @@ class StreamLearner:
             One sample; each of the same shape.
         y : int, optional
             Its label, any whole number; None if it has not come yet, see `label`.
-        t : float, optional
-            When it came, in seconds of the stream's own clock; now, if left out. A clock may jump.
 
         Raises
         ------
         ElasticError
             If a setting does not fit the model. What is wrong with a sample is counted, and told in ``refused``.
         """
-        return self.observe_batch([x], [y], [t])[0]
+        return self.observe_batch([x], [y])[0]
 
     def observe_batch(
         self,
         xs: Any,
         ys: Any = None,
-        ts: Any = None,
         *,
         names: Sequence[str | None] | None = None,
         place: Place | None = None,
@@ -288,8 +284,6 @@ class StreamLearner:
             Samples; those that make no sense cost themselves alone.
         ys : sequence of int, optional
             Their labels; None for those that have not come.
-        ts : sequence of float, optional
-            When they came.
         names : sequence of str or None, optional
             What their sender calls them: one of the newest that comes again is recognised, and counts once.
         place : Place, optional
@@ -298,10 +292,10 @@ class StreamLearner:
         Raises
         ------
         StreamError
-            If there are not as many labels, times or names as samples.
+            If there are not as many labels or names as samples.
         """
         self.apply_round_result()
-        batch = Arrivals.checked(xs, ys, ts, names)
+        batch = Arrivals.checked(xs, ys, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
         with self._memory.unsettled():
             seen = self._observed(batch)
@@ -328,7 +322,7 @@ class StreamLearner:
         Parameters
         ----------
         batch : Arrivals
-            Samples, labels, times and names.
+            Samples, labels and names.
         first : int, optional
             The number of the first one, where an earlier life has numbered them.
         """
@@ -342,11 +336,10 @@ class StreamLearner:
         return found
 
     def _arrived(self, ahead: LookAhead, batch: Arrivals, place: int) -> Arrived:
-        y, t, name = batch.ys[place], batch.ts[place], batch.names[place]
+        y, name = batch.ys[place], batch.names[place]
         known = None if name is None else self._names.number(name)
         try:
             label = checked_label(y)
-            now = checked_time(time.time() if t is None else t)
             sample = ahead.sample(place)
             if known is None:
                 self._classifier.refuse_unlearnable(label)
@@ -364,7 +357,6 @@ class StreamLearner:
             self._memory.keep_to(self._classifier.version, before)
         progress, memory = self.progress, self._memory
         progress.observed += 1
-        progress.clock = progress.clock.at(now)
         memory.number += 1
         number = memory.number
         if name is not None:
@@ -372,10 +364,10 @@ class StreamLearner:
         correct, drift = None, False
         if label is not None:
             correct, drift = self._scored(prediction, label)
-        row = Row(kept, label, now, number)
-        fits = memory.keep(row, scores, prediction)
+        row = Row(kept, label, number)
+        fits = memory.keep(row, prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
-        return Arrived(said, number, sample, label, now, name)
+        return Arrived(said, number, sample, label, name)
 
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label, late; it counts in the prequential accuracy now.
@@ -399,7 +391,7 @@ class StreamLearner:
         facts = {
             "id": number,
             "label": label,
-            **({} if row is None else {"t": row.t, "was": row.y}),
+            **({} if row is None else {"was": row.y}),
         }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
@@ -429,16 +421,13 @@ class StreamLearner:
             raise Refused("no such sample")
         return int(number)
 
-    def adapt_if_due(self) -> bool:
-        """Adapt if that was due when an earlier life ended; return whether it was."""
-        return self.progress.labelled > 0 and self._then(Observation()) != Observation()
+    def tick(self) -> Observation:
+        """Do what is due although no sample has come, such as what an earlier life had no time for.
 
-    def tick(self, t: float | None = None) -> Observation:
-        """Adapt if it is time although no sample has come: call it now and then while the stream is silent."""
+        Call it at the start, and now and then while the stream is silent.
+        """
         self.apply_round_result()
-        clock = self.progress.clock
-        now = clock.at(time.time() if t is None else t)
-        return self._then(Observation(), idle=now.passed - clock.passed)
+        return self._then(Observation())
 
     def adapt(self) -> Adaptation | None:
         """Adapt now; None if there is no labelled sample yet.
@@ -498,10 +487,12 @@ class StreamLearner:
     def _learned_rows(self, most: int) -> list[Row]:
         """Return stored samples that the head has learned, the newest where older ones count less."""
         assert self._head is not None
-        ids = self.store.draw(
-            most, how="newest" if self._head.fades else "uniform", version=self._classifier.version,
-            generator=np.random.default_rng((self._seed, self.progress.adaptations)),
-        )  # fmt: skip
+        version = self._classifier.version
+        if self._head.fades:
+            ids = self.store.ids(version=version)[-most:]
+        else:
+            draw = np.random.default_rng((self._seed, self.progress.adaptations))
+            ids = self.store.draw(most, version=version, generator=draw)
         return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
@@ -520,7 +511,7 @@ class StreamLearner:
         """Return the ids of all samples of a class that are in the store or held out."""
         if self._first is not None:
             return self._first.ids_of(label)
-        ids = self.store.draw(len(self.store), how="newest").tolist()
+        ids = self.store.ids().tolist()
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
 
@@ -663,14 +654,6 @@ class StreamLearner:
         self._classifier.close()
         return saved
 
-    def model_changed(self) -> None:
-        """Say that somebody else has set the model's weights: features that no longer fit it are deleted."""
-        before = self._classifier.version
-        self._classifier.rebuild()
-        self._memory.keep_to(self._classifier.version, before)
-        if self._head is not None and self._classifier.version != before:
-            self._head.clear()
-
     def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
         correct = prediction == label
@@ -700,19 +683,18 @@ class StreamLearner:
             self._memory.settle()
         return noted
 
-    def _then(self, seen: Observation, *, idle: float = 0.0, save: bool = False) -> Observation:
+    def _then(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with what came of it."""
         if self._first is not None and self._choose():
             seen = replace(seen, adapted=True)
         undone = self._newest_head()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
-        due = self._first is None and (
-            self._trigger.due(self.progress.moment(idle))
-            if self._head is None
-            else self._head.is_due
-        )
-        if due:
+        if self._head is not None:
+            due = self._head.is_due
+        else:
+            due = self._trigger.due(self.progress.since, self.progress.since_drift)
+        if due and self._first is None:
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
@@ -749,7 +731,7 @@ class StreamLearner:
         self.progress, self.record = Progress(), StreamRecord(most=_POINTS)
         self._classifier.close()
         # A learner whose state was lost may have left some.
-        stored = self.store.draw(len(self.store), how="newest", labelled=False).tolist()
+        stored = self.store.ids(labelled=False).tolist()
         self.store.delete([number for number in stored if number not in first])
         self._begin(chosen or model)
         self._memory.keep_to(self._classifier.version, None)
@@ -835,12 +817,12 @@ class StreamLearner:
             self.places = with_place(self.places, Place(*facts["place"]))
         if "label" in facts:
             number = facts["id"]
-            row = None if event.x is None else Row(event.x, facts.get("was"), facts["t"], number)
-            if anew and "t" in facts:
+            row = None if event.x is None else Row(event.x, facts.get("was"), number)
+            if anew and "was" in facts:
                 row = self._memory.find(number)
             self._labelled(number, facts["label"], row)
         elif event.x is not None:
-            arrivals = Arrivals(list(event.x), facts["y"], facts["t"], facts["names"])
+            arrivals = Arrivals(list(event.x), facts["y"], facts["names"])
             self._observed(arrivals, facts["number"])
         self._newest_head()
 

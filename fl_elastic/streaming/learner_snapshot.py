@@ -130,7 +130,7 @@ class LearnerSnapshot:
         StreamError
             If there is none of these labels.
         """
-        ids = self.store.draw(len(self.store), how="newest", version=self.classifier.version)
+        ids = self.store.ids(version=self.classifier.version)
         there = {*ids.tolist()}
         rest = [row for row in self.new if row.number not in there]
         x = np.stack([row.x for row in rest]) if rest else np.zeros(0, np.float32)
@@ -201,7 +201,7 @@ class LearnerSnapshot:
 
     def _since(self, position: StreamPosition) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the samples that came after a position, each once: of the store and of the saved state."""
-        stored = self.store.sample(_NEWEST, how="newest")
+        stored = self.store.take(self.store.ids()[-_NEWEST:].tolist())
         late = np.flatnonzero(stored.ids > position.newest)
         there = set(stored.ids[late].tolist())
         rest = [row for row in self.new if row.number not in there]

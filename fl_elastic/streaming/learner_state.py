@@ -36,7 +36,7 @@ from fl_elastic.training import SelectionState
 __all__ = ["LearnerState", "StateFolder", "load_state", "save_state"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.stream", 2)
+_KIND = Kind("fl_elastic.stream", 3)
 _STATE, _PROFILE = "learner.state", "profile.state"
 
 

@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
@@ -64,8 +63,6 @@ class StreamMemory:
         Says what is held out.
     new, waiting : int
         See `Recent`.
-    keeps_scores : bool
-        Whether class scores are stored with each sample.
     learned : callable
         Told of each labelled sample once it may be learned from: when it comes, or when it leaves the window.
     settles : bool
@@ -84,12 +81,11 @@ class StreamMemory:
     """
 
     def __init__(
-        self, store: SampleStore, guard: Guard, *, new: int, waiting: int, keeps_scores: bool,
+        self, store: SampleStore, guard: Guard, *, new: int, waiting: int,
         learned: Callable[[Row], object] = lambda _: None, settles: bool = True,
     ) -> None:  # fmt: skip
         self.store, self._learned, self._settles = store, learned, settles
         self._recent = Recent(guard, new, waiting)
-        self._keeps_scores = keeps_scores
         self._pending: list[tuple[str, Change]] = []
         self._bytes = 0
         self._given, self._waits = IngestedSamples(), False
@@ -110,7 +106,7 @@ class StreamMemory:
         """Whether so many changes are gathered that it is time to `settle` them."""
         return len(self._pending) >= _MOST_CHANGES or self._bytes >= _MOST_BYTES
 
-    def keep(self, row: Row, scores: NDArray[np.float32], prediction: int | None) -> bool:
+    def keep(self, row: Row, prediction: int | None) -> bool:
         """Hold a sample out or give it to the store; return whether a store of this capacity can have it."""
         # Whose array it is may be filled with the next sample.
         row = replace(row, x=np.array(row.x))
@@ -122,7 +118,7 @@ class StreamMemory:
             self._learned(row)
         else:
             self._recent.wait(row.number, prediction)
-        self._give([row], np.array(scores) if self._keeps_scores else None)
+        self._give([row])
         return self.store.fits(row.x.nbytes)
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -132,16 +128,12 @@ class StreamMemory:
     def find(self, sample_id: int) -> Row | None:
         """Return a sample of the store; None if it is not there."""
         found = self.store.found([sample_id])
-        row = (
-            Row(found.x[0], found.y.tolist()[0], float(found.t[0]), sample_id)
-            if len(found)
-            else None
-        )
+        row = Row(found.x[0], found.y.tolist()[0], sample_id) if len(found) else None
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
                 # As a later life would read it.
                 x = self.store.as_kept(np.asarray(each.x))
-                row = Row(x, each.y, float(each.t), sample_id)
+                row = Row(x, each.y, sample_id)
             elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
                 row = replace(row, y=each.y)
             elif each.number == sample_id and isinstance(each, Withdrawn):
@@ -191,8 +183,8 @@ class StreamMemory:
         self.settle()
         found = self.store.take(wanted)
         rows = [
-            Row(x, y, float(t), int(number))
-            for number, x, y, t in zip(found.ids, found.x, found.y.tolist(), found.t, strict=True)
+            Row(x, y, number)
+            for number, x, y in zip(found.ids.tolist(), found.x, found.y.tolist(), strict=True)
         ]
         here = {row.number for row in rows}
         beside = [*self.held_out, *self._recent.new]
@@ -204,7 +196,7 @@ class StreamMemory:
 
     def stored(self, after: int) -> Iterator[list[Row]]:
         """Yield the labelled samples of the store that came after one, in their order, some at a time."""
-        found = self.store.draw(len(self.store), how="newest", version=self.version)
+        found = self.store.ids(version=self.version)
         ids = sorted(found[found > after].tolist())
         for start in range(0, len(ids), _MOST_CHANGES):
             yield self.known(ids[start : start + _MOST_CHANGES])
@@ -227,7 +219,7 @@ class StreamMemory:
         x = np.stack([row.x for row in rows]) if rows else np.zeros(0, np.float32)
         y = np.array([row.y for row in rows], np.int64)
         pool = Pool(x, y, self.store, classes, self.version)
-        return pool if rows or len(self.store.sample(1, version=self.version)) else None
+        return pool if rows or len(self.store.ids(version=self.version)) else None
 
     def keep_to(self, version: str | None, before: str | None) -> None:
         """Keep features of this version from now on, and delete those of all others.
@@ -313,10 +305,10 @@ class StreamMemory:
         for row in rows:
             self._learned(row)
 
-    def _give(self, rows: Sequence[Row], scores: NDArray[np.float32] | None = None) -> None:
+    def _give(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if not self._given.has(row.number):
-                self._change(Offer(row.x, row.y, row.t, scores, row.number or None))
+                self._change(Offer(row.x, row.y, row.number or None))
 
     def _change(self, change: Change) -> None:
         self._pending.append((self.version or "", change))

@@ -1,52 +1,12 @@
-"""Where a learner stands: what it has counted, and what triggers and reports ask for."""
+"""Where a learner stands: what it has counted."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from fl_elastic.streaming.triggers import Moment
-
-__all__ = ["Progress", "StreamClock"]
+__all__ = ["Progress"]
 
 _MOST_REASONS = 50
-
-
-@dataclass(frozen=True)
-class StreamClock:
-    """How much time has passed in a stream, whatever its clock says.
-
-    A step back, or one ahead that is longer than any pause of the stream, is a clock that was set: no time has
-    passed. So a trigger that waits for time neither waits for ever nor fires again and again.
-
-    Parameters
-    ----------
-    passed : float
-        Seconds since the stream began.
-    last : float or None
-        What the clock said last; None before the first time.
-    longest : float
-        Longest pause that is believed, in seconds.
-
-    Examples
-    --------
-    >>> clock = StreamClock().at(100.0).at(107.0)
-    >>> clock.passed, clock.at(50.0).passed, clock.at(50.0).at(53.0).passed, clock.at(1e12).passed
-    (7.0, 7.0, 10.0, 7.0)
-    """
-
-    passed: float = 0.0
-    last: float | None = None
-    longest: float = 86400.0
-
-    def at(self, t: float) -> StreamClock:
-        """Return the clock once it says ``t``; a time that is no number is passed over."""
-        if not math.isfinite(t):
-            return self
-        step = 0.0 if self.last is None else t - self.last
-        return replace(
-            self, last=t, passed=self.passed + (step if 0 <= step <= self.longest else 0)
-        )
 
 
 @dataclass
@@ -67,10 +27,6 @@ class Progress:
         Labelled samples since the last adaptation.
     since_drift : int or None
         Labelled samples since a drift that nothing was done about yet.
-    clock : StreamClock
-        Of the stream.
-    adapted_at : float
-        What had passed of its time at the last adaptation, in seconds.
     """
 
     observed: int = 0
@@ -85,8 +41,6 @@ class Progress:
     saves_failed: int = 0
     since: int = 0
     since_drift: int | None = None
-    clock: StreamClock = field(default_factory=StreamClock)
-    adapted_at: float = 0.0
 
     def refused(self, why: str) -> None:
         """Count a sample that made no sense."""
@@ -116,10 +70,3 @@ class Progress:
         self.adaptations += 1
         self.rolled_back += not kept
         self.since, self.since_drift = 0, None
-        self.adapted_at = self.clock.passed
-
-    def moment(self, idle: float = 0.0) -> Moment:
-        """Return what triggers look at."""
-        return Moment(
-            self.since, self.clock.passed + idle - self.adapted_at, self.since_drift, idle
-        )

@@ -26,7 +26,7 @@ class Reading:
 
     Parameters
     ----------
-    x, y, t : object
+    x, y : object
         As `StreamLearner.observe` takes them, unchecked, or `Unreadable` in place of ``x``; with none of ``x``,
         ``y`` and ``sample_id`` nothing has come for a moment.
     sample_id : int, str or None
@@ -43,7 +43,6 @@ class Reading:
 
     x: Any = None
     y: Any = None
-    t: Any = None
     sample_id: int | str | None = None
     answer: Callable[[dict[str, Any]], None] = nobody
     ends: bool = False

@@ -14,13 +14,13 @@ from torch import Tensor
 from fl_elastic.errors import StreamError
 from fl_elastic.groups import Batch
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.replay import Part, Replay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.store.sample_store import SampleStore
 
 __all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
 
-Row: TypeAlias = tuple[NDArray[Any], np.int64, NDArray[np.float32] | None]
-"""Sample, label, and what was said of it where that is known and wanted."""
+Row: TypeAlias = tuple[NDArray[Any], np.int64]
+"""Sample and label."""
 
 # Batches are read ahead, up to so many bytes: one question to the file instead of one for each of them.
 _AHEAD_BYTES = 2**20
@@ -28,19 +28,19 @@ _AHEAD_BYTES = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Samples that a part of a batch is to have.
+    """Samples that some rows of a batch are to have.
 
     Parameters
     ----------
-    part : Part
-        Of the recipe.
+    rows : int
+        How many rows.
     places : array of int
         Ids in the store, or places among the new samples.
     stored : bool
         Which of the two.
     """
 
-    part: Part
+    rows: int
     places: NDArray[np.int64]
     stored: bool
 
@@ -71,7 +71,7 @@ class Pool:
 
     def everything(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         """Yield samples and labels of all labelled ones, each once, in groups of up to ``at_once``."""
-        ids = self.store.draw(len(self.store), how="newest", version=self.version)
+        ids = self.store.ids(version=self.version)
         for start in range(0, len(ids), at_once):
             found = self.store.take(ids[start : start + at_once].tolist())
             if len(found):
@@ -79,8 +79,8 @@ class Pool:
         for start in range(0, len(self.x), at_once):
             yield self.x[start : start + at_once], self.y[start : start + at_once]
 
-    def draw(self, part: Part, how: str, generator: np.random.Generator) -> Drawn:
-        """Return which samples a part is to have; none is read yet.
+    def draw(self, rows: int, generator: np.random.Generator, *, stored: bool) -> Drawn:
+        """Return which samples some rows are to have; none is read yet.
 
         Where there are no stored or no new ones the others stand in.
 
@@ -89,16 +89,16 @@ class Pool:
         StreamError
             If there is neither.
         """
-        if part.stored or not len(self.x):
-            ids = self.store.draw(part.rows, how=how, version=self.version, generator=generator)
+        if stored or not len(self.x):
+            ids = self.store.draw(rows, version=self.version, generator=generator)
             if len(ids):
-                return Drawn(part, ids, stored=True)
+                return Drawn(rows, ids, stored=True)
         if not len(self.x):
             raise StreamError("there is no labelled sample to learn from yet")
-        return Drawn(part, generator.permutation(len(self.x)), stored=False)
+        return Drawn(rows, generator.permutation(len(self.x)), stored=False)
 
     def read(self, drawn: Sequence[Drawn]) -> list[list[Row]]:
-        """Return as many rows of each as its part has, reading each stored sample once.
+        """Return as many rows of each as were drawn for, reading each stored sample once.
 
         Where there are fewer samples they repeat; for stored ones that are all gone new ones stand in.
 
@@ -107,45 +107,33 @@ class Pool:
         StreamError
             If all stored ones are gone by now, and there is no new one.
         """
-        stored = [each for each in drawn if each.stored]
-        found = self.store.take({number for each in stored for number in each.places.tolist()})
-        distils = any(each.part.distils for each in stored)
-        told = self._told(found.ids, found.outputs) if distils else [None] * len(found)
-        by_id = dict(zip(found.ids.tolist(), zip(found.x, found.y, told, strict=True), strict=True))
+        found = self.store.take(
+            {number for each in drawn if each.stored for number in each.places.tolist()}
+        )
+        by_id = dict(zip(found.ids.tolist(), zip(found.x, found.y, strict=True), strict=True))
         return [self._rows(each, by_id) for each in drawn]
 
     def _rows(self, drawn: Drawn, by_id: dict[int, Row]) -> list[Row]:
         if drawn.stored:
             rows = [by_id[number] for number in drawn.places.tolist() if number in by_id]
-            if not drawn.part.distils:
-                rows = [(x, y, None) for x, y, _ in rows]
         else:
-            rows = [(self.x[place], self.y[place], None) for place in drawn.places.tolist()]
+            rows = [(self.x[place], self.y[place]) for place in drawn.places.tolist()]
         # They may have been deleted meanwhile.
-        rows = rows or [(x, y, None) for x, y in zip(self.x, self.y, strict=True)]
+        rows = rows or list(zip(self.x, self.y, strict=True))
         if not rows:
             raise StreamError("every stored sample is gone, and there is no new one")
-        return [rows[place % len(rows)] for place in range(drawn.part.rows)]
-
-    def _told(
-        self, ids: NDArray[np.int64], outputs: NDArray[np.float32] | None
-    ) -> list[NDArray[np.float32] | None]:
-        """Return what was said of each sample; one by one where there were fewer classes for some."""
-        if outputs is not None:
-            return list(outputs)
-        singly = [self.store.take([each]).outputs for each in ids.tolist()]
-        return [None if each is None or not len(each) else each[0] for each in singly]
+        return [rows[place % len(rows)] for place in range(drawn.rows)]
 
 
 class ReplayLoader:
-    """A loader for `ElasticTrainer`: so many batches by a recipe.
+    """A loader for `ElasticTrainer`: so many batches of new and stored samples.
 
     Parameters
     ----------
     pool : Pool
         Where rows come from.
     replay : Replay
-        The recipe.
+        How many rows of a batch are new and how many stored.
     steps : int
         Batches.
     seed : sequence of int
@@ -171,7 +159,7 @@ class ReplayLoader:
     @property
     def dataset_size(self) -> int:
         """Rows of all batches."""
-        return self._steps * self._replay.batch_size
+        return self._steps * self._replay.rows
 
     @property
     def distinct_examples(self) -> int:
@@ -180,7 +168,7 @@ class ReplayLoader:
 
     def present(self) -> Iterator[Tensor]:
         """Yield the inputs of every sample that there is: what was made of others may go."""
-        for x, _ in self._pool.everything(self._replay.batch_size):
+        for x, _ in self._pool.everything(self._replay.rows):
             yield self._as_inputs(x)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -188,17 +176,19 @@ class ReplayLoader:
         return self._batches(generator)
 
     def _batches(self, generator: np.random.Generator) -> Iterator[Batch]:
-        replay, left, ahead = self._replay, self._steps, 1
+        both = ((self._replay.new_rows, False), (self._replay.stored_rows, True))
+        parts = [part for part in both if part[0]]
+        left, ahead = self._steps, 1
         while left:
             ahead = min(ahead, left, self._most_ahead)
             drawn = [
-                self._pool.draw(part, replay.how, generator)
+                self._pool.draw(rows, generator, stored=stored)
                 for _ in range(ahead)
-                for part in replay.parts
+                for rows, stored in parts
             ]
             rows = iter(self._pool.read(drawn))
             for _ in range(ahead):
-                yield self._batch([row for _ in replay.parts for row in next(rows)])
+                yield self._batch([row for _ in parts for row in next(rows)])
             left -= ahead
             # Who wants the first batch only, does not wait for all of them.
             ahead *= 2
@@ -206,21 +196,13 @@ class ReplayLoader:
     @property
     def _most_ahead(self) -> int:
         """How many batches may be read together."""
-        example = self._pool.x[:1].nbytes * self._replay.batch_size
+        example = self._pool.x[:1].nbytes * self._replay.rows
         return max(_AHEAD_BYTES // example, 1) if example else 1
 
     def _batch(self, rows: list[Row]) -> Batch:
-        replay, classes = self._replay, self._pool.classes
-        x = np.stack([sample for sample, _, _ in rows])
-        outputs = classes.outputs(np.array([label for _, label, _ in rows], np.int64))
-        told = None
-        if replay.needs_outputs:
-            told = torch.full((len(x), len(classes)), torch.nan)
-            for place, (_, _, scores) in enumerate(rows):
-                if scores is not None:
-                    known = scores[: len(classes)]
-                    told[place, : len(known)] = torch.from_numpy(known.copy())
-        return self._as_inputs(x), replay.targets(torch.from_numpy(outputs), told)
+        labels = np.array([label for _, label in rows], np.int64)
+        outputs = self._pool.classes.outputs(labels)
+        return self._as_inputs(np.stack([x for x, _ in rows])), torch.from_numpy(outputs)
 
 
 class OnePass:

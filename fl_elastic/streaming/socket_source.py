@@ -35,7 +35,7 @@ _MOST_ID = 2**63
 def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Listen, and yield the lines of whoever connects, one of each in turn.
 
-    A line is JSON: ``{"x": [...], "y": 3, "t": 12.5}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
+    A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
     by a line that says what was predicted and by which ``sample_id`` the label can be told. What was answered with
     one is not lost, whatever happens to this process; what was not may be sent again, and counts once if it has an
     ``id`` of its sender's beside its ``x``. Who does not read the answers is not listened to. There is no lock on
@@ -206,7 +206,7 @@ def _message(line: bytes, client: _Client) -> Reading:
         return Reading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
     try:
         said = json.loads(line)
-        sample_id, x, y, t = (said.get(name) for name in ("id", "x", "y", "t"))
+        sample_id, x, y = (said.get(name) for name in ("id", "x", "y"))
         if sample_id is not None:
             _check_id(sample_id)
     except (ValueError, AttributeError, RecursionError):
@@ -215,7 +215,7 @@ def _message(line: bytes, client: _Client) -> Reading:
         return Reading(y=y, sample_id=sample_id, answer=client.answer)
     name = None if sample_id is None else str(sample_id)
     return Reading(
-        Unreadable("no x in it") if x is None else _array(x), y, t, answer=client.answer, name=name
+        Unreadable("no x in it") if x is None else _array(x), y, answer=client.answer, name=name
     )
 
 

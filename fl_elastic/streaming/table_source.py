@@ -35,9 +35,9 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 
-    The column ``label`` (or else the last one) is the label, a whole number, empty for none; ``time`` the time, if
-    there is such a column; all others are the sample. What cannot be read is handed on with the reason, for the
-    learner to refuse.
+    The column ``label`` (or else the last one) is the label, a whole number, empty for none; a column ``time`` is
+    passed over; all others are the sample. What cannot be read is handed on with the reason, for the learner to
+    refuse.
 
     A table that is followed may be renamed and a new one begun in its place: the old one is read to its end first.
     One that is cut off, or has other bytes before the place, is refused: nobody knows which of its rows are new.
@@ -135,7 +135,6 @@ def _row(line: Line, names: list[str], place: Mapping[str, Any]) -> Reading:
     return Reading(
         x=_sample([(names[i], fields[i]) for i in range(len(names)) if i not in (label, when)]),
         y=_number(y) if y else None,
-        t=None if when is None else _number(fields[when]),
         place=place,
     )
 

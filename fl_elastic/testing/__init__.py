@@ -15,7 +15,6 @@ from fl_elastic.testing.policies import policy_checks
 from fl_elastic.testing.poolings import pooling_checks
 from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.rules import rule_checks
-from fl_elastic.testing.selectors import selector_checks
 from fl_elastic.testing.subjects import Check, name_of
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "policy_checks",
     "pooling_checks",
     "rule_checks",
-    "selector_checks",
 ]

@@ -16,8 +16,8 @@ __all__ = ["codec_checks"]
 Subject = type[Codec] | Codec
 
 _Floats = NDArray[np.float32]
-# A bound above this share of the largest value promises less than writing zeros or a mean.
-_LOOSEST_BOUND = 2.0
+# An error above this share of the largest value is more than writing zeros loses.
+_LARGEST_ERROR = 1.0 + 1e-6
 _WRITINGS = 400
 # In standard errors of the mean of so many writings; what rounds to nearest is ten of them off.
 _MOST_ERRORS = 5.0
@@ -34,7 +34,6 @@ def codec_checks() -> list[Check]:
     """
     return [
         check_round_trip,
-        check_bound_promises_something,
         check_lossless_is_exact,
         check_unbiased_mean_is_the_value,
         check_empty,
@@ -50,7 +49,7 @@ def codec_checks() -> list[Check]:
 
 
 def check_round_trip(subject: Subject) -> None:
-    """Check that shape and dtype come back exactly, finite values within the codec's own bound."""
+    """Check that shape and dtype come back exactly, finite values no further off than zeros would be."""
     for values in _examples():
         back = _through(subject, values)
         require(isinstance(back, np.ndarray), f"an array comes back as {type(back).__name__}")
@@ -58,16 +57,10 @@ def check_round_trip(subject: Subject) -> None:
         require(back.shape == values.shape, f"shape {values.shape} comes back as {back.shape}")
         require(bool(np.isfinite(back).all()), "finite values come back as something else")
         error = float(np.abs(back.astype(np.float64) - values).max(initial=0.0))
-        bound = instance_of(subject).error_bound(values)
-        require(error <= bound, f"an error of {error:.3g}, error_bound() says {bound:.3g}")
-
-
-def check_bound_promises_something(subject: Subject) -> None:
-    """Check that `Codec.error_bound` is a number from zero to twice the largest value."""
-    for values in _examples():
-        bound = instance_of(subject).error_bound(values)
-        most = _LOOSEST_BOUND * float(np.abs(values).max(initial=0.0)) + 1e-7
-        require(0 <= bound <= most, f"error_bound() is {bound}, expected 0 to {most:.3g}")
+        most = _LARGEST_ERROR * float(np.abs(values).max(initial=0.0)) + 1e-7
+        require(
+            error <= most, f"an error of {error:.3g}, more than writing zeros loses: {most:.3g}"
+        )
 
 
 def check_lossless_is_exact(subject: Subject) -> None:
@@ -85,12 +78,13 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
         return
     for values in _examples():
         if values.size > 1:
-            bound = codec.error_bound(values)
-            read = [_through(codec, values, seed) for seed in range(_WRITINGS)]
-            mean = np.mean(read, axis=0, dtype=np.float64).reshape(values.shape)
+            read = np.array([_through(codec, values, seed) for seed in range(_WRITINGS)])
+            read = read.reshape(_WRITINGS, *values.shape)
+            mean = read.mean(axis=0, dtype=np.float64)
             error = float(np.abs(mean - values).max(initial=0.0))
-            # An error within the bound b has a standard deviation of at most b/2 about its mean.
-            expected = _MOST_ERRORS * bound / 2 / _WRITINGS**0.5
+            # Of the number that is written most differently: one that was rounded one way alone shows none.
+            spread = float(read.std(axis=0, dtype=np.float64).max(initial=0.0))
+            expected = _MOST_ERRORS * spread / _WRITINGS**0.5
             rounding = 1e-6 * float(np.abs(values).max(initial=0.0))
             require(
                 error <= expected + rounding,
@@ -106,12 +100,9 @@ def check_empty(subject: Subject) -> None:
 
 
 def check_zero_dimensional(subject: Subject) -> None:
-    """Check that a tensor of one number keeps its shape ``()`` and its value, within the bound."""
-    value = np.array(0.25, dtype=np.float32)
-    back = _through(subject, value)
+    """Check that a tensor of one number keeps its shape ``()``."""
+    back = _through(subject, np.array(0.25, dtype=np.float32))
     require(back.shape == (), f"a number comes back with shape {back.shape}")
-    bound = instance_of(subject).error_bound(value)
-    require(abs(float(back) - 0.25) <= bound, f"0.25 comes back as {float(back)}")
 
 
 def check_size_is_exact(subject: Subject) -> None:
@@ -141,7 +132,6 @@ def check_values_are_left_as_they_were(subject: Subject) -> None:
     for values in _examples():
         before = values.copy()
         _written(subject, values)
-        instance_of(subject).error_bound(values)
         require(np.array_equal(values, before), "encode() changed the values it was given")
 
 

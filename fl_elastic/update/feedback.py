@@ -28,8 +28,7 @@ class ErrorFeedback:
     r"""Remembers per parameter what a lossy codec lost, :math:`e \leftarrow (\Delta + e) - C(\Delta + e)`.
 
     With codecs that write everything in time (top-k, rounding) the sum of what arrives stays within a
-    bounded residual of the sum of what was learnt (Seide et al. 2014, Karimireddy et al. 2019). Codecs
-    that never do say so by ``Codec.feedback``.
+    bounded residual of the sum of what was learnt (Seide et al. 2014, Karimireddy et al. 2019).
 
     Parameters
     ----------

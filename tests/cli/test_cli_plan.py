@@ -240,26 +240,6 @@ def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) 
     assert everything["deepest_group"] in shown.out
 
 
-def test_kept_features_make_shallow_plans_cheaper(plan: Plan, tmp_path: Path) -> None:
-    arguments = (
-        "squeezenet1_0", "--input", "3,64,64", "--batch-size", "2", "--threads", "1",
-        "--policy", "head", "--profile", tmp_path / "profile.json", "--json",
-    )  # fmt: skip
-    plain = result(plan(*arguments))
-    steps = {
-        epochs: result(plan(*arguments, "--forward", "stored", "--epochs", epochs))
-        for epochs in (1, 50)
-    }
-    assert steps[50]["predicted_step_seconds"] < steps[1]["predicted_step_seconds"]
-    assert steps[50]["predicted_step_seconds"] < plain["predicted_step_seconds"]
-    assert steps[50]["floor_speedup"] > plain["floor_speedup"]
-    assert steps[50]["full_step_seconds"] == plain["full_step_seconds"]
-    none_fits = result(
-        plan(*arguments, "--forward", "stored", "--epochs", 50, "--feature-bytes", 1)
-    )
-    assert none_fits["predicted_step_seconds"] > steps[50]["predicted_step_seconds"]
-
-
 def test_modes_are_measured_once_and_kept_in_the_profile(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,8 +375,6 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
         ("mine:tiny", *SMALL, "--memory", "1"),
         "the head alone takes",
     ),
-    "unknown forward": (("mine:tiny", *SMALL, "--forward", "fast"), "plain, inference or stored"),
-    "measured and cached": (("mine:tiny", *SMALL, "--forward", "stored", "--measure"), "leave out"),
     "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
 }
 

@@ -149,8 +149,8 @@ def test_it_says_how_it_goes_while_it_runs(
     assert written == sorted(set(written)) and told[0].count("samples, ") == 1
 
 
-def test_features_and_mains(place: Path) -> None:
-    found = call(*arguments(place, "--json", "--latent", "1", "--on-mains", "--replay", "der_pp"))
+def test_features_are_kept(place: Path) -> None:
+    found = call(*arguments(place, "--json", "--latent", "1"))
     assert found["observed"] == 299 and found["prequential_accuracy"] > 0.7
 
 

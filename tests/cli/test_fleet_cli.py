@@ -53,13 +53,6 @@ def test_init_tells_what_it_made_and_what_it_kept(fleet: Any, tmp_path: Path) ->
     assert "server.invalid" in updated["server.crt"]
 
 
-def test_an_insecure_fleet_needs_the_flag(fleet: Any, tmp_path: Path) -> None:
-    for flag, keys in (((), 3), (("--insecure",), 0)):
-        place = tmp_path / f"fleet{keys}"
-        fleet("init", place, "--server-address", "127.0.0.1", "--node", "pi0", *flag)
-        assert len(list(place.rglob("*.key"))) == keys
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -186,16 +179,14 @@ def test_status_without_a_server_shows_what_is_known_and_fails(fleet: Any, folde
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("insecure", [False, True])
 def test_submit_says_which_nodes_are_missing(
-    insecure: bool, fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fleet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, told = tmp_path / "fleet", list[str]()
-    flags = ("--insecure",) if insecure else ()
-    fleet("init", place, "--server-address", "127.0.0.1", "--nodes", 3, *flags)
+    fleet("init", place, "--server-address", "127.0.0.1", "--nodes", 3)
     inventory = load_inventory(FleetFolder(place).inventory)
     for number in range(3):
-        known = replace(inventory.node(f"node{number}"), node_id=None if insecure else str(number))
+        known = replace(inventory.node(f"node{number}"), node_id=str(number))
         inventory = inventory.with_node(known)
     states = iter(["111", "110", "110", "away", "010", "111"])
 
@@ -211,9 +202,9 @@ def test_submit_says_which_nodes_are_missing(
     missing = _Missing(Server(), inventory)  # type: ignore[arg-type]
     for _ in range(6 * fleet_runs._LOOKS_FOR_NODES):
         missing.look()
-    which = ("", "") if insecure else ("; not online: node2", "; not online: node0, node2")
     assert told == [
-        f"waiting: 2 of 3 nodes{which[0]}", f"waiting: 1 of 3 nodes{which[1]}", "3 of 3 nodes are online",
+        "waiting: 2 of 3 nodes; not online: node2", "waiting: 1 of 3 nodes; not online: node0, node2",
+        "3 of 3 nodes are online",
     ]  # fmt: skip
 
 

@@ -42,13 +42,6 @@ def test_every_flag_has_its_bit(bits: int, shape: str) -> None:
     flags = parse_throttled(shape.format(bits))
     assert flags is not None
     assert flags.under_voltage == bool(bits & 0x1)
-    assert flags.capped == bool(bits & 0x2)
-    assert flags.throttled == bool(bits & 0x4)
-    assert flags.soft_limit == bool(bits & 0x8)
-    assert flags.ever_under_voltage == bool(bits & 0x10000)
-    assert flags.ever_capped == bool(bits & 0x20000)
-    assert flags.ever_throttled == bool(bits & 0x40000)
-    assert flags.ever_soft_limit == bool(bits & 0x80000)
     assert flags.slowed == bool(bits & 0xE)
 
 
@@ -68,13 +61,13 @@ def test_without_zones_the_monitors_are_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", [PI_4, PI_5])
 def test_flags_from_the_firmwares_file(tmp_path: Path, path: str) -> None:
     flags = throttling(grow(tmp_path, {path: "50005\n"}))
-    assert flags is not None and flags.under_voltage and flags.ever_throttled and flags.slowed
+    assert flags is not None and flags.under_voltage and flags.slowed
 
 
 def test_flags_from_the_command(tmp_path: Path) -> None:
     command(tmp_path, "vcgencmd", '[ "$1" = get_throttled ] && echo throttled=0xE0000')
     flags = throttling(tmp_path)
-    assert flags is not None and not flags.slowed and flags.ever_soft_limit
+    assert flags is not None and not flags.slowed and not flags.under_voltage
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo throttled=0x0; exit 1", "echo VCHI failed"])

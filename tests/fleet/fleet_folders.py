@@ -11,9 +11,9 @@ from fl_elastic.fleet.provision import Wanted, provision
 __all__ = ["content", "done", "make_fleet"]
 
 
-def make_fleet(place: Path, *nodes: str, insecure: bool = False, port: int = 8000) -> FleetFolder:
+def make_fleet(place: Path, *nodes: str, port: int = 8000) -> FleetFolder:
     folder = FleetFolder(place)
-    provision(folder, Wanted(("127.0.0.1",), port, insecure, nodes))
+    provision(folder, Wanted(("127.0.0.1",), port, nodes))
     return folder
 
 

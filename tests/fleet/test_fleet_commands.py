@@ -18,7 +18,6 @@ from fl_elastic.errors import FleetError
 from fl_elastic.fleet import serve as serve_module
 from fl_elastic.fleet.commands import config_text, superlink_arguments
 from fl_elastic.fleet.environment import command_path, flower_environment
-from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.serve import (
@@ -85,13 +84,6 @@ def test_the_server_needs_no_authority(tmp_path: Path) -> None:
     folder.server_key.unlink()
     with pytest.raises(FleetError, match=r"server\.key is missing"):
         server_launch(folder, BASE)
-
-
-def test_an_insecure_server_says_so(tmp_path: Path) -> None:
-    folder = make_fleet(tmp_path / "fleet", insecure=True)
-    command = server_launch(folder, BASE).command
-    assert "--insecure" in command
-    assert not any("ssl" in word or "auth" in word for word in command)
 
 
 def test_a_relative_folder_becomes_absolute(
@@ -257,14 +249,12 @@ def test_a_program_that_cannot_be_started_is_one_clear_error(
         become(launch)
 
 
-@pytest.mark.parametrize("insecure", [False, True])
 def test_a_node_is_told_what_to_do_if_its_server_refuses_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    insecure: bool,
 ) -> None:
-    node = make_fleet(tmp_path / "fleet", "pi0", insecure=insecure).node("pi0")
+    node = make_fleet(tmp_path / "fleet", "pi0").node("pi0")
     started: list[str] = []
     monkeypatch.setattr(serve_module, "check_port_is_free", lambda *given: None)
     monkeypatch.setattr(serve_module.os, "chdir", lambda folder: None)
@@ -272,11 +262,8 @@ def test_a_node_is_told_what_to_do_if_its_server_refuses_it(
     become(node_launch(node, {}))
     told = capsys.readouterr().err
     assert Path(started[0]).name == "flower-supernode"
-    if insecure:
-        assert told == ""
-    else:
-        assert told.startswith("pi0: ") and told.count("\n") == 1
-        assert "Failed to activate" in told and "fl-elastic fleet register" in told
+    assert told.startswith("pi0: ") and told.count("\n") == 1
+    assert "Failed to activate" in told and "fl-elastic fleet register" in told
 
 
 def test_names_that_nobody_knows_are_not_resolved() -> None:
@@ -285,11 +272,9 @@ def test_names_that_nobody_knows_are_not_resolved() -> None:
 
 
 def test_arguments_are_pure_functions_of_settings() -> None:
-    folder, server = FleetFolder(Path("/f")), Server(("server.lan",), 9000)
-    assert superlink_arguments(folder, server, "::", 9000) == superlink_arguments(
-        folder, server, "::", 9000
-    )
-    json.dumps(superlink_arguments(folder, server, "::", 9000))
+    folder = FleetFolder(Path("/f"))
+    assert superlink_arguments(folder, "::", 9000) == superlink_arguments(folder, "::", 9000)
+    json.dumps(superlink_arguments(folder, "::", 9000))
 
 
 def test_a_start_waits_for_neither_torch_nor_flower() -> None:

@@ -266,15 +266,6 @@ def test_nodes_without_an_inventory_are_not_taken_for_a_new_fleet(tmp_path: Path
         provision(folder, Wanted(addresses=("127.0.0.1",)))
 
 
-def test_an_insecure_fleet_has_no_keys_and_can_become_secure(tmp_path: Path) -> None:
-    folder = make_fleet(tmp_path / "fleet", "pi0", insecure=True)
-    assert not list(folder.root.rglob("*.key"))
-    provision(folder, Wanted(insecure=False))
-    assert len(list(folder.root.rglob("*.key"))) == 3
-    assert load_inventory(folder.inventory).node("pi0").fingerprint.startswith("SHA256:")
-    assert not load_node_settings(folder.node("pi0").settings).server.insecure
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

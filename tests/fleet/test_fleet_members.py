@@ -125,15 +125,6 @@ def test_unknown_nodes_are_named_with_what_there_is(folder: FleetFolder) -> None
             change(folder, "pi9")
 
 
-def test_an_insecure_fleet_has_nothing_to_revoke_or_rotate(tmp_path: Path) -> None:
-    insecure = make_fleet(tmp_path / "insecure", "pi0", insecure=True)
-    for change in (revoke_node, rotate_node):
-        with pytest.raises(FleetError, match="insecure"):
-            change(insecure, "pi0")
-    with pytest.raises(FleetError, match="insecure"):
-        rotate_server(insecure, datetime.now(UTC))
-
-
 def test_without_a_fleet_it_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="fleet init"):
         add_node(FleetFolder(tmp_path), "pi0", {})

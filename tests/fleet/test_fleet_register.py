@@ -145,13 +145,6 @@ def test_one_bad_key_does_not_keep_the_others_out(folder: FleetFolder) -> None:
     assert done["pi1"].what == "registered"
 
 
-def test_an_insecure_fleet_registers_nobody(tmp_path: Path) -> None:
-    known = Known()
-    insecure = make_fleet(tmp_path / "insecure", "pi0", insecure=True)
-    assert said(insecure, known) == [("pi0", "known")]
-    assert known.calls == []
-
-
 def test_without_a_fleet_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="fleet init"):
         register(FleetFolder(tmp_path), Known())

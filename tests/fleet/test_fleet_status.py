@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.fleet.flower_cli import NodeState
 from fl_elastic.fleet.inventory import Inventory, Node, Server
-from fl_elastic.fleet.rounds import NodeRound, last_rounds, read_rounds
+from fl_elastic.fleet.rounds import NodeRound, last_rounds
 from fl_elastic.fleet.status import NodeStatus, fleet_status
+from fl_elastic.operations.journal import Journal
 
 FLEET = Inventory(
     Server(("server.lan",), 8000),
@@ -72,24 +71,16 @@ def test_the_last_round_of_each_node_counts() -> None:
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
-    assert read_rounds(path) == []
+    assert Journal(path).entries() == []
     path.write_bytes(b'{"round": 1}\n[1]\n{"round": 2, "no\n\xff\n\n{"round": 3}\n{"ro')
-    assert [entry["round"] for entry in read_rounds(path)] == [1, 3]
+    assert [entry["round"] for entry in Journal(path).entries()] == [1, 3]
 
 
 def test_the_file_before_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "rounds.jsonl.1").write_text('{"round": 1, "nodes": {"pi0": {}}}\n')
     (tmp_path / "rounds.jsonl").write_text('{"round": 2, "nodes": {"pi1": {}}}\n')
-    found = last_rounds(read_rounds(tmp_path / "rounds.jsonl"))
+    found = last_rounds(Journal(tmp_path / "rounds.jsonl").entries())
     assert (found["pi0"].round, found["pi1"].round) == (1, 2)
-
-
-def test_only_the_end_of_a_long_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "rounds.jsonl"
-    line = json.dumps({"round": 0, "fill": "x" * 1000})
-    path.write_text(f"{line}\n" * 2000 + '{"round": 7}\n')
-    found = read_rounds(path)
-    assert found[-1] == {"round": 7} and 1000 < len(found) < 1100
 
 
 json_values = st.recursive(
@@ -109,10 +100,3 @@ json_values = st.recursive(
 def test_no_journal_is_too_strange(rounds: list[dict[str, object]]) -> None:
     for found in last_rounds(rounds).values():
         assert isinstance(found.round, int)
-
-
-def test_a_folder_in_place_of_the_file_is_one_clear_error(tmp_path: Path) -> None:
-    from fl_elastic.errors import FleetError
-
-    with pytest.raises(FleetError, match="cannot read"):
-        read_rounds(tmp_path)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,8 @@ def gateway(fleet: LocalFleet, port: int) -> Iterator[None]:
 def _answers(fleet: LocalFleet, port: int) -> bool:
     from fl_elastic.fleet.health import ask_health
 
-    server = load_inventory(fleet.folder.inventory).server
-    return ask_health(server, "127.0.0.1", fleet.folder.server_ca, port=port).ok
+    server = replace(load_inventory(fleet.folder.inventory).server, port=port)
+    return ask_health(server, "127.0.0.1", fleet.folder.server_ca).ok
 
 
 def test_nodes_pass_and_operators_do_not() -> None:

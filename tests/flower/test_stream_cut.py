@@ -121,7 +121,7 @@ def test_each_sample_passes_below_the_cut_once_and_deleted_ones_go(
     whole = rows_in(file)
     assert whole == len(learner.store)
     # Old ones: what it has not trained on yet, the learner itself holds as well.
-    learner.store.delete(sorted(learner.store.draw(1000, how="newest").tolist())[:30])
+    learner.store.delete(learner.store.ids()[:30].tolist())
     round_above(client_of(tmp_path), server)
     assert rows_in(file) == whole - 30
     closed(learner)

@@ -19,7 +19,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.state.archive import Kind, read_archive, write_archive
-from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
+from fl_elastic.streaming import Guard, Latent, StreamLearner, Trigger
 from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox
 from fl_elastic.update import Manifest, weights_of
@@ -32,7 +32,7 @@ HEAD = ("5.weight", "5.bias")
 
 
 def learned(folder: Path, count: int = 200) -> StreamLearner:
-    learner = learner_in(folder, trigger=EverySamples(50), guard=Guard(every=4, size=16))
+    learner = learner_in(folder, trigger=Trigger(50, None), guard=Guard(every=4, size=16))
     run(learner, blobs(count))
     learner.save()
     return learner
@@ -254,13 +254,13 @@ def take_rounds_for_ever(folder: Path) -> None:
         packed = encode_weights(weights_of(net(seed=number % 3), manifest), manifest)
         client = StreamClient(
             net(), folder, budget=Budget(), policy="full", optimizer_fn=adam, steps=3,
-            joining="interpolate",
+            joining=(0.5,),
         )  # fmt: skip
         client.fit([np.frombuffer(packed, np.uint8)], {PACKED: True})
 
 
 def learn_for_ever(folder: Path) -> None:
-    learner = learner_in(folder, steps=3, trigger=EverySamples(20), save_every=7)
+    learner = learner_in(folder, steps=3, trigger=Trigger(20, None), save_every=7)
     while True:
         run(learner, blobs(50, seed=learner.progress.observed))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from selector_checks import selector_checks
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -32,7 +33,7 @@ from fl_elastic.planning.importance import ChannelScore, Probe
 from fl_elastic.planning.importance.channel_scores import FisherChannels, WeightNormChannels
 from fl_elastic.planning.importance.channels import ChannelScores
 from fl_elastic.profiling.macs import backward_macs
-from fl_elastic.testing import Check, channel_score_checks, name_of, selector_checks
+from fl_elastic.testing import Check, channel_score_checks, name_of
 
 
 def net(seed: int = 0) -> nn.Sequential:

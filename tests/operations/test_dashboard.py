@@ -20,7 +20,7 @@ ENTRY = {
     "nodes": {
         "pi0": {
             "step_seconds": 0.1, "steps": 2, "requested_steps": 4, "coverage": 0.5,
-            "temperature_celsius": 60.0, "joules": 5.0, "disk_free_bytes": 1.0,
+            "temperature_celsius": 60.0, "disk_free_bytes": 1.0,
             "peak_memory_bytes": 1.0, "uplink_bytes": 3, "train_loss": 0.3,
         }
     },

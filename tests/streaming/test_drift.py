@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from fl_elastic.errors import RegistryError, StreamError
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 
 SEEDS = 20
-WORKING = [name for name in DRIFT_DETECTORS.names() if name != "none"]
 
 
 def errors(seed: int, *parts: tuple[int, float]) -> list[float]:
@@ -29,14 +26,13 @@ def alarms(name: str, stream: list[float]) -> list[int]:
 
 
 def test_all_detectors_are_found() -> None:
-    assert DRIFT_DETECTORS.names() == ["adwin", "ddm", "hddm_a", "none", "page_hinkley"]
+    assert DRIFT_DETECTORS.names() == ["adwin", "none"]
     with pytest.raises(RegistryError, match="did you mean 'adwin'"):
         DRIFT_DETECTORS.make("adwinn")
 
 
-@pytest.mark.parametrize("name", WORKING)
-def test_an_abrupt_change_is_noticed_within_300_samples(name: str) -> None:
-    found = [alarms(name, errors(seed, (1000, 0.1), (300, 0.6))) for seed in range(SEEDS)]
+def test_an_abrupt_change_is_noticed_within_300_samples() -> None:
+    found = [alarms("adwin", errors(seed, (1000, 0.1), (300, 0.6))) for seed in range(SEEDS)]
     assert sum(any(index >= 1000 for index in each) for each in found) >= 0.9 * SEEDS
 
 
@@ -70,34 +66,22 @@ def test_a_restart_anywhere_changes_nothing(name: str, remember: int) -> None:
     assert len(restarted.errors) < 2 * remember
 
 
-def of_river(name: str) -> tuple[Any, Callable[[float], Any]]:
-    """River's detector of this name with our settings, and what it is told."""
-    drift = pytest.importorskip("river.drift")
-    hddm_a = getattr(drift.binary, "HDDMA", None) or drift.binary.HDDM_A
-    return {
-        "adwin": (drift.ADWIN(clock=1), float),
-        "page_hinkley": (drift.PageHinkley(threshold=20, delta=0.05, mode="up"), float),
-        "ddm": (drift.binary.DDM(warm_start=100), lambda error: error >= 0.5),
-        "hddm_a": (hddm_a(), lambda error: error >= 0.5),
-    }[name]
-
-
 @pytest.mark.parametrize("kind", ["errors", "losses"])
-@pytest.mark.parametrize("name", WORKING)
-def test_each_says_what_that_of_river_says(name: str, kind: str) -> None:
+def test_adwin_says_what_that_of_river_says(kind: str) -> None:
+    drift = pytest.importorskip("river.drift")
     for seed in range(10):
         draw = np.random.default_rng(seed)
         parts = [(int(draw.integers(20, 500)), float(draw.random())) for _ in range(4)]
         stream = errors(seed, *parts)
         if kind == "losses":
             stream = [abs(each + draw.normal(scale=0.2)) for each in stream]
-        other, told = of_river(name)
-        memory, drifts = DriftMemory(lambda: DRIFT_DETECTORS.make(name), len(stream)), 0
+        other = drift.ADWIN(clock=1)
+        memory, drifts = DriftMemory(lambda: DRIFT_DETECTORS.make("adwin"), len(stream)), 0
         for index, error in enumerate(stream):
-            before = getattr(other, "estimation", 0.0)
-            other.update(told(error))
+            before = other.estimation
+            other.update(error)
             found = other.drift_detected
-            if found and name == "adwin" and other.estimation <= before:
+            if found and other.estimation <= before:
                 # It was cut as errors became fewer: only ours goes on with that window.
                 break
             assert memory.update(error) == found, (seed, index)

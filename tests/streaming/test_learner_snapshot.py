@@ -13,14 +13,14 @@ from toy_streams import blobs, closed, learner_in, net, run, same, weights
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.losses import classification_loss
 from fl_elastic.state.archive import Kind, read_archive, write_archive
-from fl_elastic.streaming import EverySamples, Guard, SampleStore
+from fl_elastic.streaming import Guard, SampleStore, Trigger
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.learner_snapshot import (
     LearnerSnapshot,
     load_snapshot,
     open_store,
 )
-from fl_elastic.streaming.replay import ExperienceReplay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 
 
@@ -29,7 +29,9 @@ def seen_of(folder: Path, outputs: int = 3) -> LearnerSnapshot:
 
 
 def test_a_store_is_opened_with_what_it_was_made_with(tmp_path: Path) -> None:
-    made = SampleStore(tmp_path / "samples.db", 2**20, policy="ring", encoding="fp16", seed=5)
+    made = SampleStore(
+        tmp_path / "samples.db", 2**20, policy="class_balanced", encoding="fp16", seed=5
+    )
     made.add(np.arange(4, dtype=np.float32), 1)
     with open_store(tmp_path / "samples.db") as opened:
         assert opened.sample(1).x.tolist() == [[0, 1, 2, 3]]
@@ -79,7 +81,7 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
     run(learner, late)
     learner.save()
     seen = seen_of(tmp_path)
-    replay = ExperienceReplay(32, stored_share=0.0)
+    replay = Replay(32, stored_share=0.0)
     known = {x.tobytes() for x, _ in late}
     batches = list(seen.loader(replay, 3, (1, 2), position))
     assert all(row.tobytes() in known for x, _ in batches for row in x.numpy())
@@ -92,7 +94,7 @@ def test_batches_hold_what_came_since_the_last_round_beside_what_is_stored(tmp_p
 
 
 def test_what_came_since_the_last_round_is_all_of_it_and_each_once(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, trigger=EverySamples(10**6))
+    learner = learner_in(tmp_path, trigger=Trigger(10**6, None))
     run(learner, blobs(300, seed=1))
     learner.save()
     with seen_of(tmp_path).store as store:
@@ -147,7 +149,7 @@ def test_a_state_that_somebody_wrote_is_visited_or_refused_in_one_line(tmp_path:
     learner = learner_in(tmp_path)
     run(learner, blobs(60))
     closed(learner)
-    path, kind = tmp_path / "learner.state", Kind("fl_elastic.stream", 2)
+    path, kind = tmp_path / "learner.state", Kind("fl_elastic.stream", 3)
     state = read_archive(path, kind)
     for name in state.facts:
         for value in (None, "x", [[1]], {"x": []}):

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from toy_streams import delete_class, relabelled
 
-from fl_elastic.errors import RegistryError, StoreError
+from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES, lottery
@@ -48,7 +49,6 @@ actions = st.lists(
         st.tuples(st.just("label"), st.integers(1, 12)),
         st.tuples(st.just("delete"), st.integers(1, 12)),
         st.tuples(st.just("delete class"), st.integers(-2, 2)),
-        st.tuples(st.just("delete old"), st.integers(0, 12)),
         st.tuples(st.just("reopen"), st.just(0)),
     ),
     max_size=25,
@@ -59,32 +59,29 @@ actions = st.lists(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(actions)
-@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES)
 def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: list[Any]) -> None:
     path = tmp_path / "samples.db"
     for old in tmp_path.glob("samples.db*"):
         old.unlink()
     store = SampleStore(path, MEGABYTE, policy=policy)
     table: dict[int, tuple[float, int | None]] = {}
-    times: dict[int, float] = {}
     last = 0
     for kind, value in steps:
         if kind == "add":
             last += 1
-            assert store.add(sample_of(last), value, t=float(last)) == last
-            table[last], times[last] = (float(last), value), float(last)
+            assert store.add(sample_of(last), value) == last
+            table[last] = (float(last), value)
         elif kind == "batch":
             fresh = list(range(last + 1, last + 1 + value))
             last = fresh[-1]
             given_ids = store.add(
-                np.stack([sample_of(i) for i in fresh]), [i % 3 for i in fresh],
-                t=[float(i) for i in fresh],
+                np.stack([sample_of(i) for i in fresh]), [i % 3 for i in fresh]
             )  # fmt: skip
             assert given_ids == fresh
             table |= {i: (float(i), i % 3) for i in fresh}
-            times |= {i: float(i) for i in fresh}
         elif kind == "label":
-            assert store.label(value, value % 4 - 2) == (value in table)
+            assert relabelled(store, value, value % 4 - 2) == (value in table)
             if value in table:
                 table[value] = (table[value][0], value % 4 - 2)
         elif kind == "reopen":
@@ -94,15 +91,10 @@ def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: lis
             matches = {
                 "delete": {value},
                 "delete class": {i for i, (_, y) in table.items() if y == value},
-                "delete old": {i for i in table if times[i] < value},
             }
             leaving = [i for i in table if i in matches[kind]]
-            options: dict[str, Any] = {
-                "delete": {"ids": [value]},
-                "delete class": {"label": value},
-                "delete old": {"before": float(value)},
-            }[kind]
-            assert store.delete(**options) == len(leaving)
+            gone = store.delete([value]) if kind == "delete" else delete_class(store, value)
+            assert gone == len(leaving)
             for i in leaving:
                 del table[i]
         assert content(store) == table
@@ -114,7 +106,7 @@ def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: lis
     store.close()
 
 
-@pytest.mark.parametrize("policy", STORAGE_POLICIES.names())
+@pytest.mark.parametrize("policy", STORAGE_POLICIES)
 @pytest.mark.parametrize(
     ("size", "capacity"), [(3, LEAST_CAPACITY), (3, 2**19), (700, 2**19), (9_000, 2**21)]
 )
@@ -129,21 +121,13 @@ def test_the_files_never_grow_beyond_the_bound(
         labels = generator.integers(0, 5, 20)
         store.add(generator.normal(size=(20, size)).astype(np.float32), labels.tolist())
         if start % 200 == 0:
-            store.delete(label=int(generator.integers(0, 5)))
+            delete_class(store, int(generator.integers(0, 5)))
         largest = max(largest, sum(file.stat().st_size for file in tmp_path.iterdir()))
         full_at = max(full_at, len(store))
     assert largest <= capacity
     # And the room is used; a row and its places in the indices take about 200 bytes besides its numbers.
     assert full_at * (size * 4 + 200) > 0.35 * capacity
     store.close()
-
-
-def test_a_ring_holds_the_newest(tmp_path: Path) -> None:
-    store = open_store(tmp_path, 2**18, policy="ring")
-    for i in range(400):
-        store.add(sample_of(i, 500), i % 2)
-    ids = sorted(content(store))
-    assert ids == list(range(400 - len(ids) + 1, 401)) and 40 < len(ids) < 130
 
 
 def test_a_reservoir_is_what_the_lottery_says(tmp_path: Path) -> None:
@@ -159,9 +143,9 @@ def test_a_reservoir_keeps_old_and_new_alike(tmp_path: Path) -> None:
     halves = np.zeros(2)
     for seed in range(6):
         store = SampleStore(tmp_path / f"{seed}.db", 2**18, policy="reservoir", seed=seed)
-        store.add(np.zeros((800, 500), np.float32), [0] * 800, t=list(range(800)))
-        times = store.sample(1000).t
-        halves += [int((times < 400).sum()), int((times >= 400).sum())]
+        store.add(np.zeros((800, 500), np.float32), [0] * 800)
+        ids = store.sample(1000).ids
+        halves += [int((ids <= 400).sum()), int((ids > 400).sum())]
         store.close()
     # Binomial: within four standard deviations.
     assert abs(halves[0] - halves[1]) < 4 * np.sqrt(halves.sum())
@@ -183,26 +167,25 @@ def test_a_rare_class_is_kept_whole_and_the_others_share_the_rest(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "t", "reason"),
+    ("x", "y", "reason"),
     [
-        (sample_of(1, 5), 0, None, "shape (5,) instead of (6,)"),
-        (np.full(6, np.nan, np.float32), 0, None, "not finite"),
-        (np.array([np.inf] * 6, np.float32), 0, None, "not finite"),
-        (np.full(6, 1e300), 0, None, "beyond the range"),
-        (np.array(["a"] * 6), 0, None, "no number"),
-        (np.array([1j] * 6), 0, None, "no number"),
-        (sample_of(1), "cat", None, "label 'cat' is no class number"),
-        (sample_of(1), -(2**40), None, "no class number"),
-        (sample_of(1), 1.5, None, "no class number"),
-        (sample_of(1), 0, float("nan"), "time is not finite"),
+        (sample_of(1, 5), 0, "shape (5,) instead of (6,)"),
+        (np.full(6, np.nan, np.float32), 0, "not finite"),
+        (np.array([np.inf] * 6, np.float32), 0, "not finite"),
+        (np.full(6, 1e300), 0, "beyond the range"),
+        (np.array(["a"] * 6), 0, "no number"),
+        (np.array([1j] * 6), 0, "no number"),
+        (sample_of(1), "cat", "label 'cat' is no class number"),
+        (sample_of(1), -(2**40), "no class number"),
+        (sample_of(1), 1.5, "no class number"),
     ],
 )
 def test_samples_that_make_no_sense_are_counted_and_the_stream_goes_on(
-    x: np.ndarray, y: Any, t: float | None, reason: str, tmp_path: Path
+    x: np.ndarray, y: Any, reason: str, tmp_path: Path
 ) -> None:
     store = open_store(tmp_path)
     assert store.add(sample_of(0), 0) == 1
-    assert store.add(x, y, t) is None
+    assert store.add(x, y) is None
     assert store.add(sample_of(2), 1) == 2
     ((said, count),) = store.rejected.items()
     assert reason in said and count == 1 and store.seen == 2 and len(store) == 2
@@ -215,14 +198,6 @@ def test_a_bad_first_sample_fixes_no_shape(tmp_path: Path) -> None:
     assert store.add(np.full((2, 2), np.nan), 0) is None
     assert store.add(sample_of(1), 0) == 1
     assert store.sample(1).x.shape == (1, 6)
-
-
-def test_a_clock_that_jumps_changes_no_order(tmp_path: Path) -> None:
-    store = open_store(tmp_path, policy="ring")
-    for i, t in enumerate([100.0, 5e9, -3.0, 100.0]):
-        store.add(sample_of(i), 0, t=t)
-    assert store.take([1, 2, 3, 4]).t.tolist() == [100.0, 5e9, -3.0, 100.0]
-    assert store.delete(before=0.0) == 1 and len(store) == 3
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float16", "bool"])
@@ -256,38 +231,16 @@ def test_versions_are_kept_apart(tmp_path: Path) -> None:
     assert store.delete(other_than_version="new") == 1 and len(store) == 1
 
 
-def test_outputs_come_back_where_all_have_them(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    store.add(sample_of(1), 0, outputs=[0.5, -1.0])
-    store.add(sample_of(2), 1, outputs=[1.5, 2.0])
-    found = store.take([2, 1])
-    assert found.outputs is not None and found.outputs.tolist() == [[1.5, 2.0], [0.5, -1.0]]
-    # A head that grew, and one that said nothing.
-    store.add(sample_of(3), 2, outputs=[0.0, 0.0, 1.0])
-    assert store.take([1, 3]).outputs is None
-    store.add(sample_of(4), 0)
-    assert store.take([1, 4]).outputs is None
-
-
-def test_retrievals_draw_as_they_say_and_the_same_again(tmp_path: Path) -> None:
+def test_each_sample_is_drawn_once_and_the_same_again(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     labels = [0] * 90 + [1] * 9 + [2]
     store.add(np.stack([sample_of(i) for i in range(100)]), labels)
     store.add(sample_of(100), None)
-    balanced = Counter(store.sample(9, how="class_balanced").y.tolist())
-    assert balanced[2] == 1 and balanced[0] == balanced[1] == 4
-    uniform = Counter(store.sample(100, how="uniform").y.tolist())
-    assert uniform == {0: 90, 1: 9, 2: 1}
-    assert np.mean(store.sample(20, how="recent").ids) > np.mean(store.sample(100).ids)
-    for how in ("uniform", "class_balanced", "recent"):
-        one, two = (
-            store.sample(10, how=how, generator=np.random.default_rng(3)).ids for _ in range(2)
-        )
-        assert one.tolist() == two.tolist() and len(set(one.tolist())) == 10
-        assert len(store.sample(1000, how=how)) == 100
-        assert len(store.sample(1000, how=how, labelled=False)) == 101
-    with pytest.raises(RegistryError, match="class_balanced"):
-        store.sample(1, how="class_balance")
+    assert Counter(store.sample(100).y.tolist()) == {0: 90, 1: 9, 2: 1}
+    one, two = (store.sample(10, generator=np.random.default_rng(3)).ids for _ in range(2))
+    assert one.tolist() == two.tolist() and len(set(one.tolist())) == 10
+    assert len(store.sample(1000)) == 100 and len(store.sample(1000, labelled=False)) == 101
+    assert store.ids().tolist() == list(range(1, 101)) and store.ids(labelled=False)[-1] == 101
 
 
 def test_an_empty_store_gives_nothing(tmp_path: Path) -> None:
@@ -298,15 +251,15 @@ def test_an_empty_store_gives_nothing(tmp_path: Path) -> None:
 
 
 def test_what_it_was_made_with_holds(tmp_path: Path) -> None:
-    open_store(tmp_path, policy="ring").close()
-    with pytest.raises(StoreError, match="was made with policy ring"):
+    open_store(tmp_path, policy="class_balanced").close()
+    with pytest.raises(StoreError, match="was made with policy class_balanced"):
         open_store(tmp_path, policy="reservoir")
     with pytest.raises(StoreError, match="at least"):
-        open_store(tmp_path, 1000, policy="ring")
+        open_store(tmp_path, 1000)
     with pytest.raises(StoreError, match="encoding 'zip'"):
         open_store(tmp_path, encoding="zip")
     with pytest.raises(StoreError, match="say what to delete"):
-        open_store(tmp_path, policy="ring").delete()
+        open_store(tmp_path, policy="class_balanced").delete()
 
 
 def damage_header(path: Path) -> None:
@@ -356,7 +309,7 @@ def test_a_damaged_file_is_put_aside_and_a_fresh_one_started(
         ("seen", "many"), ("last_id", "the third"), ("encoding", "{}"), ("encoding", b"\xff\xfe"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("look", ["add", "sample", "seen", "rejected", "label", "delete"])
+@pytest.mark.parametrize("look", ["add", "sample", "seen", "rejected", "delete"])
 def test_damage_to_what_it_says_of_its_samples_costs_the_store_and_not_the_stream(
     key: str, text: str | bytes, look: str, tmp_path: Path
 ) -> None:
@@ -369,7 +322,7 @@ def test_damage_to_what_it_says_of_its_samples_costs_the_store_and_not_the_strea
     looks: dict[str, Any] = {
         "add": lambda: store.add(sample_of(2), 1), "sample": lambda: store.sample(3),
         "seen": lambda: store.seen, "rejected": lambda: store.rejected,
-        "label": lambda: store.label(1, 2), "delete": lambda: store.delete(label=0),
+        "delete": lambda: store.delete([1]),
     }  # fmt: skip
     looks[look]()
     assert store.add(sample_of(3), 1) is not None
@@ -453,7 +406,8 @@ TRAINER = """
 import sys
 import numpy as np
 from fl_elastic.streaming import SampleStore
-store = SampleStore(sys.argv[1], 2**20, policy="ring")
+from fl_elastic.streaming.store.changes import Relabelled
+store = SampleStore(sys.argv[1], 2**20)
 print("ready", flush=True)
 generator, labelled, drawn = np.random.default_rng(0), 0, 0
 for line in sys.stdin:
@@ -463,7 +417,8 @@ for line in sys.stdin:
     waiting = store.sample(4, labelled=False, generator=generator)
     for each in waiting.ids[np.ma.getmaskarray(waiting.y)].tolist():
         value = store.take([each])
-        labelled += len(value) and store.label(each, int(value.x[0][0]) % 5)
+        change = [Relabelled(each, int(value.x[0][0]) % 5)] if len(value) else []
+        labelled += store.change(change) == [each]
     store.delete(ids=found.ids[:1].tolist())
 print(drawn, labelled)
 """
@@ -471,7 +426,7 @@ print(drawn, labelled)
 
 def test_one_process_adds_while_another_draws_labels_and_deletes(tmp_path: Path) -> None:
     path = tmp_path / "samples.db"
-    store = SampleStore(path, 2**20, policy="ring")
+    store = SampleStore(path, 2**20)
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         text=True,

@@ -13,7 +13,7 @@ from small_models import conv_net
 from test_stream_latent import pictures
 from toy_streams import blobs, closed, learner_in, net, run, weights
 
-from fl_elastic.streaming import ClosedForm, EverySamples, Latent
+from fl_elastic.streaming import ClosedForm, Latent, Trigger
 
 
 @pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
@@ -24,7 +24,7 @@ def test_a_stream_there(latent: Latent | None, tmp_path: Path) -> None:
         options: dict[str, Any] = {"latent": latent} if latent else {}
         learner = learner_in(
             tmp_path / name, conv_net().to(device), encoding="int8", steps=20,
-            optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.05), trigger=EverySamples(30), **options,
+            optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.05), trigger=Trigger(30, None), **options,
         )  # fmt: skip
         run(learner, pictures(100))
         ended[name] = weights(learner)

@@ -177,7 +177,7 @@ def test_to_forget_is_never_to_have_seen(remember: float | None, tmp_path: Path)
             # What it counts depends on its place in the stream.
             never._memory.number += 1
         if place not in gone:
-            never.observe(x, y, float(place))
+            never.observe(x, y)
     came = learner.forget([ids[place] or 0 for place in gone])
     assert came.exact and not came.changed_nothing and came.examples == came.deleted == 20
     assert remember or is_least_squares(learner)
@@ -325,18 +325,6 @@ def test_without_a_state_it_learns_what_the_store_holds(tmp_path: Path) -> None:
     again = solved_in(tmp_path)
     assert is_least_squares(again) and accuracy(again, blobs(100, LABELS, seed=5)) > 0.9
     closed(again)
-
-
-def test_another_body_below_begins_anew(tmp_path: Path) -> None:
-    learner = solved_in(tmp_path, hidden())
-    run(learner, blobs(100, LABELS))
-    with torch.no_grad():
-        learner.model.get_parameter("0.weight").mul_(2.0)
-    learner.model_changed()
-    assert learner._head is not None and learner._head.sums.weight == 0 and len(learner.store) == 0
-    run(learner, blobs(100, LABELS))
-    assert is_least_squares(learner)
-    closed(learner)
 
 
 def test_a_head_that_is_worse_on_what_is_held_out_is_put_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.errors import StoreError, StreamError, UpdateError
-from fl_elastic.streaming import EverySamples, Guard, Latent, StreamLearner
+from fl_elastic.streaming import Guard, Latent, StreamLearner, Trigger
 
 LABELS = range(5)
 
@@ -123,7 +123,7 @@ def test_they_may_be_told_by_the_names_that_their_sender_gave_them(tmp_path: Pat
 def test_features_of_latent_replay_are_forgotten_above_the_frozen_part(tmp_path: Path) -> None:
     learner = learner_in(
         tmp_path, conv_net(), encoding="int8", latent=Latent(2), steps=20, optimizer_fn=adam,
-        trigger=EverySamples(50),
+        trigger=Trigger(50, None),
     )  # fmt: skip
     stream = pictures(300)
     ids = [
@@ -196,7 +196,7 @@ def test_a_sample_whose_label_was_corrected_to_a_new_class_is_forgotten_as_any_o
 
 @pytest.mark.parametrize("ends", ["closed", "killed"])
 def test_a_later_life_knows_the_classes_that_this_one_knows(ends: str, tmp_path: Path) -> None:
-    learner = learner_in(tmp_path / "first", trigger=EverySamples(1000))
+    learner = learner_in(tmp_path / "first", trigger=Trigger(1000, None))
     run(learner, blobs(10))
     kept = learner.store.sample(1).ids.tolist()[0]
     learner.label(kept, 7)
@@ -205,7 +205,7 @@ def test_a_later_life_knows_the_classes_that_this_one_knows(ends: str, tmp_path:
     if ends == "closed":
         closed(learner)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
-    later = learner_in(tmp_path / "second", trigger=EverySamples(1000))
+    later = learner_in(tmp_path / "second", trigger=Trigger(1000, None))
     assert later.classes == learner.classes == (*learner.classes[:-1], 7)
     assert later.observe(x).prediction == said.prediction
     closed(later)

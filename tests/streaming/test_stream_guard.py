@@ -13,7 +13,7 @@ from fl_elastic.streaming.recent import Recent
 
 
 def row(number: int) -> Row:
-    return Row(np.full(2, number, np.float32), number % 3, float(number))
+    return Row(np.full(2, number, np.float32), number % 3, number)
 
 
 def test_every_so_many_are_held_out_and_leave_in_order() -> None:
@@ -22,9 +22,9 @@ def test_every_so_many_are_held_out_and_leave_in_order() -> None:
     for number in range(1, 16):
         if window.takes():
             held.append(number)
-            left += [int(each.t) for each in window.hold(row(number))]
+            left += [each.number for each in window.hold(row(number))]
     assert held == [3, 6, 9, 12, 15] and left == [3, 6, 9]
-    assert [each.t for each in window.rows] == [12, 15]
+    assert [each.number for each in window.rows] == [12, 15]
     assert len(window.clear()) == 2 and window.rows == []
 
 
@@ -68,8 +68,8 @@ def test_what_is_in_memory_survives_a_restart() -> None:
     state = recent.to_state()
     again = Recent(Guard(every=2, size=2), new=3, waiting=2)
     again.restore(state)
-    assert [each.t for each in again.new] == [2, 3, 4]
-    assert [each.t for each in again.held_out.rows] == [1, 3] and again.held_out.counted == 5
+    assert [each.number for each in again.new] == [2, 3, 4]
+    assert [each.number for each in again.held_out.rows] == [1, 3] and again.held_out.counted == 5
     assert again.to_state().waiting == state.waiting == {3: None, 4: 7}
     assert not again.is_waited_for(2)
     assert again.answered(3) is None and again.answered(4) == 7

@@ -1,22 +1,14 @@
-"""A device's model joined with the federation's, computed by hand; and what every rule must satisfy."""
+"""A device's model joined with the federation's, computed by hand; and what holds for every share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fl_elastic.errors import RegistryError, StreamError
-from fl_elastic.streaming.joining import (
-    JOINING_RULES,
-    Interpolate,
-    JoiningRule,
-    Layout,
-    Measured,
-    Personal,
-    Replace,
-)
+from fl_elastic.errors import StreamError
+from fl_elastic.streaming.joining import shares_to_try
 from fl_elastic.streaming.labelled_weights import (
     LabelledWeights,
     Shares,
@@ -26,7 +18,6 @@ from fl_elastic.streaming.labelled_weights import (
 )
 
 HEAD = ("head.weight", "head.bias")
-LAYOUT = Layout(HEAD, ("norm.running_mean", "norm.count"), ("norm.weight",))
 
 
 def model_of(labels: tuple[int, ...], rows: int, seed: int = 0) -> LabelledWeights:
@@ -83,97 +74,49 @@ def test_an_extended_model_is_the_devices_own_with_rows_for_more_labels() -> Non
     assert own.weights["bias"].tolist() == [1.0]
 
 
-def test_shares_by_name_and_after_a_drift() -> None:
-    rule = Interpolate(0.5, after_drift=1.0, groups={"head": 0.0, "head.bias": 0.25})
-    calm, shaken = (rule.candidates(LAYOUT, drifted=drifted)[0] for drifted in (False, True))
-    assert [calm.of(n) for n in ("body.weight", *HEAD)] == [0.5, 0.0, 0.25]
-    assert [shaken.of(n) for n in ("body.weight", *HEAD)] == [1.0, 0.0, 0.25]
-    assert Interpolate(0.3).candidates(LAYOUT, drifted=True) == (Shares(0.3),)
+@pytest.mark.parametrize("joining", ["replaced", (), (1.5,), (0.5, float("nan"))])
+def test_shares_that_mean_nothing_are_refused(joining: Any) -> None:
+    with pytest.raises(StreamError, match="give measured or replace"):
+        shares_to_try(joining)
 
 
-def test_what_is_personal_stays_whatever_the_other_rule_says() -> None:
-    rule = Personal(others=Interpolate(0.5, groups={"head.weight": 1.0, "body": 0.75}))
-    (shares,) = rule.candidates(LAYOUT, drifted=False)
-    assert shares.of("head.weight") == shares.of("norm.weight") == 0.0
-    assert shares.of("norm.running_mean") == 0.0 and shares.of("body.weight") == 0.75
-    named = Personal(("body",))
-    assert named.personal(LAYOUT) == ("body",)
-    (shares,) = named.candidates(LAYOUT, drifted=False)
-    assert shares.of("body.weight") == 0.0 and shares.of("head.weight") == 1.0
+def test_what_is_fixed_is_the_federations() -> None:
+    own, theirs = tiny((7,), [1.0], [0.0]), tiny((7,), [5.0], [4.0])
+    found = joined(own, theirs, Shares(0.25, frozenset({"body"})))
+    assert found.weights["body"].tolist() == [4.0] and found.weights["bias"].tolist() == [2.0]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Interpolate(1.5),
-        lambda: Interpolate(0.5, after_drift=-0.1),
-        lambda: Interpolate(0.5, groups={"body": float("nan")}),
-        lambda: Measured(()),
-        lambda: Measured((0.5, 2.0)),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(make: Callable[[], JoiningRule]) -> None:
-    with pytest.raises(StreamError, match="give"):
-        make()
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+class TestEveryShare:
+    """What holds however much is taken."""
 
-
-def test_names() -> None:
-    assert JOINING_RULES.names() == ["interpolate", "measured", "personal", "replace"]
-    assert JOINING_RULES.make("replace") == Replace()
-    with pytest.raises(RegistryError, match="did you mean 'replace'"):
-        JOINING_RULES.make("replaced")
-
-
-@pytest.mark.parametrize("name", JOINING_RULES.names())
-class TestEveryRule:
-    """Conformance: holds for all that are registered."""
-
-    def test_shares_are_shares_and_always_the_same(self, name: str) -> None:
-        for drifted in (False, True):
-            tried = JOINING_RULES.make(name).candidates(LAYOUT, drifted=drifted)
-            assert tried and tried == JOINING_RULES.make(name).candidates(LAYOUT, drifted=drifted)
-            for shares in tried:
-                assert all(0 <= shares.of(n) <= 1 for n in model_of((0,), 1).weights)
-
-    def test_nothing_is_taken_of_what_is_personal(self, name: str) -> None:
-        rule = JOINING_RULES.make(name)
-        kept = tuple(rule.personal(LAYOUT))
-        for shares in rule.candidates(LAYOUT, drifted=False):
-            personal = [n for n in model_of((0,), 1).weights if n.startswith(kept)]
-            assert all(shares.of(n) == 0 for n in personal)
-
-    def test_the_joined_model_lies_between_both(self, name: str) -> None:
+    def test_the_joined_model_lies_between_both(self, share: float) -> None:
         own, theirs = model_of((0, 1, 2), 3, seed=1), model_of((2, 0, 1), 3, seed=2)
         aim = overlaid(own, theirs)
-        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=True):
-            found = joined(own, theirs, shares)
-            for each, value in found.weights.items():
-                low = np.minimum(own.weights[each], aim.weights[each])
-                high = np.maximum(own.weights[each], aim.weights[each])
-                assert (value >= low - 1e-6).all() and (value <= high + 1e-6).all()
-                assert value.dtype == own.weights[each].dtype
+        for each, value in joined(own, theirs, Shares(share)).weights.items():
+            low = np.minimum(own.weights[each], aim.weights[each])
+            high = np.maximum(own.weights[each], aim.weights[each])
+            assert (value >= low - 1e-6).all() and (value <= high + 1e-6).all()
+            assert value.dtype == own.weights[each].dtype
 
-    def test_what_only_the_device_knows_stays_bit_for_bit(self, name: str) -> None:
+    def test_what_only_the_device_knows_stays_bit_for_bit(self, share: float) -> None:
         own, theirs = model_of((5, 1, 9), 4, seed=1), model_of((1, 3), 2, seed=2)
-        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=True):
-            found = joined(own, theirs, shares)
-            assert found.labels == (5, 1, 9, 3)
-            for each in HEAD:
-                for row in (0, 2):
-                    assert np.array_equal(found.weights[each][row], own.weights[each][row])
-                assert np.array_equal(found.weights[each][3], theirs.weights[each][1])
+        found = joined(own, theirs, Shares(share))
+        assert found.labels == (5, 1, 9, 3)
+        for each in HEAD:
+            for row in (0, 2):
+                assert np.array_equal(found.weights[each][row], own.weights[each][row])
+            assert np.array_equal(found.weights[each][3], theirs.weights[each][1])
 
-    def test_a_federation_that_knows_the_same_changes_nothing(self, name: str) -> None:
+    def test_a_federation_that_knows_the_same_changes_nothing(self, share: float) -> None:
         own = model_of((5, 1), 3)
-        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=False):
-            found = joined(own, model_of((5, 1), 3), shares)
-            assert all(np.array_equal(found.weights[n], own.weights[n]) for n in own.weights)
+        found = joined(own, model_of((5, 1), 3), Shares(share))
+        assert all(np.array_equal(found.weights[n], own.weights[n]) for n in own.weights)
 
-    def test_neither_model_is_written_into(self, name: str) -> None:
+    def test_neither_model_is_written_into(self, share: float) -> None:
         own, theirs = model_of((5, 1), 2, seed=1), model_of((1, 5), 2, seed=2)
-        for shares in JOINING_RULES.make(name).candidates(LAYOUT, drifted=False):
-            for value in joined(own, theirs, shares).weights.values():
-                value += 1
+        for value in joined(own, theirs, Shares(share)).weights.values():
+            value += 1
         assert all(
             np.array_equal(own.weights[n], model_of((5, 1), 2, seed=1).weights[n])
             and np.array_equal(theirs.weights[n], model_of((1, 5), 2, seed=2).weights[n])

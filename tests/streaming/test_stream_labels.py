@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_streams import blobs, closed, learner_in, same, weights
+from toy_streams import blobs, closed, delete_class, learner_in, relabelled, same, weights
 
-from fl_elastic.errors import StoreError
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.record import StreamRecord
@@ -32,7 +31,7 @@ def lived(folder: Path, names: Mapping[int, int], late: bool) -> dict[str, Any]:
             learner = learner_in(folder)
         # Every seventh has no label at all.
         label = None if place % 7 == 3 else names[y]
-        seen = learner.observe(x, None if late else label, float(place))
+        seen = learner.observe(x, None if late else label)
         assert not seen.refused
         if late and label is not None:
             assert seen.sample_id is not None
@@ -93,11 +92,8 @@ def test_samples_of_a_class_are_told_from_those_without_a_label(tmp_path: Path) 
         # What was read is taken as it was given.
         ids = store.add(everything.x, everything.y)
         assert None not in ids and store.classes == {-1: 4, None: 4, 0: 2, -2: 2}
-        assert store.label(2, -2) and store.delete(label=-1) == 4
+        assert relabelled(store, 2, -2) and delete_class(store, -1) == 4
         assert store.classes == {None: 3, 0: 2, -2: 3}
-        for wrong in ("cat", 0.5, None):
-            with pytest.raises(StoreError):
-                store.label(1, wrong)  # type: ignore[arg-type]
 
 
 def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path) -> None:

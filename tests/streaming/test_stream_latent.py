@@ -15,7 +15,7 @@ from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, same,
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.losses import classification_loss
-from fl_elastic.streaming import EverySamples, Latent
+from fl_elastic.streaming import Latent, Trigger
 from fl_elastic.streaming.latent import UpperPart
 
 
@@ -58,7 +58,7 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
     model = conv_net()
     learner = learner_in(
         tmp_path, model, encoding="int8", latent=Latent(1), capacity=2**20, steps=20,
-        optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), trigger=EverySamples(30),
+        optimizer_fn=lambda p: torch.optim.Adam(p, lr=0.05), trigger=Trigger(30, None),
     )  # fmt: skip
     before = weights(learner)
     seen = run(learner, pictures(150))
@@ -77,9 +77,7 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
 
 
 def test_new_classes_with_features(tmp_path: Path) -> None:
-    learner = learner_in(
-        tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20, replay="der_pp"
-    )
+    learner = learner_in(tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20)
     seen = run(learner, blobs(100, [0, 1]) + blobs(150, [0, 1, 2], seed=1))
     assert len(learner.classes) == 3
     assert np.mean([each.correct for each in seen[-50:]]) > 0.8
@@ -89,7 +87,9 @@ def test_new_classes_with_features(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["raw", "fp16", "int8"])
 def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, encoding=encoding, latent=Latent(1), trigger=EverySamples(10**6))
+    learner = learner_in(
+        tmp_path, encoding=encoding, latent=Latent(1), trigger=Trigger(10**6, None)
+    )
     first = learner.observe(blobs(1)[0][0])
     run(learner, blobs(20))
     assert learner.store.delete(ids=[first.sample_id]) == 1
@@ -102,7 +102,7 @@ def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_pat
 def made(folder: Path, **given: Any) -> Any:
     settings = {
         "encoding": "int8", "latent": Latent(2), "policy": "elastic", "budget": Budget(speedup=1.3),
-        "trigger": EverySamples(30), "capacity": 2**17,
+        "trigger": Trigger(30, None), "capacity": 2**17,
     }  # fmt: skip
     return learner_in(folder, net(dropout=0.2), **(settings | given))
 
@@ -120,28 +120,6 @@ def test_two_halves_are_the_whole(tmp_path: Path) -> None:
     assert seen == run(whole, stream) and same(weights(second), weights(whole))
     closed(second)
     closed(whole)
-
-
-def test_features_of_another_frozen_part_are_deleted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    learner = made(tmp_path, trigger=EverySamples(1000))
-    run(learner, blobs(50))
-    assert len(learner.store) == 45 and learner._memory.held_out
-    learner.model_changed()
-    assert len(learner.store) == 45, "nothing below the cut has changed"
-    with torch.no_grad():
-        learner.model.get_parameter("5.weight").add_(0.1)
-    learner.model_changed()
-    assert len(learner.store) == 45, "nor now"
-    with torch.no_grad():
-        learner.model.get_parameter("0.weight").add_(0.1)
-    learner.model_changed()
-    assert len(learner.store) == 0 and not learner._memory.held_out
-    assert "45 stored features of another frozen part were deleted" in caplog.text
-    seen = run(learner, blobs(60, seed=1))
-    assert not any(each.refused for each in seen) and learner.adapt() is not None
-    closed(learner)
 
 
 def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> None:

@@ -15,17 +15,14 @@ from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming import EverySamples, Guard, Latent, OnDrift, SampleStore, StreamLearner
+from fl_elastic.streaming import Guard, Latent, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming import learner as stream_learner
-from fl_elastic.streaming.replay import DarkReplay, ExperienceReplay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]
-REPLAYS = [
-    "none", "er", "der_pp", ExperienceReplay(8, how="newest"), ExperienceReplay(8, 0.7, "recent"),
-    DarkReplay(6, how="class_balanced"),
-]  # fmt: skip
+REPLAYS = [None, Replay(8), Replay(8, 0.7), Replay(stored_share=0.0), Replay(6, 1.0)]
 GUARDS = [Guard(), Guard(every=2, size=3, least=1), Guard(every=3, size=5, tolerance=0.0)]
 NONSENSE = [np.full(6, np.nan), np.zeros(5), np.zeros(0), "x", np.full(6, 1e30)]
 
@@ -42,7 +39,7 @@ class Settings:
         latent, outputs, dropout = one([None, None, 1, 2]), one([2, 3]), one([0.0, 0.2])
         store: dict[str, Any] = {
             "capacity_bytes": one([2**17, 2**20]), "encoding": one(["raw", "raw", "fp16", "int8"]),
-            "policy": one(["reservoir", "ring", "class_balanced"]),
+            "policy": one(["reservoir", "class_balanced"]),
         }  # fmt: skip
         options = StreamOptions(
             steps=one([1, 4]), save_every=one([0, 1, 7, 40]), most_classes=one([2, 3, 1000]),
@@ -56,8 +53,8 @@ class Settings:
             monkeypatch.setattr(stream_learner, name, one(counts))
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),
-            "detector": one(["none", "adwin", "ddm", "page_hinkley", "hddm_a"]),
-            "trigger": EverySamples(one([10, 25, 50])) | OnDrift(5), "guard": one(GUARDS),
+            "detector": one(["none", "adwin"]),
+            "trigger": Trigger(one([10, 25, 50]), 5), "guard": one(GUARDS),
             "latent": latent and Latent(latent), "seed": one(range(3)),
         }  # fmt: skip
 
@@ -78,33 +75,28 @@ def acts(draw: random.Random, many: int) -> Iterator[Act]:
         return (CENTRES[(label + turn) % 8] + numbers.normal(size=6)).astype(np.float32)
 
     for i in range(many):
-        turn, t, label = 3 * (i > 0.6 * many), float(i), draw.randrange(3 if 2 * i < many else 4)
+        turn, label = 3 * (i > 0.6 * many), draw.randrange(3 if 2 * i < many else 4)
         x, y, k = sample(label, turn), draw.choice([label, label, label, None, -1]), draw.random()
         # What was refused before any sample made sense is not known to a later life.
         if k < 0.55 or i == 0:
-            yield lambda it, x=x, y=y, t=t: it.observe(x, y, t)
+            yield lambda it, x=x, y=y: it.observe(x, y)
         elif k < 0.6:
             bad, odd = draw.choice([*NONSENSE, x]), draw.choice([0, None, 2.5])
-            late = draw.choice([t, float("inf")])
-            yield lambda it, x=bad, y=odd, t=late: it.observe(x, y, t)
+            yield lambda it, x=bad, y=odd: it.observe(x, y)
         elif k < 0.73:
             labels = [draw.randrange(3) for _ in range(draw.choice([1, 3, 12]))]
             xs = [sample(each, turn) for each in labels]
             ys = [draw.choice([each, None]) for each in labels]
             names = draw.choice([None, [f"n{draw.randrange(60)}" for _ in labels]])
-            yield lambda it, xs=xs, ys=ys, names=names: it.observe_batch(
-                xs, ys, names=names, ts=[0] * len(xs)
-            )
+            yield lambda it, xs=xs, ys=ys, names=names: it.observe_batch(xs, ys, names=names)
         elif k < 0.9:
             which = draw.choice([draw.randrange(1, i + 3), f"n{draw.randrange(60)}"])
             told = draw.choice([0, 1, 2, 2, 5, -1, "a"])
             yield lambda it, which=which, told=told: it.label(which, told)
         elif k < 0.95:
             yield draw.choice(
-                [lambda it: it.adapt() is None, lambda it: it.save(), lambda it, t=t: it.tick(t)]
+                [lambda it: it.adapt() is None, lambda it: it.save(), lambda it: it.tick()]
             )
-        elif k < 0.96:
-            yield lambda it: it.model_changed()
         else:
             gone = [draw.randrange(1, i + 2) for _ in range(draw.choice([1, 3]))]
             some = draw.choice([gone, None])
@@ -145,7 +137,7 @@ def test_many_lives_are_one(seed: int, tmp_path: Path, monkeypatch: pytest.Monke
             folder = tmp_path / f"many-{lives}"
             born_again(many, folder, draw.choice(["closed", "killed"]))
             many = made(folder)
-            many.adapt_if_due()
+            many.tick()
     assert lives
     weights, progress, _, *others = learner_state(many)
     expected, expected_progress, _, *expected_others = learner_state(one)

@@ -82,7 +82,7 @@ def told(learner: StreamLearner, x: np.ndarray, y: Any, start: int = 0, together
     for first in range(start, len(x), together):
         rows = slice(first, min(first + together, len(x)))
         labels = None if y is None else y[rows]
-        seen = learner.observe_batch(x[rows], labels, np.arange(len(x))[rows])
+        seen = learner.observe_batch(x[rows], labels)
         right += sum(bool(each.correct) for each in seen)
     return right
 
@@ -115,14 +115,14 @@ def test_it_learns_new_classes_and_goes_on_where_it_was(tmp_path: Path) -> None:
     x, labels = images(90)
     with SampleStore(tmp_path / "s.db", 2**20) as store:
         with learner(tmp_path, store, model=reading()) as first:
-            first.observe_batch(x[:60], labels[:60], np.arange(60))
+            first.observe_batch(x[:60], labels[:60])
             assert first.forget([3]).exact
             scores = first.model(torch.from_numpy(x))
         assert (scores.argmax(1).numpy() == labels).mean() > 0.9
         with learner(tmp_path, store, model=reading()) as second:
             assert second.classes == (0, 1, 2)
             assert torch.equal(second.model(torch.from_numpy(x)), scores)
-            second.observe_batch(x[60:], labels[60:], np.arange(60, 90))
+            second.observe_batch(x[60:], labels[60:])
             assert not torch.equal(second.model(torch.from_numpy(x)), scores)
 
 
@@ -166,7 +166,7 @@ def test_a_kill_changes_nothing(
             if what == "label":
                 learner.label(number, label)
             else:
-                learner.observe(x[number - 1], None if number - 1 in late else label, number)
+                learner.observe(x[number - 1], None if number - 1 in late else label)
 
     with opened(tmp_path / "whole") as never:
         go(never, events)
@@ -226,7 +226,7 @@ def test_no_more_samples_are_waited_for_than_memory_holds(
     with opened(tmp_path) as learner:
         # A fourth of them have labels, 74 by then.
         for number in range(320):
-            learner.observe(x[number], int(y[number]) if number % 4 == 1 else None, number)
+            learner.observe(x[number], int(y[number]) if number % 4 == 1 else None)
             assert (learner.reads == "") is (number < 299)
         assert learner.reads != "last" and round(learner._head.sums.weight) == 75  # type: ignore[union-attr]
 

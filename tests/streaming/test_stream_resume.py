@@ -23,6 +23,7 @@ from toy_streams import (
     learner_in,
     learner_state,
     net,
+    relabelled,
     run,
     same,
     weights,
@@ -31,13 +32,14 @@ from toy_streams import (
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
+from fl_elastic.streaming import DriftDetector, Guard, StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
+from fl_elastic.streaming.replay import Replay
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
 STATE = "learner.state"
-KIND = storage.Kind("fl_elastic.stream", 2)
+KIND = storage.Kind("fl_elastic.stream", 3)
 
 
 class EveryHundredth(DriftDetector):
@@ -51,12 +53,12 @@ class EveryHundredth(DriftDetector):
         return self.seen == 100
 
 
-def settings(replay: str, policy: str) -> dict[str, Any]:
+def settings(replay: Replay, policy: str) -> dict[str, Any]:
     """Everything that draws random numbers, at once."""
     return {
         "model": net(dropout=0.2), "replay": replay, "policy": policy,
         "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
-        "trigger": EverySamples(30) | OnDrift(10), "capacity": 2**17,
+        "trigger": Trigger(30, 10), "capacity": 2**17,
     }  # fmt: skip
 
 
@@ -65,10 +67,10 @@ def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     return learner_in(folder, **given)
 
 
-@pytest.mark.parametrize("replay", ["none", "er", "der_pp"])
+@pytest.mark.parametrize("replay", [Replay(stored_share=0.0), Replay()])
 @pytest.mark.parametrize(("policy", "stream"), [("elastic", SAME_CLASSES), ("full", STREAM)])
 def test_two_halves_are_the_whole(
-    replay: str, policy: str, stream: list[Sample], tmp_path: Path
+    replay: Replay, policy: str, stream: list[Sample], tmp_path: Path
 ) -> None:
     # The costs are measured once, so that both plan alike; a head that has grown has other costs.
     given = partial(settings, replay, policy)
@@ -97,7 +99,7 @@ def test_two_halves_are_the_whole(
 def test_another_seed_does_something_else(tmp_path: Path) -> None:
     learners = []
     for seed in range(2):
-        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed, replay="er"))
+        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed))
         run(learners[-1], STREAM[:60])
     assert not same(weights(learners[0]), weights(learners[1]))
     for learner in learners:
@@ -110,7 +112,7 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     saved = weights(learner)
     ids = [learner.observe(x).sample_id for x, _ in blobs(10, [0, 1], seed=1)]
     learner.observe(np.zeros(3))
-    learner.store.label(ids[0], 4)
+    assert relabelled(learner.store, ids[0], 4)
     there = learner.store.seen
     learner.store.close()
     again = as_last_saved(tmp_path, model=net(2))
@@ -119,7 +121,9 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     assert again.progress == learner.progress and again.progress.observed == 70
     assert sum(again.progress.rejected.values()) == 1
     assert again.store.seen == there == 70 - len(again._memory.held_out)
-    assert [row.t for row in again._memory.held_out] == [row.t for row in learner._memory.held_out]
+    assert [row.number for row in again._memory.held_out] == [
+        row.number for row in learner._memory.held_out
+    ]
     # A label that only the store knows has its output all the same.
     assert again.classes == (*learner.classes, 4)
     head = again.model.get_submodule("5")
@@ -136,7 +140,7 @@ def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
     late: bool, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
-        "trigger": EverySamples(1000), "detector": "none", "guard": Guard(every=2, size=3)
+        "trigger": Trigger(1000, None), "detector": "none", "guard": Guard(every=2, size=3)
     }  # fmt: skip
     learner = learner_in(tmp_path / "first", **given)
     for x, y in blobs(40):
@@ -155,19 +159,19 @@ def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
 
 
 def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, net(1), trigger=EverySamples(10**6))
+    learner = learner_in(tmp_path, net(1), trigger=Trigger(10**6, None))
     for x, y in blobs(9, [8, 3, 5]):
         learner.observe(x, y)
     learner.store.close()
     state = load_state(tmp_path / STATE)
     assert state is not None and state.classifier.classes == learner.classes
-    again = as_last_saved(tmp_path, model=net(1), trigger=EverySamples(10**6))
+    again = as_last_saved(tmp_path, model=net(1), trigger=Trigger(10**6, None))
     assert again.classes == learner.classes and same(weights(again), weights(learner))
     closed(again)
 
 
 def test_it_saves_now_and_then(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, trigger=EverySamples(10**6), save_every=20)
+    learner = learner_in(tmp_path, trigger=Trigger(10**6, None), save_every=20)
     run(learner, blobs(55))
     state = load_state(tmp_path / STATE)
     assert state is not None and state.progress.observed == 40

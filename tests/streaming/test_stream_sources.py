@@ -39,11 +39,11 @@ def test_a_table(tmp_path: Path) -> None:
     path.write_text("a,time,b,Label\n1,10,2,0\n\n3,11,4,\n5,12,x,1\n7,8\n9,13,10,1")
     readings = list(open_source(f"csv:{path}"))
     assert [r.x.tolist() for r in readings[:2]] == [[1, 2], [3, 4]]
-    assert [(r.y, r.t) for r in readings[:2]] == [(0, 10), (None, 11)]
+    assert [r.y for r in readings[:2]] == [0, None]
     assert readings[2].x == "'x' in column 'b' is no number"
     assert readings[3].x == "2 fields instead of 4"
     assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
-    assert [r.t for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [13]
+    assert [r.y for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [1]
     (tmp_path / "empty.csv").write_text("")
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
 
@@ -103,7 +103,7 @@ def test_a_folder(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.ones((2, 3)), y=[0])
     np.savez(tmp_path / "e.npz", x=np.array([{"a": 1}], dtype=object))
     readings = list(open_source(f"dir:{tmp_path}"))
-    assert [(r.y, r.t) for r in readings[:3]] == [(None, 5.0), (0, None), (1, None)]
+    assert [r.y for r in readings[:3]] == [None, 0, 1]
     assert [isinstance(r.x, str) for r in readings] == [False] * 3 + [True] * 3
     assert not list(tmp_path.glob("*.npz")) and len(list((tmp_path / "done").iterdir())) == 5
 
@@ -135,7 +135,7 @@ def served(readings: Iterator[Reading], learner: Any, stop: threading.Event) -> 
         if reading.is_silence:
             continue
         seen = (
-            learner.observe(reading.x, reading.y, reading.t)
+            learner.observe(reading.x, reading.y)
             if reading.sample_id is None
             else learner.label(reading.sample_id, reading.y)
         )

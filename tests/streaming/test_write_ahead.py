@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from toy_streams import blobs, closed, learner_in, run
 
-from fl_elastic.streaming import EverySamples, Guard, StreamLearner
+from fl_elastic.streaming import Guard, StreamLearner, Trigger
 from fl_elastic.streaming import event_log as event_log_module
 from fl_elastic.streaming.event_log import Event, EventLog
 from fl_elastic.streaming.places import Place
 
-NEVER = EverySamples(10**9)
+NEVER = Trigger(10**9, None)
 
 
 def abandoned(learner: StreamLearner) -> None:
@@ -67,7 +67,7 @@ def test_late_labels_are_known_after_a_kill(tmp_path: Path) -> None:
         folder = tmp_path / str(settled)
         learner = learner_in(folder, trigger=NEVER, guard=guard)
         stream = blobs(30)
-        ids = [learner.observe(x, t=float(i)).sample_id for i, (x, _) in enumerate(stream)]
+        ids = [learner.observe(x).sample_id for x, _ in stream]
         learner.save()
         for each, (_, y) in zip(ids[:20], stream, strict=False):
             learner.label(each, y)
@@ -102,7 +102,7 @@ def test_a_learner_that_nothing_made_sense_to_leaves_nothing(tmp_path: Path) -> 
 def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], [float(row)], place=Place("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], place=Place("csv:a", {"row": row}))
         if row == 20:
             learner.save()
     abandoned(learner)
@@ -114,7 +114,7 @@ def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> No
 def test_where_state_and_log_are_gone_the_store_knows_what_it_was_given(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], [float(row)], place=Place("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], place=Place("csv:a", {"row": row}))
     learner.save()
     learner.store.close()
     for name in ("learner.state", "events.log"):

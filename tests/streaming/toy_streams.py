@@ -15,8 +15,9 @@ from fl_elastic.budget import Budget
 from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.store.changes import Relabelled
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.triggers import EverySamples, OnDrift
+from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]
@@ -67,7 +68,7 @@ def learner_in(
         "policy": "full",
         "optimizer_fn": adam,
         "detector": "none",
-        "trigger": EverySamples(50) | OnDrift(20),
+        "trigger": Trigger(50, 20),
         "options": StreamOptions(
             steps=steps, save_every=save_every, most_classes=most_classes,
             training=TrainerOptions(timing=Timing(closed_loop=False)),
@@ -84,9 +85,21 @@ def closed(learner: StreamLearner) -> None:
 
 
 def run(learner: StreamLearner, stream: Iterable[Sample]) -> list[Any]:
-    """What the learner says of each sample, one second apart."""
-    begun = learner.progress.observed
-    return [learner.observe(x, y, float(begun + i)) for i, (x, y) in enumerate(stream)]
+    """What the learner says of each sample."""
+    return [learner.observe(x, y) for x, y in stream]
+
+
+def relabelled(store: SampleStore, number: int, y: int) -> bool:
+    """Give a stored sample another label; return whether it is there."""
+    return store.change([Relabelled(int(number), y)])[0] is not None
+
+
+def delete_class(store: SampleStore, label: int | None) -> int:
+    """Delete all samples of a class, return how many."""
+    found = store.take(store.ids(labelled=False))
+    return store.delete(
+        [i for i, y in zip(found.ids.tolist(), found.y.tolist(), strict=True) if y == label]
+    )
 
 
 def weights(learner: StreamLearner) -> dict[str, NDArray[Any]]:
@@ -112,7 +125,6 @@ def samples_of(state: RecentSamples) -> dict[str, NDArray[Any]]:
         found |= {
             f"{name}.x": np.array([row.x for row in rows]),
             f"{name}.y": np.array([row.y for row in rows], np.int64),
-            f"{name}.t": np.array([row.t for row in rows], np.float64),
             f"{name}.n": np.array([row.number for row in rows], np.int64),
         }
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from codec_bounds import error_bound
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -16,7 +17,7 @@ from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode, w
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights, encode_weights
 
-NAMES = ["bf16", "fp16", "fp32", "int8", "kernel_mean", "topk"]
+NAMES = ["bf16", "fp16", "fp32", "int8", "topk"]
 FOR_WEIGHTS = ["bf16", "fp16", "fp32"]
 every_codec = pytest.mark.parametrize("codec", NAMES)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -27,7 +28,7 @@ SMALLEST = 2.0**-25
 
 def test_the_registered_codecs_are_all_checked() -> None:
     assert CODECS.names() == NAMES
-    assert len({name_of(check) for check in codec_checks()}) == len(codec_checks()) == 13
+    assert len({name_of(check) for check in codec_checks()}) == len(codec_checks()) == 12
 
 
 @pytest.mark.parametrize("check", codec_checks(), ids=name_of)
@@ -96,25 +97,22 @@ def test_an_update_comes_back_within_half_precision_as_fp16(
         error = np.abs(back.deltas[name].astype(np.float64) - delta)
         assert (error <= HALF * np.abs(delta) + SMALLEST).all()
     size = sum(delta.size for delta in update.deltas.values())
-    fp32 = len(encode(update, manifest))
-    # Channels that are zero throughout are not written at all.
-    assert 0 <= fp32 - len(data) <= 2 * size
+    assert len(encode(update, manifest)) - len(data) == 2 * size
 
 
 @every_codec
-@given(case=updates(), seed=st.integers(0, 99))
+@given(case=updates())
 def test_an_update_comes_back_within_the_codecs_own_bound(
-    codec: str, case: tuple[Manifest, PartialUpdate], seed: int
+    codec: str, case: tuple[Manifest, PartialUpdate]
 ) -> None:
     manifest, update = case
     made = CODECS.make(codec)
-    back = decode(encode(update, manifest, codec, np.random.default_rng(seed)), manifest)
+    back = decode(encode(update, manifest, codec), manifest)
     assert set(back.deltas) == set(update.deltas) and back.parts == {}
     for name, delta in update.deltas.items():
         error = np.abs(back.deltas[name].astype(np.float64) - delta).max(initial=0.0)
         exact = manifest.role(name) is Role.STATISTIC and not made.for_statistics
-        # Slices of zeros that are left out leave no other share, scale or mean that is further off.
-        assert error <= (0.0 if exact else made.error_bound(delta))
+        assert error <= (0.0 if exact else error_bound(codec, delta))
 
 
 @every_codec

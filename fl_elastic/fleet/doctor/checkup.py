@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fl_elastic.devices.platform import Platform, read_platform
+from fl_elastic.devices.platform import disk_free_bytes, memory
 from fl_elastic.devices.vitals import throttling
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.doctor.finding import Finding, Status, fail, ok
 from fl_elastic.fleet.doctor.machine import (
     check_disk,
-    check_flower,
     check_heat,
     check_memory,
-    check_python,
     check_swap,
-    check_threads,
     check_torch,
-    check_word_length,
-    installed_version,
     torch_build,
 )
 from fl_elastic.fleet.doctor.trust import (
@@ -93,16 +87,12 @@ def check_up(place: Path | None, world: World | None = None) -> list[Finding]:
     )
 
 
-def _machine(state: Path, threads: int = 0) -> Iterator[Finding]:
-    found: Platform = read_platform(state)
-    yield check_word_length(found.is_64_bit, found.machine)
-    yield check_python(sys.version_info[:2])
-    yield check_torch(torch_build(), found.machine)
-    yield check_flower(installed_version("flwr"))
-    yield check_memory(found.memory)
-    yield check_swap(found.memory)
-    yield check_disk(found.disk_free_bytes, state)
-    yield check_threads(threads, found.processors.threads)
+def _machine(state: Path) -> Iterator[Finding]:
+    found = memory()
+    yield check_torch(torch_build(), os.uname().machine)
+    yield check_memory(found)
+    yield check_swap(found)
+    yield check_disk(disk_free_bytes(state), state)
     yield check_heat(throttling())
 
 
@@ -114,14 +104,13 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
         return
     yield ok("inventory", f"{len(inventory.nodes)} nodes")
     server = inventory.server
-    if not server.insecure:
-        now = world.now()
-        yield check_dates("authority", folder.server_ca, now, "make a new fleet")
-        yield check_dates("server certificate", folder.server_certificate, now)
-        yield check_signer(folder)
-        yield check_pair(folder)
-        yield check_addresses(folder, server.addresses)
-        yield check_permissions(_secrets(folder))
+    now = world.now()
+    yield check_dates("authority", folder.server_ca, now, "make a new fleet")
+    yield check_dates("server certificate", folder.server_certificate, now)
+    yield check_signer(folder)
+    yield check_pair(folder)
+    yield check_addresses(folder, server.addresses)
+    yield check_permissions(_secrets(folder))
     # Before the start of the server no answer is as it should be.
     yield from _network(server, folder.server_ca, world, missing="warn")
 
@@ -129,32 +118,28 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
 def _of_node(folder: NodeFolder, world: World) -> list[Finding]:
     try:
         settings = load_node_settings(folder.settings)
-        threads = settings.config.get("threads", 0)
         state = state_folder(folder, settings, os.environ)
     except FleetError as error:
         return [
             *_machine(folder.root),
             fail("settings", str(error), "copy the node's folder again"),
         ]
-    found = list(_machine(state, threads if isinstance(threads, int) else 0))
-    if not settings.server.insecure:
-        remedy = "copy ca.crt from the fleet's folder again"
-        found.append(check_dates("authority", folder.ca, world.now(), remedy))
-        found.append(check_node_key(folder, settings.name))
-        found.append(check_permissions((folder.key,)))
+    found = list(_machine(state))
+    remedy = "copy ca.crt from the fleet's folder again"
+    found.append(check_dates("authority", folder.ca, world.now(), remedy))
+    found.append(check_node_key(folder, settings.name))
+    found.append(check_permissions((folder.key,)))
     return found + list(_network(settings.server, folder.ca, world, missing="fail"))
 
 
 def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterator[Finding]:
     known = [(address, world.known(address)) for address in server.addresses]
     yield check_names(known)
-    if not server.insecure and not ca.is_file():
+    if not ca.is_file():
         yield fail("server", f"{ca} is missing", "copy it from the fleet's folder")
         return
     answers: Sequence[tuple[str, Health]] = [
-        (address, world.health(server, address, None if server.insecure else ca))
-        for address, found in known
-        if found
+        (address, world.health(server, address, ca)) for address, found in known if found
     ]
     yield check_server(server, answers, missing)
     yield check_clock(_dated(server, answers, world), world.now())

@@ -1,4 +1,4 @@
-"""Whether this machine is fit for a node or a server: word length, Python, torch, memory, disk, heat."""
+"""Whether this machine is fit for a node or a server: torch, memory, disk, heat."""
 
 from __future__ import annotations
 
@@ -15,23 +15,16 @@ from fl_elastic.fleet.doctor.finding import Finding, fail, ok, skipped, warn
 __all__ = [
     "TorchBuild",
     "check_disk",
-    "check_flower",
     "check_heat",
     "check_memory",
-    "check_python",
     "check_swap",
-    "check_threads",
     "check_torch",
-    "check_word_length",
     "installed_version",
     "torch_build",
 ]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
-_OLDEST, _NEWEST = (3, 11), (3, 13)
-_OLDEST_FLOWER, _NEXT_FLOWER = (1, 41), (1, 50)
-_FLOWER = "'flwr>=1.41,<1.50'"
 
 
 @dataclass(frozen=True)
@@ -50,30 +43,6 @@ class TorchBuild:
     cuda: str | None
 
 
-def check_word_length(is_64_bit: bool, machine: str) -> Finding:
-    """Return whether Python is a program of 64 bits."""
-    seen = f"{'64' if is_64_bit else '32'} bit Python on {machine or 'an unknown machine'}"
-    if is_64_bit:
-        return ok("word length", seen)
-    return fail(
-        "word length", seen, "install a 64-bit operating system: torch has no wheels for 32 bit"
-    )
-
-
-def check_python(version: tuple[int, int]) -> Finding:
-    """Return whether this version of Python is supported."""
-    seen = f"{version[0]}.{version[1]}"
-    if version < _OLDEST:
-        return fail(
-            "Python", seen, "install Python 3.11, 3.12 or 3.13 and make the environment again"
-        )
-    if version > _NEWEST:
-        return warn(
-            "Python", seen, "3.11 to 3.13 are tested; torch may have no wheels for this one"
-        )
-    return ok("Python", seen)
-
-
 def check_torch(build: TorchBuild | None, machine: str) -> Finding:
     """Return whether torch is installed, and not in a build for other hardware."""
     if build is None:
@@ -86,16 +55,6 @@ def check_torch(build: TorchBuild | None, machine: str) -> Finding:
             "constraints of deploy/constraints/aarch64.txt",
         )  # fmt: skip
     return ok("torch", seen)
-
-
-def check_flower(version: str | None) -> Finding:
-    """Return whether a version of Flower is installed that fl_elastic knows."""
-    if version is None:
-        return fail("Flower", "not installed", f"python -m pip install {_FLOWER}")
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if _OLDEST_FLOWER <= numbers < _NEXT_FLOWER:
-        return ok("Flower", version)
-    return fail("Flower", version, f"python -m pip install {_FLOWER}")
 
 
 def check_memory(memory: Memory) -> Finding:
@@ -134,14 +93,6 @@ def check_disk(free_bytes: int | None, place: Path) -> Finding:
     if free_bytes < _GIB:
         return warn(name, seen, "make room before checkpoints and logs fill it")
     return ok(name, seen)
-
-
-def check_threads(wanted: int, available: int) -> Finding:
-    """Return whether a node's number of threads fits the processors that it may use."""
-    seen = f"{wanted or 'measured'} of {available} processors"
-    if wanted > available:
-        return warn("threads", seen, f"set threads={available} or 0: more only wait for each other")
-    return ok("threads", seen)
 
 
 def check_heat(now: Throttling | None) -> Finding:

@@ -159,17 +159,16 @@ def check_server(
     Parameters
     ----------
     server : Server
-        Its port, and whether it goes without TLS.
+        Its port.
     answers : sequence of (str, Health)
         Each address that was asked, and what came back.
     missing : {"fail", "warn"}
         What it means if there is no answer: before the start of the server that is as it should be.
     """
     name = "server"
-    way = "without TLS" if server.insecure else "over TLS"
     for address, health in answers:
         if health.ok:
-            return ok(name, f"{address} port {server.port} is well, {way}")
+            return ok(name, f"{address} port {server.port} is well, over TLS")
     for address, health in answers:
         if health.certificate_error:
             return fail(

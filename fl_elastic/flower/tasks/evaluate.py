@@ -35,7 +35,7 @@ class Evaluate(RoundTask):
         data = client.data
         with client.testing_above_cut(self) as running:
             found = evaluate(
-                data.model, data.plain_loss, data.tests,
+                data.model, data.loss_fn, data.tests,
                 metrics_fn=client.metrics_fn, running=running,
                 count_examples=client.options.count_examples,
             )  # fmt: skip

@@ -28,7 +28,7 @@ class MeasureLoss(RoundTask):
         from fl_elastic.training.evaluate import evaluate
 
         data = client.data
-        found = evaluate(data.model, data.plain_loss, client.batches_in_time(self))
+        found = evaluate(data.model, data.loss_fn, client.batches_in_time(self))
         if not math.isfinite(found.loss):
             raise TrainingError(f"loss is {found.loss} with the server's model")
         return Answer.packed(b"", found.num_examples, {LOSS: found.loss})

@@ -70,7 +70,7 @@ class LayerSummary:
 class SummaryScore(ChannelScore):
     """A channel score that only sees the summary of a set: the extension point for learned selectors.
 
-    `fl_elastic.testing.selector_checks` test what one must satisfy besides what every channel score must.
+    `fl_elastic.testing.channel_score_checks` tests it like any other channel score.
 
     Attributes
     ----------

@@ -22,7 +22,7 @@ _SPARE_PAGES = 12
 _PAGES_BESIDE_ROW = 12
 # And once for a transaction: the first page, the list of free ones, what a split reaches further up.
 _PAGES_ONCE = 12
-# What a row has besides sample and scores: number, label, draw, time, version, lengths.
+# What a row has besides its sample: number, label, draw, version, lengths.
 _ROW_HEADER = 96
 
 

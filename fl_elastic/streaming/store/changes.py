@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fl_elastic.streaming.intake import (
     Refused,
     checked_label,
     checked_sample,
-    checked_time,
     kept_label,
 )
 from fl_elastic.streaming.store.bounds import Rows
 from fl_elastic.streaming.store.encoding import Encoding
-from fl_elastic.streaming.store.policies import Newcomer, StoragePolicy, lottery
+from fl_elastic.streaming.store.policies import Newcomer, lottery, victim
 from fl_elastic.streaming.store.sqlite import Database, Facts, note, texts_of
 
 __all__ = ["Change", "Note", "Offer", "Relabelled", "Withdrawn", "Writer"]
@@ -29,9 +26,9 @@ __all__ = ["Change", "Note", "Offer", "Relabelled", "Withdrawn", "Writer"]
 _LOG = logging.getLogger("fl_elastic")
 # In a place of its own, or in that of a row that leaves for it.
 _PLACE = (
-    "INSERT INTO samples(slot, id, y, draw, t, version, outputs, x) VALUES (?, ?, ?, ?, ?, ?, ?, ?) "
-    "ON CONFLICT(slot) DO UPDATE SET (id, y, draw, t, version, outputs, x) = "
-    "(excluded.id, excluded.y, excluded.draw, excluded.t, excluded.version, excluded.outputs, excluded.x)"
+    "INSERT INTO samples(slot, id, y, draw, version, x) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT(slot) DO UPDATE SET (id, y, draw, version, x) = "
+    "(excluded.id, excluded.y, excluded.draw, excluded.version, excluded.x)"
 )
 _LEAVE = "DELETE FROM samples WHERE slot = ?"
 _IS_HERE = "SELECT 1 FROM samples WHERE id = ?"
@@ -46,8 +43,6 @@ class Offer:
 
     x: ArrayLike
     y: Any = None
-    t: Any = None
-    outputs: ArrayLike | None = None
     number: int | None = None
 
 
@@ -79,7 +74,7 @@ class Writer:
     that of the first sample.
     """
 
-    def __init__(self, database: Database, policy: StoragePolicy, encoding: str, seed: int) -> None:
+    def __init__(self, database: Database, policy: str, encoding: str, seed: int) -> None:
         self.database, self.policy, self.encoding, self.seed = database, policy, encoding, seed
 
     def form(self) -> Encoding | None:
@@ -133,10 +128,10 @@ class Writer:
                 form = form or Encoding.of(self.encoding, checked_sample(change.x, None))
             except Refused:
                 return 0
-            size = form.row_bytes + (0 if change.outputs is None else 4 * np.size(change.outputs))
+            size = form.row_bytes
         elif isinstance(change, Relabelled):
             # SQLite writes the whole row anew for another label.
-            query = "SELECT COALESCE(LENGTH(outputs), 0) + LENGTH(x) FROM samples WHERE id = ?"
+            query = "SELECT LENGTH(x) FROM samples WHERE id = ?"
             size = sum(row[0] for row in self.database.read(query, change.number))
         return size if size <= self.database.bounds.largest_row else 0
 
@@ -203,9 +198,7 @@ class _Transaction:
             form = Encoding.of(self._writer.encoding, x)
             x = checked_sample(x, form)
         label = kept_label(checked_label(offer.y))
-        when = time.time() if offer.t is None else checked_time(offer.t)
-        told = None if offer.outputs is None else np.asarray(offer.outputs, np.float32).tobytes()
-        size = form.row_bytes + len(told or b"")
+        size = form.row_bytes
         if size > self._bounds.largest_row:
             raise Refused(f"{size} bytes are too many for a store of this capacity")
         # The first sample that makes sense decides what the others look like.
@@ -218,7 +211,7 @@ class _Transaction:
             slot = self._place_for(newcomer, size)
             if slot is None:
                 return None
-        row = (slot, number, label, newcomer.draw, when, self._version, told, form.encode(x))
+        row = (slot, number, label, newcomer.draw, self._version, form.encode(x))
         self._connection.execute(_PLACE, row)
         return number
 
@@ -235,12 +228,12 @@ class _Transaction:
     def _place_for(self, newcomer: Newcomer, row_bytes: int) -> int | None:
         """Return the place that a newcomer takes, in which another one still may be; None if it is turned away."""
         connection, policy = self._connection, self._writer.policy
-        slot = policy.victim(connection, newcomer)
+        slot = victim(connection, policy, newcomer)
         if slot is not None and self._bounds.is_tight(
             self._writer.database.used_pages(), row_bytes
         ):
             # A further row leaves: rows come and go at random, and leave gaps in the indices.
             connection.execute(_LEAVE, (slot,))
-            connection.execute(_LEAVE, (policy.victim(connection, newcomer),))
+            connection.execute(_LEAVE, (victim(connection, policy, newcomer),))
             self._rooms = None
         return slot

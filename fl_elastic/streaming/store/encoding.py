@@ -14,18 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fl_elastic.errors import StoreError
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["ENCODINGS", "Encoding", "check_encoding"]
+__all__ = ["ENCODINGS", "Encoding"]
 
 ENCODINGS = ("raw", "fp16", "int8")
-
-
-def check_encoding(name: str) -> None:
-    """Raise StoreError, which lists the known encodings, if this is none of them."""
-    if name not in ENCODINGS:
-        raise StoreError(f"encoding {name!r} is unknown: known are {', '.join(ENCODINGS)}")
 
 
 @dataclass(frozen=True)

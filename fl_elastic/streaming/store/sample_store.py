@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
-from fl_elastic.streaming.intake import Refused, checked_label, kept_label, label_of
-from fl_elastic.streaming.retrievals import RETRIEVALS
-from fl_elastic.streaming.store.changes import Change, Note, Offer, Relabelled, Writer
-from fl_elastic.streaming.store.encoding import Encoding, check_encoding
+from fl_elastic.streaming.intake import kept_label, label_of
+from fl_elastic.streaming.store.changes import Change, Note, Offer, Writer
+from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
 from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
 __all__ = ["SampleStore", "Samples"]
 
-_Table = tuple[NDArray[np.int64], NDArray[np.int64]]
 # Ids, as many as there are, in one value.
 _OF_IDS = "id IN (SELECT value FROM json_each(?))"
 
@@ -41,17 +39,11 @@ class Samples:
         Inputs, or features where the store holds those.
     y : array of int, shape (N,)
         Labels; masked, as in `numpy.ma`, where none has come.
-    t : array of float, shape (N,)
-        When they were observed, in the stream's own seconds.
-    outputs : array of float or None, shape (N, classes)
-        What the model said of them when they were stored, if that was kept for all of them.
     """
 
     ids: NDArray[np.int64]
     x: NDArray[Any]
     y: NDArray[np.int64]
-    t: NDArray[np.float64]
-    outputs: NDArray[np.float32] | None = None
 
     def __iter__(self) -> Iterator[NDArray[Any]]:
         return iter((self.x, self.y))
@@ -73,8 +65,8 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         The file. What it was made with (encoding, policy, seed) has to be given again when it is opened again.
     capacity_bytes : int
         Bound of all that it takes on the disk, at any moment: the file, its write-ahead log and the log's index.
-    policy : str
-        Registered storage policy: ``reservoir``, ``class_balanced``, ``ring``.
+    policy : {"reservoir", "class_balanced"}
+        Who stays when it is full: each sample with the same chance, or as many of each class as fit.
     encoding : {"raw", "fp16", "int8"}
         ``raw`` keeps inputs as they are; the others are for features.
     seed : int
@@ -105,13 +97,16 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self, path: str | os.PathLike[str], capacity_bytes: int, *, policy: str = "reservoir",
         encoding: str = "raw", seed: int = 0,
     ) -> None:  # fmt: skip
-        check_encoding(encoding)
+        for what, name, known in (
+            ("storage policy", policy, STORAGE_POLICIES), ("encoding", encoding, ENCODINGS),
+        ):  # fmt: skip
+            if name not in known:
+                raise StoreError(f"{what} {name!r} is unknown: known are {', '.join(known)}")
         made_with = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
-        rule = STORAGE_POLICIES.make(policy)
         self._database = Database(Path(path), int(capacity_bytes), made_with)
-        self._writer = Writer(self._database, rule, encoding, seed)
+        self._writer = Writer(self._database, policy, encoding, seed)
         self._settle: Callable[[], object] = lambda: None
-        self._drawable: tuple[object, _Table] | None = None
+        self._drawable: tuple[object, NDArray[np.int64]] | None = None
 
     def settled_by(self, settle: Callable[[], object]) -> None:
         """Call this before anybody looks: somebody gathers changes to write many of them at once."""
@@ -153,19 +148,14 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return {label_of(y): n for y, n in rows}
 
     @overload
-    def add(
-        self, x: ArrayLike, y: int | None = None, t: float | None = None, *,
-        outputs: ArrayLike | None = None, version: str = "",
-    ) -> int | None: ...  # fmt: skip
+    def add(self, x: ArrayLike, y: int | None = None, *, version: str = "") -> int | None: ...
     @overload
     def add(
-        self, x: ArrayLike, y: Sequence[int] | NDArray[Any], t: ArrayLike | None = None, *,
-        outputs: ArrayLike | None = None, version: str = "",
-    ) -> list[int | None]: ...  # fmt: skip
+        self, x: ArrayLike, y: Sequence[int] | NDArray[Any], *, version: str = ""
+    ) -> list[int | None]: ...
     def add(
-        self, x: ArrayLike, y: Any = None, t: Any = None, *, outputs: ArrayLike | None = None,
-        version: str = "",
-    ) -> int | list[int | None] | None:  # fmt: skip
+        self, x: ArrayLike, y: Any = None, *, version: str = ""
+    ) -> int | list[int | None] | None:
         """Offer a sample, or a batch where ``y`` is a sequence; return the id of each that was kept.
 
         Parameters
@@ -174,21 +164,15 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             One sample, or a batch of them.
         y : int or sequence of int, optional
             Labels, whole numbers; None if it is not known yet.
-        t : float or sequence of float, optional
-            When it was observed; now, if left out.
-        outputs : array, optional
-            What the model says of it now, for replay that keeps to it.
         version : str
             What the sample belongs to, such as the frozen prefix that made features; see `sample`.
         """
         if np.ndim(y) == 0:
-            return self.change([Offer(x, y, t, outputs)], version)[0]
+            return self.change([Offer(x, y)], version)[0]
         inputs, labels = np.asarray(x), np.asanyarray(y)
-        times = [t] * len(labels) if t is None or np.ndim(t) == 0 else list(np.asarray(t))
-        given = [None] * len(labels) if outputs is None else list(np.asarray(outputs))
-        if not len(inputs) == len(labels) == len(times) == len(given):
+        if len(inputs) != len(labels):
             raise StoreError(f"{len(inputs)} samples do not fit {len(labels)} labels: give as many")
-        batch = [Offer(*row) for row in zip(inputs, labels, times, given, strict=True)]
+        batch = [Offer(*row) for row in zip(inputs, labels, strict=True)]
         return self.change(batch, version)
 
     def change(
@@ -222,37 +206,16 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """Whether a sample of so many bytes is not too large for the capacity."""
         return self._database.bounds.largest_row >= row_bytes
 
-    def label(self, sample_id: int, y: int) -> bool:
-        """Give a sample its label, late or again; return whether it is still here.
-
-        Raises
-        ------
-        StoreError
-            If it is no class number.
-        """
-        try:
-            label = checked_label(y)
-        except Refused as why:
-            raise StoreError(str(why)) from None
-        if label is None:
-            raise StoreError(f"there is no label for sample {sample_id}: give its class number")
-        self._settle()
-        # Looked at first, so that a foreign id costs no transaction.
-        here = self._database.read(f"SELECT id FROM samples WHERE {_OF_IDS}", _listed([sample_id]))
-        return bool(here) and self.change([Relabelled(here[0][0], label)])[0] is not None
-
     def sample(
-        self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
+        self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> Samples:  # fmt: skip
-        """Return up to ``n`` different samples.
+        """Return up to ``n`` different samples, each drawn with the same chance.
 
         Parameters
         ----------
         n : int
             How many.
-        how : str
-            Registered retrieval: ``uniform``, ``class_balanced``, ``recent``, ``newest``.
         labelled : bool
             Leave out those without a label.
         version : str, optional
@@ -260,20 +223,29 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         generator : numpy Generator, optional
             Draws them; one that is kept makes the draws go on after a restart as without it.
         """
-        chosen = self.draw(n, how=how, labelled=labelled, version=version, generator=generator)
+        chosen = self.draw(n, labelled=labelled, version=version, generator=generator)
         return self.take(chosen.tolist())
 
     def draw(
-        self, n: int, *, how: str = "uniform", labelled: bool = True, version: str | None = None,
+        self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
         """Return the ids of the samples that `sample` would return: `take` several draws at once."""
+        ids = self.ids(labelled=labelled, version=version)
+        draw = generator or np.random.default_rng()
+        # Where there is nothing to draw from, nobody's random numbers move.
+        return draw.choice(ids, size=min(n, len(ids)), replace=False) if len(ids) else ids
+
+    def ids(self, *, labelled: bool = True, version: str | None = None) -> NDArray[np.int64]:
+        """Return the ids of all samples that `sample` may return, the oldest first."""
         self._settle()
-        retrieval = RETRIEVALS.get(how)
-        ids, labels = self._table(labelled, version)
-        if not len(ids):
-            return ids
-        return ids[retrieval(labels, n, generator or np.random.default_rng())]
+        state = (self._database.state(), labelled, version)
+        if self._drawable is None or self._drawable[0] != state:
+            wanted = "(y <> ?3 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
+            query = f"SELECT id FROM samples WHERE {wanted} ORDER BY id"
+            rows = self._database.read(query, labelled, version, kept_label(None))
+            self._drawable = (state, np.array(rows, np.int64).reshape(-1))
+        return self._drawable[1]
 
     def take(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids, in their order; those that are gone are left out."""
@@ -283,7 +255,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def found(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids that are in the file already; see `take`."""
         wanted = list(ids)
-        query = f"SELECT id, y, t, outputs, x FROM samples WHERE {_OF_IDS}"
+        query = f"SELECT id, y, x FROM samples WHERE {_OF_IDS}"
 
         def looked() -> Samples:
             connection = self._database.connection
@@ -295,31 +267,24 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._database.look(looked)
 
     def delete(
-        self, ids: Iterable[int] | None = None, *, label: int | None = None,
-        before: float | None = None, other_than_version: str | None = None,
-    ) -> int:  # fmt: skip
+        self, ids: Iterable[int] | None = None, *, other_than_version: str | None = None
+    ) -> int:
         """Delete samples for which all that is given holds; return how many.
 
         Parameters
         ----------
         ids : iterable of int, optional
             Only these.
-        label : int, optional
-            Only those of this class.
-        before : float, optional
-            Only those observed earlier, in the stream's seconds.
         other_than_version : str, optional
             Only those that were added with another version.
         """
         self._settle()
-        kept = None if label is None else kept_label(label)
         given: dict[str, object] = {
-            _OF_IDS: None if ids is None else _listed(ids), "y = ?": kept, "t < ?": before,
-            "version <> ?": other_than_version,
+            _OF_IDS: None if ids is None else _listed(ids), "version <> ?": other_than_version,
         }  # fmt: skip
         given = {clause: value for clause, value in given.items() if value is not None}
         if not given:
-            raise StoreError("say what to delete: ids, a label, an age or a version")
+            raise StoreError("say what to delete: ids or a version")
         return self._writer.delete(" AND ".join(given), [*given.values()])
 
     def erase(self, ids: Iterable[int]) -> int:
@@ -348,31 +313,14 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self._settle()
         self._database.connection.close()
 
-    def _table(self, labelled: bool, version: str | None) -> _Table:
-        """Return ids and labels, of samples that have a label or of all, of one version or of any."""
-        state = (self._database.state(), labelled, version)
-        if self._drawable is None or self._drawable[0] != state:
-            wanted = "(y <> ?3 OR NOT ?1) AND (version = ?2 OR ?2 IS NULL)"
-            query = f"SELECT id, y FROM samples WHERE {wanted} ORDER BY id"
-            rows = self._database.read(query, labelled, version, kept_label(None))
-            ids, labels = np.array(rows, np.int64).reshape(-1, 2).T
-            self._drawable = (state, (ids, labels))
-        return self._drawable[1]
-
 
 def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
-    """Return samples, from rows of id, label, time, outputs and sample as they lie in the file."""
-    ids, y, t, told, x = zip(*rows, strict=True) if rows else ((),) * 5
-    outputs = None
-    # A head that grew says more of later samples.
-    if None not in told and len(set(map(len, told))) == 1:
-        outputs = np.frombuffer(bytearray().join(told), np.float32).reshape(len(told), -1)
+    """Return samples, from rows of id, label and sample as they lie in the file."""
+    ids, y, x = zip(*rows, strict=True) if rows else ((),) * 3
     return Samples(
         ids=np.array(ids, np.int64),
         x=np.zeros(0, np.float32) if form is None else form.decode(x),
         y=_labels(y),
-        t=np.array(t, np.float64),
-        outputs=outputs,
     )
 
 

@@ -27,14 +27,14 @@ _ATTEMPTS = 5
 # How long one who reads is waited for when the log is full; one who reads for ever is waited for once.
 _READER_MS = 2000
 _BUSY_SECONDS = 30.0
-_FORMAT = "1"
+_FORMAT = "2"
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TABLES = {"meta", "samples", "classes"}
 _SCHEMA = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE samples(
     slot INTEGER PRIMARY KEY, id INTEGER NOT NULL, y INTEGER NOT NULL, draw REAL NOT NULL,
-    t REAL NOT NULL, version TEXT NOT NULL, outputs BLOB, x BLOB NOT NULL);
+    version TEXT NOT NULL, x BLOB NOT NULL);
 CREATE TABLE classes(y INTEGER PRIMARY KEY, n INTEGER NOT NULL);
 CREATE UNIQUE INDEX by_id ON samples(id);
 CREATE INDEX by_draw ON samples(draw);

@@ -30,10 +30,6 @@ class Codec(ABC):
         Whether float32 numbers come back changed.
     unbiased : bool
         Whether the mean over many generators of what comes back is what was written.
-    feedback : bool
-        Whether what is lost may be added to the next update (`ErrorFeedback`): it will be written in time.
-    sparse : bool
-        Whether zeros take no bytes anyway: slices of zeros are then not left out before.
     for_statistics : bool
         Whether running statistics may be written so; where not, they travel as fp32.
     for_weights : bool
@@ -42,8 +38,6 @@ class Codec(ABC):
 
     lossy: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
-    feedback: ClassVar[bool] = True
-    sparse: ClassVar[bool] = False
     for_statistics: ClassVar[bool] = False
     for_weights: ClassVar[bool] = False
 
@@ -87,17 +81,12 @@ class Codec(ABC):
         del data, memory
         return None
 
-    @abstractmethod
-    def error_bound(self, values: _Floats) -> float:
-        """Return the largest absolute error of any number when ``values`` are written and read."""
-
 
 _OWN = {
     "bf16": "bf16",
     "fp16": "raw",
     "fp32": "raw",
     "int8": "int8",
-    "kernel_mean": "kernel_mean",
     "topk": "topk",
 }
 

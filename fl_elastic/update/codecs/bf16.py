@@ -51,7 +51,3 @@ class Bf16(Codec):
         np.copyto(bits, words)
         bits <<= 16
         return values
-
-    def error_bound(self, values: _Floats) -> float:
-        """Return half a unit in the last place of the largest value; below 1e-38 steps are 2^-133."""
-        return float(np.abs(values).max(initial=0.0)) * 2.0**-8 + 2.0**-134

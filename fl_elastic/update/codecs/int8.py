@@ -63,12 +63,6 @@ class Int8(Codec):
         np.copyto(values, multiples)
         values *= scale
 
-    def error_bound(self, values: _Floats) -> float:
-        """Return one step of the scale."""
-        flat = finite(values, "int8")
-        # Rounded up once more for the product that reads it back.
-        return float(_scale_of(flat)) * (1 + 2.0**-16) if flat.size else 0.0
-
 
 def _scale_of(flat: _Floats) -> np.float32:
     """Return the smallest float32 of which no number is more than 127 times as large; zero for zeros."""

@@ -12,8 +12,6 @@ from fl_elastic.update.codecs.base import CODECS, Codec, Memory, does_not_fit, n
 __all__ = ["Fp16", "Fp32"]
 
 _Floats = NDArray[np.float32]
-# Half precision keeps 11 significant bits, and has steps of 2^-24 near zero.
-_HALF_ULP, _HALF_STEP = 2.0**-11, 2.0**-25
 
 
 class _Raw(Codec):
@@ -55,7 +53,6 @@ class Fp32(_Raw):
     dtype = "<f4"
     lossy = False
     unbiased = True
-    feedback = False
 
     def decode_together(self, data: memoryview, memory: Memory) -> _Floats:
         """Return a view of ``data`` where it is aligned, and in the machine's order of bytes."""
@@ -63,18 +60,9 @@ class Fp32(_Raw):
         as_they_are = numbers.flags.aligned and numbers.dtype.isnative
         return numbers if as_they_are else super().decode_together(data, memory)
 
-    def error_bound(self, values: _Floats) -> float:
-        """Return zero."""
-        del values
-        return 0.0
-
 
 @CODECS.register("fp16")
 class Fp16(_Raw):
     """Half precision: half the bytes; changes smaller than 6e-8 are lost."""
 
     dtype = "<f2"
-
-    def error_bound(self, values: _Floats) -> float:
-        """Return half a unit in the last place of the largest value."""
-        return float(np.abs(values).max(initial=0.0)) * _HALF_ULP + _HALF_STEP

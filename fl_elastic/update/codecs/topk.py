@@ -25,9 +25,6 @@ class TopK(Codec):
     keeps what was left out for the next round (Stich et al. 2018, sparsified SGD with memory).
     """
 
-    # Its share is of all numbers: with fewer to choose from, fewer would be kept.
-    sparse = True
-
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
         """Return scale, shares and indices."""
         del generator
@@ -74,16 +71,6 @@ class TopK(Codec):
                 )
             flat[indices] = shares * scale
         return flat.reshape(shape)
-
-    def error_bound(self, values: _Floats) -> float:
-        """Return the largest number left out, or half a unit in the last place of the largest."""
-        magnitude = np.sort(np.abs(finite(values, "topk")))
-        if not magnitude.size:
-            return 0.0
-        left_out = magnitude[: magnitude.size - _count(magnitude.size)]
-        # Half precision, and the roundings of the division and of the product.
-        rounding = float(magnitude[-1]) * (2.0**-11 + 2.0**-22) + 2.0**-149
-        return max(float(left_out.max(initial=0.0)), rounding)
 
 
 def _count(total: int) -> int:

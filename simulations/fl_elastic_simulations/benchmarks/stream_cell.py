@@ -22,18 +22,15 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.streaming import (
-    REPLAYS,
     ClosedForm,
-    EverySamples,
     Latent,
-    OnDrift,
     Replay,
     SampleStore,
     StreamLearner,
     StreamOptions,
+    Trigger,
 )
 from fl_elastic.streaming.adapting import Adaptation
-from fl_elastic.streaming.replay import ExperienceReplay
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
@@ -151,14 +148,14 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             copy.deepcopy(home), store, budget=Budget(speedup=how.speedup),
             policy=how.policy or "full",
             optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=kind.rate, fused=True),
-            trigger=EverySamples(kind.every) | OnDrift() if how.policy else EverySamples(2**62),
+            trigger=Trigger(kind.every) if how.policy else Trigger(None, None),
             replay=_replay(how, kind), state_dir=folder, seed=seed, classes=known,
             latent=Latent(kind.latent) if how.latent else None, head=head, prepare=kind.prepare,
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000),
         ) as learner,
     ):  # fmt: skip
         if how.along:
-            learner.observe_batch(stream.before.x, stream.before.y, np.zeros(len(stream.before)))
+            learner.observe_batch(stream.before.x, stream.before.y)
         gc.collect()
         set_back_peak()
         before = resident_bytes("VmRSS")
@@ -220,9 +217,8 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
         set_back_peak()
         began = time.process_time()
         for first in range(start, end, task.together):
-            times = np.arange(first, min(first + task.together, end))
-            part = stream.samples[times]
-            seen = learner.observe_batch(part.x, part.y, times)
+            part = stream.samples[slice(first, min(first + task.together, end))]
+            seen = learner.observe_batch(part.x, part.y)
             walk.correct += [bool(each.correct) for each in seen]
         walk.seconds += time.process_time() - began
         walk.peak = max(walk.peak, resident_bytes("VmHWM"))
@@ -231,9 +227,9 @@ def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
 
 
 def _replay(method: StreamMethod, task: StreamTask) -> Replay:
-    if method.replay == "er":
-        return ExperienceReplay(stored_share=task.latent_stored if method.latent else task.stored)
-    return REPLAYS.make(method.replay)
+    if not method.replay:
+        return Replay(stored_share=0.0)
+    return Replay(stored_share=task.latent_stored if method.latent else task.stored)
 
 
 def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float:

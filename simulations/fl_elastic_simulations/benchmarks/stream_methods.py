@@ -28,8 +28,8 @@ class StreamMethod:
         Registered policy; empty for a model that stays as it is.
     speedup : float
         Of its budget.
-    replay : str
-        Registered replay.
+    replay : bool
+        Whether stored samples are part of each batch.
     latent : bool
         Whether the lower part is frozen, and the store keeps a tenth of the bytes, of features.
     closed_form : bool
@@ -49,7 +49,7 @@ class StreamMethod:
 
     policy: str = "full"
     speedup: float = 1.0
-    replay: str = "er"
+    replay: bool = True
     latent: bool = False
     closed_form: bool = False
     at_home: bool = True
@@ -74,9 +74,8 @@ ALONG = "closed form, places chosen along the stream"
 
 METHODS: dict[str, StreamMethod] = {
     "no adaptation": StreamMethod(policy=""),
-    "full, no replay": StreamMethod(replay="none"),
+    "full, no replay": StreamMethod(replay=False),
     REFERENCE: StreamMethod(),
-    "full, DER++": StreamMethod(replay="der_pp"),
     "elastic at 2, replay": StreamMethod("elastic", 2.0),
     "elastic at 4, replay": StreamMethod("elastic", 4.0),
     LATENT: StreamMethod("elastic", latent=True),

@@ -9,7 +9,7 @@ from torch import nn
 from fl_elastic.errors import FleetError
 from fl_elastic.flower.node_app import NodeConfig
 from fl_elastic.flower.stream_client import StreamClient
-from fl_elastic.streaming.replay import ExperienceReplay
+from fl_elastic.streaming.replay import Replay
 from fl_elastic_simulations.scenario.scenario import TrainingSection
 
 __all__ = ["stream_client"]
@@ -45,5 +45,5 @@ def stream_client(
     return StreamClient(
         model, settings.stream_dir,
         joining=settings.joining, seed=settings.partition,
-        replay=ExperienceReplay(training.batch_size), steps=steps * training.local_epochs, **common,
+        replay=Replay(training.batch_size), steps=steps * training.local_epochs, **common,
     )  # fmt: skip

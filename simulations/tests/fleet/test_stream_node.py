@@ -20,7 +20,7 @@ from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.named_models import build_model
 from fl_elastic.operations.journal import read_journal
-from fl_elastic.streaming import EverySamples, SampleStore, StreamLearner, StreamOptions
+from fl_elastic.streaming import SampleStore, StreamLearner, StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -53,7 +53,7 @@ def learner_of(folder: Path, number: int) -> StreamLearner:
     return StreamLearner(
         build_model("digits_cnn", (1, 8, 8), 10, 0), store, budget=Budget(), policy="full",
         optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=1e-3), seed=number,
-        detector="none", trigger=EverySamples(40), state_dir=folder,
+        detector="none", trigger=Trigger(40, None), state_dir=folder,
         options=StreamOptions(steps=5, training=TrainerOptions(timing=Timing(closed_loop=False))),
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> Non
     learners = [learner_of(tmp_path / f"stream{number}", number) for number in range(2)]
     for number, learner in enumerate(learners):
         for place in range(number * 120, number * 120 + 120):
-            learner.observe(data.train_x[place], int(data.train_y[place]), float(place))
+            learner.observe(data.train_x[place], int(data.train_y[place]))
         learner.save()
 
     def settings(partition: int) -> dict[str, Any]:

@@ -30,12 +30,6 @@ def selector_checks() -> list[Check]:
     """Return the checks of a learned selector: those of every channel score, and that it is one.
 
     Each takes the class or an instance and raises AssertionError.
-
-    Examples
-    --------
-    >>> from fl_elastic.methods.learned_selector.importance import LearnedChannels
-    >>> for check in selector_checks():
-    ...     check(LearnedChannels)
     """
     return [
         *channel_score_checks(),

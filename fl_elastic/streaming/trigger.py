@@ -1,0 +1,54 @@
+"""When to adapt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_elastic.errors import StreamError
+
+__all__ = ["Trigger"]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """After so many labelled samples, and after a drift.
+
+    Parameters
+    ----------
+    samples : int, optional
+        Labelled samples from one adaptation to the next; None for after drifts alone.
+    after_drift : int, optional
+        Labelled samples of the changed world that are waited for after a drift; None to do nothing about drifts.
+
+    Examples
+    --------
+    >>> Trigger(100).due(samples=40, since_drift=None), Trigger(100).due(samples=40, since_drift=32)
+    (False, True)
+    """
+
+    samples: int | None = 50
+    after_drift: int | None = 32
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise StreamError(f"every {self.samples} samples means nothing: give at least 1")
+        if self.after_drift is not None and self.after_drift < 0:
+            raise StreamError(
+                f"{self.after_drift} samples after a drift means nothing: give 0 or more"
+            )
+
+    def due(self, samples: int, since_drift: int | None) -> bool:
+        """Return whether to adapt now.
+
+        Parameters
+        ----------
+        samples : int
+            Labelled samples since the last adaptation.
+        since_drift : int or None
+            Labelled samples since a drift that nothing was done about yet; None if there is none.
+        """
+        if self.samples is not None and samples >= self.samples:
+            return True
+        if self.after_drift is None or since_drift is None:
+            return False
+        return since_drift >= self.after_drift

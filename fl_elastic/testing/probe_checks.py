@@ -1,0 +1,73 @@
+"""What holds of every score that is read off a probe, of tensor groups or of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.planning.importance import Probe
+from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
+from fl_elastic.testing.subjects import Check, instance_of, require
+
+__all__ = ["Scored", "probe_checks", "probe_of", "trainings"]
+
+Scored = Callable[[Any, Probe, MadeUpTraining], NDArray[np.float64]]
+"""All numbers that a subject gives a probe of a training."""
+
+
+def probe_checks(scored: Scored) -> list[Check]:
+    """Return the checks of a kind of score, given how a subject of it scores."""
+
+    def check_probe_leaves_no_trace(subject: Any) -> None:
+        """Check that model, modes, gradients, optimiser and randomness are the same bit for bit."""
+        for training in trainings():
+            probe = probe_of(subject, training)
+            before = Snapshot(training.model, training.optimizer)
+            scored(subject, probe, training)
+            require(not before.differences(), f"scoring changed {before.differences()}")
+
+    def check_failed_probe_leaves_no_trace(subject: Any) -> None:
+        """Check that NaN in a batch is a TrainingError or is ignored, and leaves no trace."""
+        for training in trainings():
+            probe = probe_of(subject, training)
+            broken = [(torch.full_like(x, float("nan")), y) for x, y in probe.batches]
+            before = Snapshot(training.model, training.optimizer)
+            try:
+                found = scored(subject, replace(probe, batches=broken), training)
+                require(bool(np.isfinite(found).all()), "NaN in a batch gives NaN, not an error")
+            except TrainingError:
+                pass
+            require(not before.differences(), f"failed scoring changed {before.differences()}")
+
+    def check_scores_are_reproducible_from_seed(subject: Any) -> None:
+        """Check that all randomness comes from the probe's generator and torch's random state."""
+        for training in trainings():
+            seen = []
+            for _ in range(2):
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(1)
+                    seen.append(scored(subject, probe_of(subject, training), training))
+            require(np.array_equal(seen[0], seen[1]), "the same seed gives two sets of scores")
+
+    return [
+        check_probe_leaves_no_trace,
+        check_failed_probe_leaves_no_trace,
+        check_scores_are_reproducible_from_seed,
+    ]
+
+
+def trainings() -> Iterator[MadeUpTraining]:
+    """Yield made-up models that are being trained, by optimisers with other states."""
+    yield made_up_training("sgd")
+    yield made_up_training("adam", seed=1)
+
+
+def probe_of(subject: Any, training: MadeUpTraining) -> Probe:
+    """Return a probe with as many batches as the subject asks for."""
+    return training.probe(instance_of(subject).batches_needed)
