@@ -37,7 +37,7 @@ __all__ = [
     "unpack",
 ]
 
-WIRE_VERSION = 6
+WIRE_VERSION = 5
 CHECKSUM_BYTES = 16
 _MAGIC = b"FLEL"
 _START = struct.Struct("<4sHBBI")

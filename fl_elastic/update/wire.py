@@ -1,7 +1,7 @@
 """The packed form of partial updates.
 
 The header of `fl_elastic.update.frame` names the codec, the tensors (``indices`` into the manifest), their step
-counts, and where they are fewer than all: which part of each tensor was trained (``parts``, see
+counts, and where they are fewer than all: what of each tensor is written (``slices``, see
 `fl_elastic.update.parts`), and which tensors are written as fp32 whatever the codec (``exact``). The payload holds
 the tensors one after the other.
 """
@@ -30,14 +30,7 @@ from fl_elastic.update.frame import (
 )
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import Limits, PackedDeltas, PartialUpdate, check_update
-from fl_elastic.update.parts import (
-    Masks,
-    masks_from_header,
-    masks_to_header,
-    part_shape,
-    put_part,
-    take_part,
-)
+from fl_elastic.update.parts import Slices
 
 __all__ = ["WIRE_VERSION", "decode", "encode"]
 
@@ -45,7 +38,8 @@ __all__ = ["WIRE_VERSION", "decode", "encode"]
 def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:
     """Return ``update`` as one buffer.
 
-    Of a tensor that was trained in part, that part is written.
+    Of a tensor that was trained in part, that part is written; of others, slices that are wholly zero are
+    left out (unless the codec is sparse itself).
 
     Parameters
     ----------
@@ -90,12 +84,15 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
         header["exact"] = sorted(exact)
     deltas = [np.asarray(update.deltas[name], dtype=np.float32, order="C") for name in names]
     writers = _codecs(indices, exact, coarse)
-    parts = [update.parts.get(name) for name in names]
-    if update.parts:
-        header["parts"] = [None if masks is None else masks_to_header(masks) for masks in parts]
+    slices = [
+        _slices_of(update, name, delta, writer)
+        for name, delta, writer in zip(names, deltas, writers, strict=True)
+    ]
+    if any(found is not None for found in slices):
+        header["slices"] = [None if found is None else found.to_header() for found in slices]
     payload = [
-        writer.encode(delta if masks is None else take_part(delta, masks), generator)
-        for writer, delta, masks in zip(writers, deltas, parts, strict=True)
+        writer.encode(delta if found is None else found.take(delta), generator)
+        for writer, delta, found in zip(writers, deltas, slices, strict=True)
     ]
     return pack(Kind.UPDATE, header, payload)
 
@@ -137,7 +134,7 @@ def decode(
     if len(steps) != len(indices):
         raise UpdateError(f"{len(indices)} tensors but {len(steps)} step counts")
     names = [manifest.names[index] for index in indices]
-    parts = _read_parts(header, [manifest.shape(name) for name in names])
+    slices = _read_slices(header, [manifest.shape(name) for name in names])
     codecs = _codecs(indices, _read_exact(header, indices, manifest), codec_field(header))
     update = PartialUpdate(
         deltas=_read_deltas(
@@ -145,13 +142,17 @@ def decode(
             manifest,
             names,
             codecs,
-            parts,
+            slices,
             memory or (lambda size: np.empty(size, np.float32)),
         ),
         steps=dict(zip(names, steps, strict=True)),
         num_examples=field(header, "num_examples", int),
         base_version=field(header, "base_version", int),
-        parts={name: masks for name, masks in zip(names, parts, strict=True) if masks is not None},
+        parts={
+            name: found.masks
+            for name, found in zip(names, slices, strict=True)
+            if found is not None and found.trained
+        },
     )
     check_update(update, manifest, limits)
     return update
@@ -174,6 +175,14 @@ def _codecs(indices: list[int], exact: set[int], coarse: Codec) -> list[Codec]:
     return [Fp32() if index in exact else coarse for index in indices]
 
 
+def _slices_of(
+    update: PartialUpdate, name: str, delta: NDArray[np.float32], writer: Codec
+) -> Slices | None:
+    if name in update.parts:
+        return Slices(update.parts[name], trained=True)
+    return None if writer.sparse else Slices.of(delta)
+
+
 def _read_exact(header: dict[str, Any], indices: list[int], manifest: Manifest) -> set[int]:
     # Said by the writer, because roles do not enter the hash: the two sides may see them differently.
     if "exact" not in header:
@@ -184,13 +193,13 @@ def _read_exact(header: dict[str, Any], indices: list[int], manifest: Manifest) 
     return exact
 
 
-def _read_parts(header: dict[str, Any], shapes: list[tuple[int, ...]]) -> list[Masks | None]:
-    if "parts" not in header:
+def _read_slices(header: dict[str, Any], shapes: list[tuple[int, ...]]) -> list[Slices | None]:
+    if "slices" not in header:
         return [None] * len(shapes)
-    given = field(header, "parts", list)
+    given = field(header, "slices", list)
     if len(given) != len(shapes):
-        raise UpdateError(f"{len(shapes)} tensors but {len(given)} entries of parts")
-    return [masks_from_header(value, shape) for value, shape in zip(given, shapes, strict=True)]
+        raise UpdateError(f"{len(shapes)} tensors but {len(given)} entries of slices")
+    return [Slices.from_header(value, shape) for value, shape in zip(given, shapes, strict=True)]
 
 
 def _read_deltas(
@@ -198,12 +207,12 @@ def _read_deltas(
     manifest: Manifest,
     names: list[str],
     codecs: list[Codec],
-    parts: list[Masks | None],
+    slices: list[Slices | None],
     memory: Memory,
 ) -> PackedDeltas:
     written = [
-        manifest.shape(name) if masks is None else part_shape(masks, manifest.shape(name))
-        for name, masks in zip(names, parts, strict=True)
+        manifest.shape(name) if found is None else found.shape(manifest.shape(name))
+        for name, found in zip(names, slices, strict=True)
     ]
     sizes = [codec.size(shape) for codec, shape in zip(codecs, written, strict=True)]
     if sum(sizes) != len(payload):
@@ -216,7 +225,7 @@ def _read_deltas(
             into = flat[start : start + number_of(shape)].reshape(shape)
             codec.decode_into(payload[offset : offset + size], into)
             start, offset = start + into.size, offset + size
-    return _laid_out(flat, manifest, names, written, parts)
+    return _laid_out(flat, manifest, names, written, slices)
 
 
 def _copied(payload: memoryview) -> memoryview:
@@ -230,17 +239,16 @@ def _laid_out(
     manifest: Manifest,
     names: list[str],
     written: list[tuple[int, ...]],
-    parts: list[Masks | None],
+    slices: list[Slices | None],
 ) -> PackedDeltas:
     """Return tensors that were written one after the other."""
     deltas = PackedDeltas(flat)
     start = 0
-    for name, shape, masks in zip(names, written, parts, strict=True):
+    for name, shape, found in zip(names, written, slices, strict=True):
         stop = start + number_of(shape)
-        if masks is None:
+        if found is None:
             deltas.lay(name, start, shape)
         else:
-            part = flat[start:stop].reshape(shape)
-            deltas[name] = put_part(part, masks, manifest.shape(name))
+            deltas[name] = found.put(flat[start:stop].reshape(shape), manifest.shape(name))
         start = stop
     return deltas

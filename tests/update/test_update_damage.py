@@ -116,7 +116,7 @@ def test_every_flipped_bit_is_noticed(codec: str, update: PartialUpdate) -> None
 def test_the_documented_layout_of_parts_is_the_real_one() -> None:
     data = encode(PARTLY, MANIFEST, codec="int8")
     header = header_of(data)
-    assert header["parts"] == [[[0, "80"], [1, "60"]], None]
+    assert header["slices"] == [["trained", [0, "80"], [1, "60"]], None]
     assert header["exact"] == [2]
     payload = data[-(4 + 2 + 12) :]
     assert pack(as_written(header), payload) == data
@@ -206,17 +206,17 @@ LIES: dict[str, dict[str, Any]] = {
     "codec is long": {"codec": "fp32" * 10_000},
     "codec is half": {"codec": "fp16"},
     "codec takes other bytes": {"codec": "topk"},
-    "parts are a word": {"parts": "trained"},
-    "parts are null": {"parts": None},
-    "parts are fewer": {"parts": [None]},
-    "parts are more": {"parts": [None, None, None]},
-    "a part makes it smaller": {"parts": [[[1, "80"]], None]},
-    "a part along another axis": {"parts": [[[2, "80"]], None]},
-    "a part is a mask": {"parts": [[0, "c0"], None]},
-    "a mask is long": {"parts": [[[0, "f" * 100_000]], None]},
-    "a mask has bits beyond": {"parts": [[[0, "e0"]], None]},
-    "a part is no part": {"parts": [[], None]},
-    "an index of huge size": {"parts": [[[10**300, "80"]], None]},
+    "slices are a word": {"slices": "nonzero"},
+    "slices are null": {"slices": None},
+    "slices are fewer": {"slices": [None]},
+    "slices are more": {"slices": [None, None, None]},
+    "slices make it smaller": {"slices": [["nonzero", [1, "80"]], None]},
+    "slices of another axis": {"slices": [["nonzero", [2, "80"]], None]},
+    "slices of no kind": {"slices": [["other", [0, "c0"]], None]},
+    "a mask is long": {"slices": [["trained", [0, "f" * 100_000]], None]},
+    "a mask has bits beyond": {"slices": [["trained", [0, "e0"]], None]},
+    "a part is no part": {"slices": [["trained"], None]},
+    "an index of huge size": {"slices": [["trained", [10**300, "80"]], None]},
     "exact is a number": {"exact": 2},
     "exact is null": {"exact": None},
     "exact is not in the update": {"exact": [1]},
@@ -304,7 +304,7 @@ def test_a_header_that_is_no_json_object_is_refused(text: bytes) -> None:
     assert refused(pack(text, PAYLOAD))
 
 
-@pytest.mark.parametrize("field", [*sorted(HEADER), "parts", "exact"])
+@pytest.mark.parametrize("field", [*sorted(HEADER), "slices", "exact"])
 @pytest.mark.parametrize("depth", [3, 500, *range(900, 1010, 3), 5_000])
 def test_nested_values_are_refused_at_every_depth(field: str, depth: int) -> None:
     text = json.dumps(HEADER | {field: "@"}).replace('"@"', "[" * depth + "]" * depth)
@@ -364,9 +364,11 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [3, 500, *range(900, 1010, 3), 5_000])
-@pytest.mark.parametrize("around", ["[@, null]", "[[@], null]", "[[[0, @]], null]"])
-def test_nested_parts_are_refused_at_every_depth(around: str, depth: int) -> None:
-    text = json.dumps(HEADER | {"parts": "?"}).replace('"?"', around)
+@pytest.mark.parametrize(
+    "around", ["[@, null]", '[["trained", @], null]', '[["trained", [0, @]], null]']
+)
+def test_nested_slices_are_refused_at_every_depth(around: str, depth: int) -> None:
+    text = json.dumps(HEADER | {"slices": "?"}).replace('"?"', around)
     assert refused(pack(text.replace("@", "[" * depth + "]" * depth).encode(), PAYLOAD))
 
 
@@ -383,20 +385,22 @@ masks = st.lists(
     st.tuples(st.integers(-1, 2), st.sampled_from(["", "00", "80", "c0", "e0", "ff", "0000", "x"])),
     max_size=3,
 )
-parts = st.none() | masks.map(lambda each: [list(entry) for entry in each])
+slices = st.none() | st.builds(
+    lambda kind, each: [kind, *map(list, each)], st.sampled_from(["trained", "nonzero"]), masks
+)
 
 
 @settings(max_examples=300)
 @given(
     codec=st.sampled_from(CODECS.names()),
-    given_parts=st.lists(parts, min_size=2, max_size=2),
+    given_slices=st.lists(slices, min_size=2, max_size=2),
     exact=st.none() | st.lists(st.integers(0, 3), max_size=2),
     payload=st.binary(max_size=40) | st.integers(0, 40).map(bytes),
 )
 def test_random_parts_are_an_update_or_refused(
-    codec: str, given_parts: list[Any], exact: list[int] | None, payload: bytes
+    codec: str, given_slices: list[Any], exact: list[int] | None, payload: bytes
 ) -> None:
-    header = HEADER | {"codec": codec, "parts": given_parts}
+    header = HEADER | {"codec": codec, "slices": given_slices}
     if exact is not None:
         header["exact"] = exact
     try:
@@ -412,7 +416,7 @@ def test_random_parts_are_an_update_or_refused(
 @settings(max_examples=400)
 @given(
     changes=st.dictionaries(
-        st.sampled_from([*sorted(HEADER), "parts", "exact"]), json_values, min_size=1
+        st.sampled_from([*sorted(HEADER), "slices", "exact"]), json_values, min_size=1
     ),
     payload=st.binary(max_size=40) | st.just(PAYLOAD),
     text=st.none() | st.binary(max_size=60),

@@ -97,7 +97,9 @@ def test_an_update_comes_back_within_half_precision_as_fp16(
         error = np.abs(back.deltas[name].astype(np.float64) - delta)
         assert (error <= HALF * np.abs(delta) + SMALLEST).all()
     size = sum(delta.size for delta in update.deltas.values())
-    assert len(encode(update, manifest)) - len(data) == 2 * size
+    fp32 = len(encode(update, manifest))
+    # Channels that are zero throughout are not written at all.
+    assert 0 <= fp32 - len(data) <= 2 * size
 
 
 @every_codec
@@ -112,6 +114,7 @@ def test_an_update_comes_back_within_the_codecs_own_bound(
     for name, delta in update.deltas.items():
         error = np.abs(back.deltas[name].astype(np.float64) - delta).max(initial=0.0)
         exact = manifest.role(name) is Role.STATISTIC and not made.for_statistics
+        # Slices of zeros that are left out leave no other share, scale or mean that is further off.
         assert error <= (0.0 if exact else error_bound(codec, delta))
 
 

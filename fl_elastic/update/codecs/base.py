@@ -30,6 +30,8 @@ class Codec(ABC):
         Whether float32 numbers come back changed.
     unbiased : bool
         Whether the mean over many generators of what comes back is what was written.
+    sparse : bool
+        Whether zeros take no bytes anyway: slices of zeros are then not left out before.
     for_statistics : bool
         Whether running statistics may be written so; where not, they travel as fp32.
     for_weights : bool
@@ -38,6 +40,7 @@ class Codec(ABC):
 
     lossy: ClassVar[bool] = True
     unbiased: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
     for_statistics: ClassVar[bool] = False
     for_weights: ClassVar[bool] = False
 

@@ -25,6 +25,9 @@ class TopK(Codec):
     keeps what was left out for the next round (Stich et al. 2018, sparsified SGD with memory).
     """
 
+    # Its share is of all numbers: with fewer to choose from, fewer would be kept.
+    sparse = True
+
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
         """Return scale, shares and indices."""
         del generator
