@@ -20,7 +20,7 @@ __all__ = ["UpdateNormClipper"]
 _ROUNDS = 5
 # With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
 _FEW, _GROWTH = 3, 2.0
-# One in so many clients may lie.
+# One in this many clients may lie.
 _PARTS = 5
 # In a round, small parameters of an untrained model change by several times their size, on fast devices by many
 # times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
