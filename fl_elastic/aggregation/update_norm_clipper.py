@@ -151,7 +151,7 @@ class UpdateNormClipper:
         return replace(update, deltas=deltas), shortened
 
     def close(self) -> None:
-        """End a round: what its clients did is usual from now on."""
+        """End a round: the sizes of its clients' changes define what is usual in later rounds."""
         for name, sizes in self._seen.items():
             before = self._usual.get(name, [])
             if not before:
