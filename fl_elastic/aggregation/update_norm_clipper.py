@@ -20,7 +20,7 @@ __all__ = ["UpdateNormClipper"]
 _ROUNDS = 5
 # With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
 _FEW, _GROWTH = 3, 2.0
-# One in so many clients may lie.
+# One in this many clients may lie.
 _PARTS = 5
 # In a round, small parameters of an untrained model change by several times their size, on fast devices by many
 # times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
@@ -151,7 +151,7 @@ class UpdateNormClipper:
         return replace(update, deltas=deltas), shortened
 
     def close(self) -> None:
-        """End a round: what its clients did is usual from now on."""
+        """End a round: the sizes of its clients' changes define what is usual in later rounds."""
         for name, sizes in self._seen.items():
             before = self._usual.get(name, [])
             if not before:

@@ -54,11 +54,11 @@ class Deadline:
             raise BudgetError(f"deadline quantile {self.quantile} is not between 0 and 1")
 
     def of(self, fleet: Iterable[Capabilities]) -> float | None:
-        """Return the seconds for this fleet; None if they depend on devices and none is known."""
+        """Return the deadline in seconds for this fleet; None if it depends on its times and none is known."""
         return self.among(each.full_round_seconds for each in fleet)
 
     def among(self, times: Iterable[float]) -> float | None:
-        """Return the seconds if devices need these times; None if they decide and none is known."""
+        """Return the deadline in seconds, given devices' times; None if it depends on them and none is known."""
         if self.seconds is not None:
             return self.seconds
         inner = inner_times(times)

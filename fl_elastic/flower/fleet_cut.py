@@ -25,7 +25,7 @@ _LOG = logging.getLogger("fl_elastic")
 _WORTH_MOVING = 1.5
 _LONGEST_PAUSE = 8
 _EVERY = 5
-# Share and least number of the fastest clients that are asked; of all clients one in so many may lie.
+# Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
 _ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
 
 

@@ -77,7 +77,7 @@ class UnlearningRequests:
             self._wants[node] = wish
 
     def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
-        """Return the untried requests of those of these nodes that need not wait."""
+        """Return the untried requests of these nodes, without those of nodes that have to wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
         return {
             node: wish

@@ -26,7 +26,7 @@ from fl_elastic.update.partial import Limits, check_variances
 __all__ = ["ReplyMerger"]
 
 _LOG = logging.getLogger("fl_elastic")
-# One of so many clients may deviate from the others.
+# One of this many clients may deviate from the others.
 _PARTS = 5
 # Flower's code for an error that the client itself raised.
 _RAISED = 2

@@ -39,7 +39,7 @@ class RoundConfig:
         clients send sums, from which the server solves for the head without a training step. ``"none"`` for no such
         head; ``"last"`` for the input of the model's last linear layer; ``"auto"`` for the places of the model, or
         of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.choice`);
-        ``"auto>640"`` for at most so many features per example; or names of places such as
+        ``"auto>640"`` for at most 640 features per example; or names of places such as
         ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected onto 256
         directions. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
     plan : {"local", "server", "none"}
@@ -47,12 +47,12 @@ class RoundConfig:
         the slowest client of the round can afford it (robust rules can then compare all clients). ``"none"``:
         nobody; rounds do not train, and the head in closed form is the result.
     solve_every : int
-        After so many rounds, and after the last one, the server solves for the head again, from sums of the present
-        features. In between nobody trains the head, so that it does not drift apart among clients with few classes
-        each. The server also solves after the second round, only to get a model to test and hand out: training goes
-        on under the old head, to which the features adapt. If training has made the features worth less, the model
-        of the previous solve is restored, and clients use a quarter of their learning rates from then on. With 0
-        the head is solved for once and then trained like everything else.
+        After this many rounds, and after the last one, the server solves for the head again, from sums of the
+        present features. In between no client trains the head, so that it does not drift apart among clients with
+        few classes each. The server also solves after the second round, but only for the model that is tested and
+        returned: training continues under the old head, to which the features adapt. If training has made the
+        features worth less, the model of the previous solve is restored, and clients use a quarter of their
+        learning rates from then on. With 0 the head is solved for once and then trained like everything else.
     sums_privacy : SumsPrivacy, optional
         Differential privacy of the sums for a head, which is then solved for once (``solve_every=0``): clients clip
         their features and add noise before they send, or the server adds it to the total of secure aggregation.

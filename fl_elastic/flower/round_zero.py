@@ -32,7 +32,7 @@ _LOG = logging.getLogger("fl_elastic")
 # with features far from the others' gets less weight, so that it counts as at most the second number of usual
 # examples.
 _UNUSUAL, _LARGER = 10.0, 3.0
-# Number of clients from which on it is known what is usual; at most one in so many is left out because its sums
+# Number of clients from which on it is known what is usual; at most one in this many is left out because its sums
 # make the others' heads worse.
 _FEWEST, _LEFT_OUT = 3, 5
 # Other clients' examples may be a little harder: tolerated factor, and tolerated share of the mean's error.

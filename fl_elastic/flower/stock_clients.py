@@ -50,7 +50,7 @@ class StockClients:
         return node in self.kinds
 
     def supposed(self, node: int) -> bool:
-        """Assume that a node that failed on the packed model is such a client; return False if it is not."""
+        """Assume that a node that failed on the packed model is a stock client; return False if it is not."""
         if node in self._own or node in self.kinds:
             return False
         self.kinds[node] = _EITHER

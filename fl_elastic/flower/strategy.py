@@ -284,7 +284,7 @@ class PartialUpdates(Strategy):
         return result
 
     def runs_until(self, last_round: int) -> None:
-        """Note which round is the last one: a head that is solved for repeatedly is also solved for after it."""
+        """Note which round is the last: after it a head that is solved for repeatedly is solved for once more."""
         self._auxiliary.last_round = last_round
 
     def round_zero(

@@ -171,7 +171,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Width:
-    """Channels inside a model of which a step may leave some out, because only these layers see them.
+    """Channels inside a model, some of which a step may leave out, because only these layers use them.
 
     Attributes
     ----------

@@ -53,7 +53,7 @@ class RecomputedBlocks:
 
 
 def candidate_blocks(profile: CostProfile) -> tuple[Block, ...]:
-    """Return blocks that do not overlap and of which each keeps at most a quarter of the model's bytes.
+    """Return blocks that do not overlap, each of which keeps at most a quarter of the model's bytes.
 
     A block that keeps more is replaced by the blocks inside it, if there are any.
     """

@@ -55,7 +55,7 @@ class StandIn(Protocol):
 
     @property
     def part(self) -> nn.Parameter:
-        """The tensor that the step trains instead."""
+        """The tensor that the step trains in place of `whole`."""
 
     def take(self, whole: Tensor) -> Tensor:
         """Return the part of a tensor of the parameter's shape."""

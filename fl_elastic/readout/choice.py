@@ -29,8 +29,8 @@ _Floats = NDArray[np.float64]
 _START = 8
 # Share of the previous error by which a larger union must be better.
 _GAIN = 0.005
-# All places are ranked with one penalty; so many of the best are examined with their best penalties and tried in
-# unions; and so many are joined at most.
+# All places are ranked with one penalty; this many of the best are examined with their best penalties and tried in
+# unions; and at most this many are joined.
 _TRIED, _JOINED = 8, 4
 # Weight of the constant's kernel: large, because the constant is not penalised.
 _FREE = 1e6
@@ -184,7 +184,7 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
     Raises
     ------
     UpdateError
-        If no place has at most so many features, or targets do not vary.
+        If no place has at most ``most_features`` features, or targets do not vary.
 
     Examples
     --------

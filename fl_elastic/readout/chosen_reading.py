@@ -11,7 +11,7 @@ from fl_elastic.readout.projection import Directions
 
 __all__ = ["ChosenReading", "candidate_features", "choose_reading"]
 
-# Below so many features, places are no better than a projection onto all directions that the examples span.
+# Below this many features, places are no better than a projection onto all directions that the examples span.
 _PROJECTED = 3 * EXAMPLES
 
 
@@ -62,7 +62,7 @@ def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") ->
     Raises
     ------
     UpdateError
-        If a place is not in the sample, no place has at most so many features, or targets do not vary.
+        If a place is not in the sample, every place has too many features, or targets do not vary.
     """
     choice, allowed = None, allowed_features(read)
     if allowed is not None:

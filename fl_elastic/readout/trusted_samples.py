@@ -42,7 +42,7 @@ def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
 
 
 def weighed(samples: Sequence[Sample], sizes: NDArray[np.float64]) -> list[Sample]:
-    """Return the samples, with smaller weights for those of large numbers."""
+    """Return the samples, with smaller weights for those whose relative size exceeds `_LARGER`."""
     return [
         sample if size <= _LARGER else sample.times(_LARGER / size)
         for sample, size in zip(samples, sizes, strict=True)

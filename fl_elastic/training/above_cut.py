@@ -82,7 +82,7 @@ def head_sums_above_cut(
     graph : BackwardGraph, optional
         If left out, the whole model runs and no features are kept.
     seconds : float
-        No batch is begun after so many seconds.
+        No batch is begun after this many seconds.
     together, loss_fn
         See `fl_elastic.training.head_sums.head_sums`.
 

@@ -66,7 +66,7 @@ _FRAME = 512
 # Held out are this many examples, or half the number of features if that is more: their rows are no more numbers
 # than the products of all features.
 _HELD_OUT = 320
-# Of inputs with many rows each at least so many are held out, each with no more rows than give the same sums.
+# If inputs have many rows each, at least this many inputs are held out, each with the rows that give the same sums.
 _INPUTS = 20
 
 
@@ -94,7 +94,7 @@ def head_sums(
         Targets are classes, of the output's shape without C, where -100 is ignored, or numbers of the output's
         shape; several labels per example are given as numbers 0 and 1.
     seconds : float
-        No batch is begun after so many seconds; the sums then cover a part of the data.
+        No batch is begun after this many seconds; the sums then cover a part of the data.
     running : callable, optional
         Returns the context in which the model runs on a batch; if left out, it runs as it is.
     together : int
@@ -251,7 +251,7 @@ def solve_head(
 
 
 def held_out(features: int) -> int:
-    """Return the largest number of examples that is held out for so many features."""
+    """Return the largest number of examples that is held out for this many features."""
     return max(_HELD_OUT, features // 2)
 
 

@@ -52,7 +52,7 @@ class ForwardOptions:
     augment: Callable[[Tensor], Tensor] | None = None
 
     def terms(self, examples: int, epochs: float) -> StoreTerms | None:
-        """Return what plans may assume about the store, for so many examples and epochs; None without a store."""
+        """Return what plans may assume about the store, for this many examples and epochs; None without a store."""
         size = PRECISIONS[self.precision].itemsize
         return (
             StoreTerms(self.feature_bytes, size, examples, epochs) if self.feature_bytes else None
@@ -135,7 +135,7 @@ class TrainerOptions:
         Registered score, or an object, used by policies that need one.
     full_update_every : int
         A policy that leaves groups out to keep the budget (`Policy.needs_coverage`) trains all groups, for
-        fewer steps in the same time, on average in one of so many fits and at least in one of twice as many. So
+        fewer steps in the same time, on average in one of this many fits and at least in one of twice as many. So
         each client trains every group with a known probability under any time budget. If memory or uplink do not
         admit all groups at once, such a fit trains those left out for longest that fit. A fit also trains all
         groups if a first fit cannot pay for a probe, or if making a plan takes more than a twentieth of a deadline.

@@ -89,7 +89,7 @@ def place_sample(
     most_features : int
         Largest number of features of a candidate place.
     seconds : float
-        No batch is begun after so many seconds.
+        No batch is begun after this many seconds.
 
     Raises
     ------

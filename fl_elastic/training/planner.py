@@ -604,7 +604,7 @@ def worth_for(policy: Policy, state: SelectionState, costs: CostProfile) -> Scor
 
 
 def _part_of(first: Plan, plan: Plan, request: PlanRequest) -> Plan:
-    """Return the part of a plan that sends nothing that the first plan does not send."""
+    """Return the plan without the groups and modes that the first plan does not send."""
     modes = [
         mode if before.kind in _SEND_ALL or mode == before else Mode.FROZEN
         for mode, before in zip(plan.modes, first.modes, strict=True)

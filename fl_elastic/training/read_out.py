@@ -64,11 +64,11 @@ def read_out(
         Re-iterable, in random order: the first 640 examples choose the places. Targets are classes, shape (N,), or
         numbers, shape (N, C).
     read : str
-        ``auto``, ``auto>512`` for at most so many features, ``last`` for the last linear layer, or names of places
+        ``auto``, ``auto>512`` for at most 512 features, ``last`` for the last linear layer, or names of places
         such as ``features.3@grid8+features.6@grid4``.
     most_features : int
         Bound on the features read per example: the time of the sums grows with their square. Below 640 the features
-        of the places are projected onto so many directions.
+        of the places are projected onto this many directions.
 
     Raises
     ------

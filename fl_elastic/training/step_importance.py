@@ -79,7 +79,7 @@ class StepImportance:
                 self._scores[index] = np.nan_to_num(self._scores[index])
 
     def scores(self) -> Scores:
-        """Return what was read since the last call, shape (N,); NaN for a group of which nothing was read."""
+        """Return the scores read since the last call, shape (N,); NaN for a group without any."""
         found = self._scores.copy()
         self._scores[:] = np.nan
         return found

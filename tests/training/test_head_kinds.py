@@ -232,7 +232,7 @@ class Tied(nn.Module):
     ("make", "said"),
     [
         (lambda: next_words(tied=True), "another layer as well"),
-        (lambda: next_words(tied=False), "names the next word"),
+        (lambda: next_words(tied=False), "predicts the next token"),
         (lambda: (Detector(), (torch.randn(3, 4), torch.zeros(3, 4))), "is that of a linear layer"),
         (lambda: (Tied(), (torch.randn(3, 4), torch.zeros(3, 4))), "another layer as well"),
         (

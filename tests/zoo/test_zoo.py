@@ -14,7 +14,7 @@ _NO_LINEAR = "scores of shape .* that no linear layer put out"
 _NO_SCORES = "with no class scores"
 _OTHER_TARGETS = r"needs classes of shape \(\d+(, \d+)*\) below \d+"
 _TIED = "the last layer's weight is that of another layer as well"
-_NEXT_WORD = "as of a model that names the next word"
+_NEXT_TOKEN = "as for a model that predicts the next token"
 _MODULES = {
     "language_models": {
         **dict.fromkeys(
@@ -30,7 +30,7 @@ _MODULES = {
                 "gpt_neox_parallel_residual", "llama_language", "llama_recomputes",
                 "mixtral_experts", "qwen2_experts",
             ),
-            _NEXT_WORD,
+            _NEXT_TOKEN,
         ),
         **dict.fromkeys(
             ("gpt2_classifies", "bart_layer_drop", "marian_translates", "pegasus_summarises"),
@@ -64,7 +64,7 @@ _MODULES = {
         **dict.fromkeys(
             ("lora_on_gpt2", "lora_on_t5", "prefix_on_gpt2", "prefix_projected_on_gpt2"), _TIED
         ),
-        **dict.fromkeys(("lora_on_llama", "dora_on_llama", "ia3_on_llama"), _NEXT_WORD),
+        **dict.fromkeys(("lora_on_llama", "dora_on_llama", "ia3_on_llama"), _NEXT_TOKEN),
         "prompt_on_llama": _OTHER_TARGETS,
     },
 }  # fmt: skip

@@ -25,7 +25,7 @@ class RankPlaces(RoundTask):
     Attributes
     ----------
     places : str
-        Places among which the server chooses; ``auto`` for all, ``auto>512`` for at most so many features.
+        Places among which the server chooses; ``auto`` for all, ``auto>512`` for at most 512 features.
     examples : int
         Number of examples to send.
     """

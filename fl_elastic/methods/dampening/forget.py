@@ -60,7 +60,7 @@ def squared_gradients(
         the model gets wrong have far larger gradients at every weight than those of which it is certain. The
         published method does not scale.
     seconds : float
-        No batch is begun after so many seconds; the sums then cover a part of the examples.
+        No batch is begun after this many seconds; the sums then cover a part of the examples.
 
     Raises
     ------

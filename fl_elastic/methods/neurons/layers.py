@@ -54,8 +54,8 @@ class NeuronGuard(ChannelGuard):
     plan, model, copies :
         See `ChannelGuard`.
     optimizer : torch optimiser, optional
-        At the end its momentum of untrained neurons is erased, and its other state of them is restored to the
-        present values.
+        At the end the momentum of untrained neurons is erased, and their other optimiser state is restored to
+        the present values.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
         Raises
         ------
         PlanError
-            Unless exactly one attention over so many tokens ran.
+            Unless exactly one attention over this many tokens ran.
         """
         if len(self._rows) != 1 or self._rows[0].shape[-1] != tokens:
             raise PlanError(

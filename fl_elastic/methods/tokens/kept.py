@@ -139,7 +139,7 @@ def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def _frozen_modules(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    """Return the outermost modules with parameters of which none is trained."""
+    """Return the outermost modules that have parameters, but none that is trained."""
     frozen: list[nn.Module] = []
     inside: set[nn.Module] = set()
     for prefix, module in model.named_modules():

@@ -78,7 +78,7 @@ class SliceOutPolicy(Policy):
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Run the model to find out on parts of which widths it works; done once per model.
+        """Run the model to find out which widths it can be run on in part; done once per model.
 
         Raises
         ------

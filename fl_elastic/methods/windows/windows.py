@@ -203,7 +203,7 @@ def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfi
 
 
 def narrow_shapes(graph: BackwardGraph, kept: Mapping[Width, int]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter of the graph's groups if the widths keep so many units."""
+    """Return the shape of each parameter of the graph's groups if the widths keep this many units."""
     shapes = {
         name: list(shape)
         for group in graph.groups
