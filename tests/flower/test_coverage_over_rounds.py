@@ -110,7 +110,7 @@ def test_random_choices_differ_between_rounds_and_clients(on_disk: bool, tmp_pat
 
 @pytest.mark.parametrize(
     ("policy", "on_disk"),
-    [("elastic", True), ("random", False), ("random", True), ("last_k", False), ("joint", True)],
+    [("elastic", True), ("random", False), ("joint", True)],
 )
 def test_deep_fits_come_for_every_policy_at_rounds_of_each_clients_own(
     policy: str, on_disk: bool, tmp_path: Path

@@ -65,8 +65,10 @@ def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     return learner_in(folder, **given)
 
 
-@pytest.mark.parametrize("replay", ["none", "er", "der_pp"])
-@pytest.mark.parametrize(("policy", "stream"), [("elastic", SAME_CLASSES), ("full", STREAM)])
+@pytest.mark.parametrize(
+    ("replay", "policy", "stream"),
+    [("none", "full", STREAM), ("er", "elastic", SAME_CLASSES), ("der_pp", "full", STREAM)],
+)
 def test_two_halves_are_the_whole(
     replay: str, policy: str, stream: list[Sample], tmp_path: Path
 ) -> None:
