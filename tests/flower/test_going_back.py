@@ -226,20 +226,6 @@ def test_optimisers_that_set_their_own_length_are_left_alone() -> None:
     np.testing.assert_allclose(found(None), found(NORM), rtol=1e-6)
 
 
-def test_the_guard_outlasts_a_restart() -> None:
-    guard, again = DivergenceRollback(), DivergenceRollback()
-    assert not guard.to_state().losses
-    for loss in (2.0, 1.0, 0.5):
-        assert guard.jumped([loss]) == ""
-        guard.keep({}, lambda: None)
-    assert guard.jumped([5.0])
-    guard.step_back()
-    again.restore(guard.to_state())
-    assert again.rate_limit == guard.rate_limit == 1.0
-    # There is no model to go back to.
-    assert again.jumped([50.0]) == ""
-
-
 def test_clients_that_all_diverge_turn_the_run_back() -> None:
     guard = DivergenceRollback()
     for loss in (2.0, 1.0):

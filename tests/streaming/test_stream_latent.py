@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_models import Attention, Residual, conv_net
 from torch import nn
-from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, same, weights
+from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, weights
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError, StreamError
@@ -26,10 +26,6 @@ def pictures(count: int, seed: int = 0) -> list[Sample]:
     colours = np.eye(3, dtype=np.float32)[labels][:, :, None, None] * 2
     x = generator.normal(size=(count, 3, 8, 8)).astype(np.float32) + colours
     return list(zip(x, labels.tolist(), strict=True))
-
-
-def prefix_of(names: set[str], kept: dict[str, Any]) -> dict[str, Any]:
-    return {name: w for name, w in kept.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -107,21 +103,6 @@ def made(folder: Path, **given: Any) -> Any:
     return learner_in(folder, net(dropout=0.2), **(settings | given))
 
 
-def test_two_halves_are_the_whole(tmp_path: Path) -> None:
-    stream = blobs(240)
-    first = made(tmp_path / "halves")
-    seen = run(first, stream[:120])
-    first.store.close()
-    profile = (tmp_path / "halves" / "profile.state").read_bytes()
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "profile.state").write_bytes(profile)
-    second, whole = made(tmp_path / "halves"), made(tmp_path / "whole")
-    seen += run(second, stream[120:])
-    assert seen == run(whole, stream) and same(weights(second), weights(whole))
-    closed(second)
-    closed(whole)
-
-
 def test_features_of_another_frozen_part_are_deleted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,13 +155,6 @@ def test_where_no_cut_is_possible(tmp_path: Path) -> None:
         ModelError, match=r"below the first 3 of 3 groups: the model can be cut below 1, 2"
     ):
         run(learner, blobs(1))
-    closed(learner)
-
-
-def test_the_first_sample_may_be_bad(tmp_path: Path) -> None:
-    learner = made(tmp_path)
-    assert "does not take it" in learner.observe(np.zeros(9, np.float32), 0).refused
-    assert not learner.observe(np.zeros(6, np.float32), 0).refused
     closed(learner)
 
 

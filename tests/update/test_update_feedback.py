@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,11 +202,6 @@ def test_residuals_are_kept_in_a_file(tmp_path: Path) -> None:
     assert ErrorFeedback().save(path) and ErrorFeedback.load(path, MANIFEST).residuals == {}
 
 
-def test_no_file_is_no_residual(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert ErrorFeedback.load(tmp_path / "none", MANIFEST).residuals == {}
-    assert caplog.records == []
-
-
 def saved(tmp_path: Path, residuals: dict[str, Any]) -> Path:
     path = tmp_path / "residuals.state"
     assert ErrorFeedback(residuals).save(path)
@@ -233,34 +226,3 @@ def test_residuals_of_another_model_are_none(
     path = saved(tmp_path, {"conv": np.ones((4, 3, 2, 2), np.float32), **residuals})
     assert ErrorFeedback.load(path, MANIFEST).residuals == {}
     assert "are not used" in caplog.text
-
-
-def test_a_damaged_file_gives_its_residuals_or_none(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"bias": np.ones(40, np.float32)})
-    good = path.read_bytes()
-    for length in range(0, len(good), 7):
-        path.write_bytes(good[:length])
-        assert ErrorFeedback.load(path, MANIFEST).residuals == {}
-    for position in range(len(good)):
-        data = bytearray(good)
-        data[position] ^= 1 << position % 8
-        path.write_bytes(bytes(data))
-        assert ErrorFeedback.load(path, MANIFEST).residuals == {}
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("names.npy", b"nonsense")
-    assert ErrorFeedback.load(path, MANIFEST).residuals == {}
-    pickled = io.BytesIO()
-    np.savez(pickled, np.array([{}], dtype=object), names=np.array(["bias"]))
-    path.write_bytes(pickled.getvalue())
-    assert ErrorFeedback.load(path, MANIFEST).residuals == {}
-
-
-def test_a_full_disk_is_logged_not_raised(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
-    assert ErrorFeedback().save(tmp_path / "residuals.state") is False
-    assert "No space left" in caplog.text

@@ -445,24 +445,6 @@ def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Pa
     assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rejections", [{"reason": "late"}]),
-        ("rejections", [{"round": 1, "updates": "many"}]),
-        ("importance", {"fc": "all"}),
-        ("importance", [0.5]),
-        ("devices", {"pi_5": {"peak_bytes": "large"}}),
-        ("devices", {"pi_5": {"joules_per_round": [1]}}),
-    ],
-)
-def test_a_wrong_part_is_named(make_summary: Make, tmp_path: Path, key: str, value: object) -> None:
-    summary = make_summary(rounds=2)
-    summary["methods"]["full"][key] = value
-    with pytest.raises(ElasticError, match=rf"methods\.full\.{key}"):
-        write_page(summary, tmp_path / "report.html")
-
-
 @pytest.mark.usefixtures("light_plotly")
 def test_on_a_phone_every_table_is_cards_and_long_texts_break(
     make_summary: Make, tmp_path: Path
