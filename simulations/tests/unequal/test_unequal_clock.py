@@ -77,7 +77,7 @@ days = st.lists(st.integers(0, 14), unique=True, min_size=2, max_size=6).map(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(
     sent=st.integers(0, 10), parts=st.tuples(whole, whole, whole), there=days, busy=whole,
     needed=st.sampled_from([0.5, 2.0]), memory=st.none() | st.just(1.0),
