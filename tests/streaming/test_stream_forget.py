@@ -82,6 +82,21 @@ def test_its_bytes_are_in_no_file_of_the_learner(tmp_path: Path, encoding: str) 
     assert not any(each in after for each in wanted)
 
 
+def test_what_was_forgotten_stays_so_after_a_restart(tmp_path: Path) -> None:
+    learner, ids = taught(tmp_path)
+    learner.forget(ids, alpha=2.0)
+    expected, number = weights(learner), learner.progress.observed
+    # As if it were killed: nothing is saved at the end.
+    learner.store.close()
+    again = learner_in(tmp_path, net(5), optimizer_fn=gently)
+    assert same(weights(again), expected) and again.progress.observed == number
+    assert accuracy(again, 4) < 0.3
+    with pytest.raises(StreamError, match="none of these samples is here"):
+        again.forget(ids)
+    assert same(weights(again), expected)
+    closed(again)
+
+
 def test_samples_without_a_label_are_deleted_and_change_no_weight(tmp_path: Path) -> None:
     learner, _ = taught(tmp_path, 100)
     number = learner.observe(CENTRES[0]).sample_id

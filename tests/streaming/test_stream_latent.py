@@ -158,6 +158,13 @@ def test_where_no_cut_is_possible(tmp_path: Path) -> None:
     closed(learner)
 
 
+def test_the_first_sample_may_be_bad(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    assert "does not take it" in learner.observe(np.zeros(9, np.float32), 0).refused
+    assert not learner.observe(np.zeros(6, np.float32), 0).refused
+    closed(learner)
+
+
 def test_norms_below_the_cut_keep_their_statistics(tmp_path: Path) -> None:
     model = nn.Sequential(
         nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 12), nn.BatchNorm1d(12),

@@ -7,6 +7,7 @@ import errno
 import logging
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,84 @@ import pytest
 import torch
 from torch import nn
 from toy_streams import (
+    Sample,
     blobs,
     closed,
     in_memory,
     learner_in,
+    learner_state,
     net,
     run,
     same,
     weights,
 )
 
+from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import EverySamples, Guard, StreamLearner
+from fl_elastic.streaming import DriftDetector, EverySamples, Guard, OnDrift, StreamLearner
 from fl_elastic.streaming.learner_state import load_state
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
+SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
 STATE = "learner.state"
 KIND = storage.Kind("fl_elastic.stream", 2)
+
+
+class EveryHundredth(DriftDetector):
+    """Says drift at every hundredth error or hit."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def update(self, error: float) -> bool:
+        self.seen += 1
+        return self.seen == 100
+
+
+def settings(replay: str, policy: str) -> dict[str, Any]:
+    """Everything that draws random numbers, at once."""
+    return {
+        "model": net(dropout=0.2), "replay": replay, "policy": policy,
+        "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
+        "trigger": EverySamples(30) | OnDrift(10), "capacity": 2**17,
+    }  # fmt: skip
 
 
 def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     """A new learner in the folder of one that was not closed, as after a kill."""
     return learner_in(folder, **given)
+
+
+@pytest.mark.parametrize(
+    ("replay", "policy", "stream"),
+    [("none", "full", STREAM), ("er", "elastic", SAME_CLASSES), ("der_pp", "full", STREAM)],
+)
+def test_two_halves_are_the_whole(
+    replay: str, policy: str, stream: list[Sample], tmp_path: Path
+) -> None:
+    # The costs are measured once, so that both plan alike; a head that has grown has other costs.
+    given = partial(settings, replay, policy)
+    first = learner_in(tmp_path / "halves", **given())
+    seen = run(first, stream[:150])
+    assert first.progress.adaptations == 5 and first.save()
+    (tmp_path / "whole").mkdir()
+    profile = (tmp_path / "halves" / "profile.state").read_bytes()
+    (tmp_path / "whole" / "profile.state").write_bytes(profile)
+    first.store.close()
+    second = as_last_saved(tmp_path / "halves", **given())
+    seen += run(second, stream[150:])
+    whole = learner_in(tmp_path / "whole", **given())
+    expected = run(whole, stream)
+    assert seen == expected
+    assert list(map(str, learner_state(second))) == list(map(str, learner_state(whole)))
+    assert same(weights(second), weights(whole))
+    assert [each.trained for each in second.adaptations] == [
+        each.trained for each in whole.adaptations
+    ]
+    assert whole.progress.drifts == 3 and len(whole.classes) == (4 if stream is STREAM else 3)
+    second.store.close()
+    closed(whole)
 
 
 def test_another_seed_does_something_else(tmp_path: Path) -> None:
@@ -48,6 +104,33 @@ def test_another_seed_does_something_else(tmp_path: Path) -> None:
     assert not same(weights(learners[0]), weights(learners[1]))
     for learner in learners:
         closed(learner)
+
+
+def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2))
+    run(learner, blobs(60, [0, 1]))
+    saved = weights(learner)
+    ids = [learner.observe(x).sample_id for x, _ in blobs(10, [0, 1], seed=1)]
+    learner.observe(np.zeros(3))
+    learner.store.label(ids[0], 4)
+    there = learner.store.seen
+    learner.store.close()
+    again = as_last_saved(tmp_path, model=net(2))
+    known = load_state(tmp_path / STATE)
+    assert known is not None and known.progress.observed == 50
+    assert again.progress == learner.progress and again.progress.observed == 70
+    assert sum(again.progress.rejected.values()) == 1
+    assert again.store.seen == there == 70 - len(again._memory.held_out)
+    assert [row.t for row in again._memory.held_out] == [row.t for row in learner._memory.held_out]
+    # A label that only the store knows has its output all the same.
+    assert again.classes == (*learner.classes, 4)
+    head = again.model.get_submodule("5")
+    assert isinstance(head, nn.Linear) and head.out_features == 3
+    assert np.array_equal(head.weight.detach().numpy()[:2], saved["5.weight"])
+    # Ids go on, and late labels still reach the store.
+    assert again.label(ids[1], 1).refused == "" and int(again.store.take([ids[1]]).y[0]) == 1
+    assert again.observe(blobs(1)[0][0]).sample_id == ids[-1] + 1
+    closed(again)
 
 
 @pytest.mark.parametrize("late", [False, True])
