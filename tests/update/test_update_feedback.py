@@ -215,3 +215,14 @@ def test_residuals_of_another_model_are_none(
     path = saved(tmp_path, {"conv": np.ones((4, 3, 2, 2), np.float32), **residuals})
     assert ErrorFeedback.load(path, MANIFEST).residuals == {}
     assert "are not used" in caplog.text
+
+
+def test_a_full_disk_is_logged_not_raised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
+    assert ErrorFeedback().save(tmp_path / "residuals.state") is False
+    assert "No space left" in caplog.text
