@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from small_models import chain
 
-from fl_elastic.errors import UpdateError
+from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, codec_checks, name_of
 from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode, weights_of
 from fl_elastic.update.manifest import Role
@@ -28,6 +28,8 @@ SMALLEST = 2.0**-25
 def test_the_registered_codecs_are_all_checked() -> None:
     assert CODECS.names() == NAMES
     assert len({name_of(check) for check in codec_checks()}) == len(codec_checks()) == 13
+    with pytest.raises(RegistryError, match="did you mean 'fp32'"):
+        encode(PartialUpdate({}, {}, 1), Manifest.of(chain()), codec="fp33")
 
 
 @pytest.mark.parametrize("check", codec_checks(), ids=name_of)
