@@ -140,6 +140,7 @@ ABOUT: dict[str, Any] = {
     "round is huge": {"round": 10**30}, "round is negative": {"round": -1},
     "names are a number": {"names": 3}, "names are foreign": {"names": ["evil"]},
     "names are fewer": {"names": []}, "strategies are others": {"strategies": ["X"]},
+    "strategies are a number": {"strategies": 3},
     "version is another": {"version": 99}, "version is lines": {"version": "1\n2"},
 }  # fmt: skip
 

@@ -74,6 +74,14 @@ def test_device_classes_that_only_a_method_names_are_added() -> None:
         ),
         ({"methods": {"full": {}}, "groups": "fc"}, "groups is 'fc': "),
         ({"methods": {"full": {"rejections": [{"reason": "late"}]}}}, "methods.full.rejections"),
+        (
+            {"methods": {"full": {"rejections": [{"round": 1, "updates": "many"}]}}},
+            "methods.full.rejections",
+        ),
+        (
+            {"methods": {"full": {"rejections": [{"round": None, "updates": 1}]}}},
+            "methods.full.rejections",
+        ),
         ({"methods": {"full": {"importance": {"fc": "all"}}}}, "methods.full.importance"),
         ({"methods": {"full": {"importance": [0.5]}}}, "methods.full.importance"),
         ({"methods": {"full": {"devices": {"pi": {"peak_bytes": "x"}}}}}, "methods.full.devices"),
