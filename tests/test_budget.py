@@ -80,9 +80,3 @@ def test_numbers_of_other_libraries_are_numbers(value: Any) -> None:
 def test_a_number_beyond_floating_point_is_refused() -> None:
     with pytest.raises(BudgetError, match="memory"):
         Budget(memory=10**400)
-
-
-def test_budgets_are_values() -> None:
-    assert Budget(speedup=2.0) == Budget(speedup=2.0)
-    with pytest.raises(AttributeError):
-        Budget().speedup = 3.0  # type: ignore[misc]

@@ -22,24 +22,9 @@ def fruits() -> Registry[type]:
     return registry
 
 
-def test_the_decorator_gives_its_class_back() -> None:
-    registry: Registry[type] = Registry("fruit")
-
-    class Apple:
-        pass
-
-    assert registry.register("apple")(Apple) is Apple
-    assert registry.get("apple") is Apple
-
-
 def test_names_come_in_alphabetical_order(fruits: Registry[type]) -> None:
     assert fruits.names() == ["apple", "pear", "plum_2"]
     assert list(fruits) == fruits.names()
-
-
-def test_membership_is_by_name(fruits: Registry[type]) -> None:
-    assert "pear" in fruits
-    assert "cherry" not in fruits and 7 not in fruits
 
 
 @pytest.mark.parametrize(
@@ -77,11 +62,6 @@ def test_a_far_off_name_gets_no_guess() -> None:
     assert closest("appel", ["apple", "pear"]) == " (did you mean 'apple'?)"
 
 
-def test_registries_do_not_share_names(fruits: Registry[type]) -> None:
-    other: Registry[type] = Registry("fruit")
-    assert other.names() == [] and fruits.names() != []
-
-
 def test_modules_register_a_name_when_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,25 +96,17 @@ def test_a_name_that_a_module_will_register_is_taken_already() -> None:
             pass
 
 
-def test_policies_are_not_loaded_before_they_are_asked_for() -> None:
-    code = (
-        "import sys; from fl_elastic.planning import POLICIES, policies;"
-        "assert len(policies()) >= 14;"
-        "own = [m for m in sys.modules if m.startswith('fl_elastic.methods.') and m.count('.') > 2];"
-        "assert own == [], own;"
-        "POLICIES.make('head');"
-        "assert 'fl_elastic.methods.tinytrain.policy' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_name_that_a_folder_of_methods_lists_is_taken_and_none_of_it_is_loaded() -> None:
     code = (
         "import sys; from fl_elastic.errors import RegistryError;"
-        "from fl_elastic.planning import POLICIES\n"
+        "from fl_elastic.planning import POLICIES, policies;"
+        "assert len(policies()) >= 14;"
+        "own = [m for m in sys.modules if m.startswith('fl_elastic.methods.') and m.count('.') > 2];"
+        "assert own == [], own;"
+        "POLICIES.make('head')\n"
         "try:\n    POLICIES.register('bsr')(object)\n"
         "except RegistryError as error:\n    assert 'fl_elastic.methods.tokens.bsr' in str(error)\n"
         "else:\n    raise AssertionError\n"
-        "assert 'fl_elastic.methods.tokens.bsr' not in sys.modules"
+        "assert not {'fl_elastic.methods.tokens.bsr', 'fl_elastic.methods.tinytrain.policy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -67,18 +67,6 @@ def test_what_is_handed_out_is_no_view_of_it() -> None:
     assert average.weights()["w"].tolist() == [1, 1]
 
 
-def test_it_lies_nearer_to_the_optimum_than_rounds_that_pull_to_and_fro() -> None:
-    """Half of the clients want 1, half want -1, and each round sees more of the one or of the other."""
-    average, model, draw = ModelAverage(0.9), 0.0, np.random.default_rng(0)
-    newest, mean = [], []
-    for _ in range(200):
-        model += 0.5 * (draw.choice([-1.0, 1.0]) - model)
-        average.add({"w": np.array([model])})
-        newest.append(model**2)
-        mean.append(float(average.weights()["w"][0]) ** 2)
-    assert np.mean(mean[50:]) < 0.3 * np.mean(newest[50:])
-
-
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, float("nan")])
 def test_an_impossible_decay_is_refused(decay: float) -> None:
     with pytest.raises(RegistryError, match="between 0 and 1"):

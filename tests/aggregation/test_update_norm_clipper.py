@@ -155,11 +155,3 @@ def test_a_model_of_zeros_can_begin() -> None:
 def test_no_bound_changes_nothing() -> None:
     bounds = UpdateNormClipper(float("inf"))
     assert bounded(bounds, w=1e29)["w"] == pytest.approx(1e29)
-
-
-def test_it_outlasts_a_restart() -> None:
-    one, other = UpdateNormClipper(10.0), UpdateNormClipper(10.0)
-    rounds(one, 2, 0.01, 0.02, 0.03)
-    other.restore(one.to_state())
-    assert bounded(one, w=1.0) == bounded(other, w=1.0)
-    assert one.to_state().usual.keys() == {"w"} and not one.to_state().early

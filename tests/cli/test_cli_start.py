@@ -39,10 +39,7 @@ def test_help_of_the_laboratory_waits_for_nothing_that_writes_pages(command: str
     [
         (("--version",), "fl-elastic 0.1.0"),
         (("simulate", "/no/such.toml"), "no scenario file"),
-        (("plan", "resnet18", "--speedup", "0.5"), "below 1"),
-        (("plan", "resnet18", "--input", "3,x"), "not a shape"),
         (("plan", "resnet19"), "did you mean 'resnet"),
-        (("plan", "no_such_module_at_all:Net"), "no module 'no_such_module_at_all'"),
         (
             (
                 "stream",
@@ -57,15 +54,14 @@ def test_help_of_the_laboratory_waits_for_nothing_that_writes_pages(command: str
             ),
             "did you mean 'small_cnn'",
         ),
-        (("simulate", __file__, "--engine", "flowr"), "known are flower, local"),
     ],
-    ids=["version", "no scenario", "speedup", "shape", "model", "module", "stream", "engine"],
+    ids=["version", "no scenario", "model", "stream"],
 )
 def test_what_needs_no_torch_is_said_without_it(words: tuple[str, ...], said: str) -> None:
     assert_said_without_torch(words, said)
 
 
-def assert_said_without_torch(words: tuple[str, ...], said: str) -> None:
+def assert_said_without_torch(words: tuple[str, ...], *said: str) -> None:
     script = (
         "import sys\nfrom fl_elastic.cli.main import main\n"
         "try:\n    main()\n"
@@ -74,19 +70,14 @@ def assert_said_without_torch(words: tuple[str, ...], said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120
     )
-    assert said in done.stdout + done.stderr and "Traceback" not in done.stderr
+    assert all(each in done.stdout + done.stderr for each in said), done.stderr
+    assert "Traceback" not in done.stderr
     assert done.stdout.splitlines()[-1] == "loaded False"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("fleet.0.device=pi_4", "did you mean 'pi_4b'"),
-        ("data.dataset=digit", "did you mean 'digits'"),
-        ("model.name=digits_cn", "did you mean 'digits_cnn'"),
-        ("training.rounds=none", "training.rounds"),
-    ],
-)
-def test_what_is_wrong_with_a_scenario_is_said_without_torch(change: str, said: str) -> None:
+def test_what_is_wrong_with_a_scenario_is_said_without_torch() -> None:
     demo = Path(__file__).parents[2] / "simulations" / "scenarios" / "demo.toml"
-    assert_said_without_torch(("simulate", str(demo), "--set", change), said)
+    changes = "fleet.0.device=pi_4", "data.dataset=digit", "model.name=digits_cn"
+    given = [word for change in changes for word in ("--set", change)]
+    said = "did you mean 'pi_4b'", "did you mean 'digits'", "did you mean 'digits_cnn'"
+    assert_said_without_torch(("simulate", str(demo), *given), *said)

@@ -48,10 +48,6 @@ def last_value(value: float) -> Damage:
     return lambda packed: rebuilt(packed, payload=lambda old: old[:-4] + struct.pack("<f", value))
 
 
-def flipped(packed: bytes) -> bytes:
-    return packed[:-5] + bytes([packed[-5] ^ 1]) + packed[-4:]
-
-
 def other_model(packed: bytes) -> bytes:
     other = Manifest.of_arrays({"w": np.zeros((3, 3), np.float32)})
     update = PartialUpdate({"w": np.ones((3, 3), np.float32)}, {"w": 1}, 7, 1)
@@ -76,44 +72,19 @@ BUFFERS: dict[str, tuple[Damage, str]] = {
     "empty": (lambda packed: b"", "too short"),
     "garbage": (lambda packed: b"x" * 200, "mark of a packed update"),
     "truncated": (lambda packed: packed[:-9], "truncated or damaged"),
-    "cut to its header": (lambda packed: packed[:40], "truncated or damaged"),
-    "longer": (lambda packed: packed + b"0000", "truncated or damaged"),
-    "flipped bit": (flipped, "truncated or damaged"),
     "longer, checksum fits": (header(payload=lambda old: old + b"0000"), "its tensors need"),
-    "shorter, checksum fits": (header(payload=lambda old: old[:-4]), "its tensors need"),
     "another wire version": (header(version=WIRE_VERSION + 1), "wire format version"),
     "a whole model": (whole_model, "of kind 2, expected 1"),
     "header not JSON": (header(text=b"{"), "not valid JSON"),
-    "header nested deeply": (header(text=b"[" * 4000), "not valid JSON"),
-    "header a list": (header(text=b"[]"), "not a JSON object"),
-    "no manifest": (header(manifest=None), "manifest 'None'"),
     "wrong manifest": (header(manifest="0" * 16), "manifest '0000000000000000'"),
-    "another model": (other_model, "the other side runs another model version"),
     "another model under this hash": (other_shapes, "its tensors need"),
     "unknown codec": (header(codec="zip"), "unknown codec 'zip'"),
-    "codec is no name": (header(codec=["fp32"]), "header field 'codec'"),
     "NaN": (last_value(float("nan")), "NaN or infinite"),
-    "infinity": (last_value(float("-inf")), "NaN or infinite"),
-    "absurd change": (last_value(1e35), "more than 1e+30"),
-    "no step": (header(steps=[3, 0]), "step count of"),
-    "negative steps": (header(steps=[-3, 3]), "step count of"),
     "absurd steps": (header(steps=[10**15, 3]), "step count of"),
-    "steps a truth value": (header(steps=[True, 3]), "list of integers"),
-    "steps a fraction": (header(steps=[1.5, 3]), "list of integers"),
-    "too few steps": (header(steps=[3]), "2 tensors but 1 step counts"),
-    "steps missing": (header(steps=None), "header field 'steps'"),
     "index outside": (header(indices=[2, 5]), "outside the manifest"),
-    "negative index": (header(indices=[-1, 3]), "outside the manifest"),
-    "index twice": (header(indices=[3, 3]), "must be increasing"),
-    "indices unsorted": (header(indices=[3, 2]), "must be increasing"),
     "stale": (header(base_version=0), "starts from version 0, this round's is 1"),
     "from the future": (header(base_version=2), "starts from version 2, this round's is 1"),
-    "negative version": (header(base_version=-1), "base_version is -1"),
-    "version a truth value": (header(base_version=True), "header field 'base_version'"),
     "examples disagree": (header(num_examples=8), "header says 8 examples, the reply 7"),
-    "examples a truth value": (header(num_examples=True), "header field 'num_examples'"),
-    "examples a fraction": (header(num_examples=7.0), "header field 'num_examples'"),
-    "examples NaN": (header(num_examples=float("nan")), "header field 'num_examples'"),
 }
 """How the buffer of a client with 7 examples is spoilt, and what the server says about it."""
 
@@ -132,16 +103,12 @@ def pickled() -> bytes:
 
 ARRAYS: dict[str, tuple[bytes, str]] = {
     "not numpy": (b"hello", "packed buffer cannot be read"),
-    "nothing": (b"", "packed buffer cannot be read"),
     "pickled objects": (pickled(), "packed buffer cannot be read"),
     "an archive": (archive(), "packed buffer"),
-    "truncated array": (ndarray_to_bytes(np.zeros(50, np.uint8))[:-9], "cannot be read"),
     "absurd shape": (
         ndarray_to_bytes(np.zeros(50, np.uint8)).replace(b"(50,), }", b"(9**9,)}"),
         "cannot be read",
     ),
     "floats": (ndarray_to_bytes(np.zeros(50, np.float32)), "got float32 of shape (50,)"),
-    "two dimensions": (ndarray_to_bytes(np.zeros((5, 5), np.uint8)), "got uint8 of shape (5, 5)"),
-    "text": (ndarray_to_bytes(np.array(["abc"])), "expected one packed buffer"),
 }
 """What travels instead of the array that holds the buffer."""

@@ -24,10 +24,6 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates
 
 
-class Interrupted(Exception):
-    """Stands for a crash of the server's process."""
-
-
 def trained(strategy: Any, rounds: int = 4, **options: Any) -> Result:
     apps = {node: scripted_app(manifest(), update) for node, update in scripts().items()}
     return run(strategy, apps, first_arrays(), rounds, **options)[0]
@@ -59,22 +55,6 @@ def test_tests_and_result_are_the_mean_of_what_clients_train() -> None:
             changed += int(not np.array_equal(value, model[name]))
     assert changed
     assert_identical(result.arrays, as_record(expected.weights()))
-
-
-@pytest.mark.parametrize("interrupted_after", [0, 1, 3])
-def test_it_outlasts_a_restart(interrupted_after: int, tmp_path: Path) -> None:
-    def crash(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round == interrupted_after:
-            raise Interrupted
-        return None
-
-    whole = trained(averaging(), 5)
-    with pytest.raises(Interrupted):
-        trained(Checkpointed(averaging(), tmp_path), 5, evaluate_fn=crash)
-    resumed = trained(Checkpointed(averaging(), tmp_path), 5)
-    assert_identical(resumed.arrays, whole.arrays)
-    # With nothing left to do, too.
-    assert_identical(trained(Checkpointed(averaging(), tmp_path), 5).arrays, whole.arrays)
 
 
 def test_a_checkpoint_with_a_mean_is_not_resumed_without(tmp_path: Path) -> None:

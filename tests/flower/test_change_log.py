@@ -63,15 +63,6 @@ def test_the_log_names_what_changed_at_any_later_version(
         assert found == frozenset(changed)
 
 
-def test_the_log_goes_on_after_a_checkpoint() -> None:
-    a, b = {"w": np.zeros(2)}, {"w": np.ones(2)}
-    log = ChangeLog()
-    log.record(1, {}, a)
-    log = ChangeLog.of_state(log.to_state())
-    log.record(2, a, b)
-    assert log.since(1) == frozenset("w") and log.since(2) == frozenset()
-
-
 @pytest.mark.parametrize(
     ("old", "new", "differ"),
     [

@@ -77,33 +77,15 @@ def put(path: Path, entries: dict[str, Any]) -> None:
 ONE = np.ones(1)
 STATE: dict[str, np.ndarray] = {
     "state/on_round!number!": ONE,
-    "state/config!dict!x": ONE,
-    "state/merge!number!": ONE,
-    "state/rule!list!0": ONE,
-    "state/server_optimizer!dict!x": ONE,
     "state/server_optimizer!object!x": np.array("many"),
     "state/server_optimizer!object!counts/y": np.ones(3),
-    "state/average!dict!x": ONE,
     "state/average!object!mean/more": ONE,
-    "state/inner.m_t!object!x": ONE,
     "state/inner.aggregate_train!number!": ONE,
-    "state/inner.eta!number!": ONE,
-    "state/inner.eta!dict!x": ONE,
-    "state/inner.weighted_by_key!list!0": ONE,
     "state/inner.__class__!number!": ONE,
-    "state/inner.__dict__!dict!x": ONE,
-    "state/__class__!number!": ONE,
     "state/_weights!dict!x": ONE,
-    "state/_manifest!dict!x": ONE,
-    "state/inner!object!x": ONE,
     "state/nobody!dict!x": ONE,
-    "state/fleet.config!dict!x": ONE,
-    "state/fleet.capabilities!dict!x": ONE,
-    "state/inner.inner.inner!dict!x": ONE,
-    "state/": ONE,
     "state/x": ONE,
     "state/x!y": ONE,
-    "state/fleet!pickle!x": ONE,
     "state/fleet!object!importance": ONE,
     "state/fleet!object!coverage/trained": np.zeros((2, 2)),
     "state/fleet!object!coverage/seen": np.zeros(3),
@@ -126,19 +108,15 @@ def test_state_that_no_strategy_keeps_is_one_error(
 
 OBJECTS: dict[str, tuple[str, str, Any]] = {
     "importance is no number": ("fleet", "importance", {"head": float("nan")}),
-    "importance is a list": ("fleet", "importance", ["a", "b", "c"]),
     "a rate is out of reach": ("fleet", "rate", 1e-9),
     "a cut is a number": ("fleet", "cut", 3),
     "counts are words": ("server_optimizer", "counts", {"scale": "many"}),
     "a type is none": ("average", "dtypes", {"stem.weight": "complex999"}),
     "versions decrease": ("downlink", "changes", {"versions": [2, 1], "changed": {}}),
-    "a held version is a list": ("downlink", "held", {"1": [1]}),
     "losses are no numbers": ("guard", "losses", [float("nan")]),
     "a size is negative": ("sizes", "usual", {"stem.weight": [-1.0]}),
-    "sizes are words": ("sizes", "usual", {"stem.bias": ["x"]}),
     "nobody's state": ("nobody", "x", 1),
     "an attribute's attribute": ("fleet.config", "x", 1),
-    "a class": ("__class__", "x", 1),
     "no object": ("rule", "x", 1),
 }
 
@@ -158,15 +136,12 @@ def test_a_state_that_no_object_has_is_one_error(
 
 
 ABOUT: dict[str, Any] = {
-    "objects are a number": {"objects": 3}, "objects are a list": {"objects": ["fleet"]},
-    "round is a word": {"round": "two"}, "round is huge": {"round": 10**30},
-    "round is negative": {"round": -1}, "round is true": {"round": True},
-    "round is a list": {"round": []}, "names are a number": {"names": 3},
-    "names are null": {"names": None}, "names are lists": {"names": [[1]]},
-    "names are foreign": {"names": ["evil"]}, "names are fewer": {"names": []},
-    "strategies are a number": {"strategies": 3}, "strategies are others": {"strategies": ["X"]},
-    "version is another": {"version": 99}, "version is a list": {"version": [1]},
-    "version is lines": {"version": "1\n2"},
+    "objects are a list": {"objects": ["fleet"]}, "round is a word": {"round": "two"},
+    "round is huge": {"round": 10**30}, "round is negative": {"round": -1},
+    "names are a number": {"names": 3}, "names are foreign": {"names": ["evil"]},
+    "names are fewer": {"names": []}, "strategies are others": {"strategies": ["X"]},
+    "strategies are a number": {"strategies": 3},
+    "version is another": {"version": 99}, "version is lines": {"version": "1\n2"},
 }  # fmt: skip
 
 
@@ -181,8 +156,8 @@ def test_a_lying_head_is_one_error(lie: str, written: tuple[Path, dict[str, Any]
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"null", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"version": 2}'],
-    ids=["nothing", "null", "list", "number", "empty", "no text", "deep", "version alone"],
+    [b"", b"null", b"[" * 100_000, b'{"version": 2}'],
+    ids=["nothing", "null", "deep", "version alone"],
 )
 def test_a_head_that_is_none_is_one_error(
     text: bytes, written: tuple[Path, dict[str, Any]]

@@ -323,9 +323,9 @@ def trained(made: ElasticClient, deadline: float | None) -> tuple[float, float]:
     return float(steps @ plans), sent / (made.budget.bandwidth or float("inf"))
 
 
-@pytest.mark.parametrize("share", [0.9, 0.6, 0.4, 0.25])
-@pytest.mark.parametrize("policy", ["elastic", "full", "random", "last_k"])
-@pytest.mark.parametrize("bandwidth", [None, 200.0, 60.0])
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.25])
+@pytest.mark.parametrize("policy", ["elastic", "full", "last_k"])
+@pytest.mark.parametrize("bandwidth", [None, 60.0])
 def test_a_client_keeps_the_deadline_with_what_it_sends(
     profile: CostProfile, policy: str, share: float, bandwidth: float | None
 ) -> None:

@@ -100,8 +100,7 @@ def after(strategy: PartialUpdates, rounds: int, **options: Any) -> dict[str, np
     return as_weights(result.arrays)
 
 
-@pytest.mark.parametrize("when", [1, 3])
-@pytest.mark.parametrize("value", [9e29, 1e4])
+@pytest.mark.parametrize(("when", "value"), [(1, 9e29), (3, 1e4)])
 def test_an_inner_optimisers_moments_are_not_poisoned_for_good(when: int, value: float) -> None:
     def strategy() -> PartialUpdates:
         return PartialUpdates(quiet(FedAdam, eta=0.05))
@@ -115,7 +114,7 @@ def test_an_inner_optimisers_moments_are_not_poisoned_for_good(when: int, value:
 @pytest.mark.parametrize(
     ("name", "when"),
     slow_unless(
-        lambda name, when: when == 3 or name == "adam",
+        lambda name, when: when == 3 and name in ("adam", "momentum", "agreement"),
         product(("adam", "yogi", "momentum", "agreement", "sgd"), (1, 3)),
     ),
 )
@@ -225,20 +224,6 @@ def test_optimisers_that_set_their_own_length_are_left_alone() -> None:
         return after(PartialUpdates(quiet(FedAdam, eta=0.05)), 2, extra=extra)["head.weight"]
 
     np.testing.assert_allclose(found(None), found(NORM), rtol=1e-6)
-
-
-def test_the_guard_outlasts_a_restart() -> None:
-    guard, again = DivergenceRollback(), DivergenceRollback()
-    assert not guard.to_state().losses
-    for loss in (2.0, 1.0, 0.5):
-        assert guard.jumped([loss]) == ""
-        guard.keep({}, lambda: None)
-    assert guard.jumped([5.0])
-    guard.step_back()
-    again.restore(guard.to_state())
-    assert again.rate_limit == guard.rate_limit == 1.0
-    # There is no model to go back to.
-    assert again.jumped([50.0]) == ""
 
 
 def test_clients_that_all_diverge_turn_the_run_back() -> None:

@@ -128,32 +128,6 @@ def test_with_a_shared_a_merging_is_exact_in_the_whole_weight() -> None:
         start = merged
 
 
-def test_averaging_both_factors_errs_by_their_covariance() -> None:
-    """What FedIT leaves: sum of p (B - mean B)(A - mean A), which is not nothing."""
-    start = adapted()
-    # From zero the factors are too small still to tell.
-    start = by_hand(7 % 4, last_blocks(4), start)
-    full = {
-        node: ElasticClient(
-            copy.deepcopy(start), tokens(node, BATCHES[node]), [], budget=Budget(), policy="full",
-            optimizer_fn=sgd,
-        )
-        for node in DEPTHS
-    }  # fmt: skip
-    found, _ = federated(full, start)
-    merged, ends = loaded(found, start), {n: by_hand(n, last_blocks(4), start) for n in DEPTHS}
-    shares = {node: BATCHES[node] / sum(BATCHES.values()) for node in DEPTHS}
-    for block in range(4):
-        a = {n: each.blocks[block].lora_A.weight.detach().double() for n, each in ends.items()}  # type: ignore[union-attr]
-        b = {n: each.blocks[block].lora_B.weight.detach().double() for n, each in ends.items()}  # type: ignore[union-attr]
-        mean_a, mean_b = (sum(shares[n] * each[n] for n in DEPTHS) for each in (a, b))
-        exact = sum(shares[n] * b[n] @ a[n] for n in DEPTHS)
-        covariance = sum(shares[n] * (b[n] - mean_b) @ (a[n] - mean_a) for n in DEPTHS)
-        assert isinstance(exact, torch.Tensor) and isinstance(covariance, torch.Tensor)
-        assert alike(products(merged)[block] + covariance, exact)
-        assert float(covariance.norm() / exact.norm()) > 1e-4
-
-
 def test_factors_may_be_merged_by_their_products() -> None:
     """Nearer to the mean of the products than factors that are averaged one by one, through a whole round."""
     start = by_hand(3, last_blocks(4), adapted())

@@ -242,17 +242,6 @@ def test_a_device_that_cannot_hold_a_full_step_says_so_and_trains_all_the_same(
     assert len(records[0].rejected) == 3 and len(records[-1].accepted) == 4
 
 
-def test_a_restarted_server_knows_where_the_cut_lies(tmp_path: Path) -> None:
-    def kept(each: PartialUpdates) -> Checkpointed:
-        return Checkpointed(each, tmp_path / "server")
-
-    federation(tmp_path, 1, {UPPER: 1.0}, strategy_of=kept)
-    found, records, asked = federation(tmp_path, 2, {LOWER: 1.0}, strategy_of=kept)
-    # Round 1 is not done again, and the next time to ask is round 3.
-    assert [each.cut for each in records] == [UPPER] and not asked
-    assert moved(found) == {6, 7, 11}
-
-
 def test_a_place_must_be_worth_the_move() -> None:
     cut = FleetCut(MOVING)
     assert cut.decide([says(at6=1.0, at3=0.9)]) and cut.group == "6"

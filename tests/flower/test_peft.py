@@ -16,12 +16,10 @@ from fl_elastic import Budget
 from fl_elastic.flower import (
     ElasticClient,
     PartialUpdates,
-    RoundConfig,
     elastic_client_app,
     initial_arrays,
 )
 from fl_elastic.groups import tensor_groups
-from fl_elastic.groups.trace import trace_step
 from fl_elastic.planning.plain import GivenPolicy
 from fl_elastic.update import Manifest, load_weights, weights_of
 
@@ -172,58 +170,6 @@ def test_adapters_of_unequal_depth_travel_alone_and_are_merged(kind: str) -> Non
         state = client.model.state_dict()
         for name, each in start.state_dict().items():
             assert name in manifest.index or torch.equal(state[name], each), name
-
-
-def test_the_fleet_can_cut_between_the_blocks_of_a_language_model(tmp_path: Path) -> None:
-    place = "model.base_model.model.transformer.h.1"
-    graph = trace_step(gpt2(), next_token_loss, texts(1)[0]).graph
-    assert graph.groups_above(place) == 2 * (LAYERS - 1)
-    reports: list[ElasticClient] = []
-
-    def client_of(node: int) -> ElasticClient:
-        reports.append(
-            ElasticClient(
-                gpt2(), texts(node), [], budget=Budget(), policy="full", loss_fn=next_token_loss,
-                optimizer_fn=sgd, state_dir=tmp_path / str(node),
-            )
-        )  # fmt: skip
-        return reports[-1]
-
-    apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
-    strategy = PartialUpdates(quiet(nodes=3), config=RoundConfig(cut=f"fixed:{place}"))
-    result, _ = run(strategy, apps, initial_arrays(gpt2()), 2)
-    start = as_weights(initial_arrays(gpt2()))
-    for name, each in as_weights(result.arrays).items():
-        if "lora_" in name:
-            assert np.array_equal(each, start[name]) == (".h.0." in name), name
-    for client in reports[-3:]:
-        assert client.report is not None and client.report.forward is not None
-        assert client.report.forward.found > 0 and client.report.forward.computed == 0
-
-
-def test_clients_keep_features_of_batches_that_are_dicts(tmp_path: Path) -> None:
-    place = "base_model.model.transformer.h.1"
-    clients: list[ElasticClient] = []
-
-    def client_of(node: int) -> ElasticClient:
-        batches = [
-            {"input_ids": each, "attention_mask": torch.ones_like(each), "labels": each}
-            for each, _ in texts(node)
-        ]
-        clients.append(
-            ElasticClient(
-                gpt2().model, batches, [], budget=Budget(), policy="full", optimizer_fn=sgd,
-                state_dir=tmp_path / str(node),
-            )
-        )  # fmt: skip
-        return clients[-1]
-
-    apps = {n: elastic_client_app(lambda _, n=n: client_of(n)) for n in BATCHES}
-    strategy = PartialUpdates(quiet(nodes=3), config=RoundConfig(cut=f"fixed:{place}"))
-    run(strategy, apps, initial_arrays(gpt2().model), 2)
-    for client in clients[-3:]:
-        assert client.report is not None and client.report.forward is not None
-        assert client.report.forward.found > 0 and client.report.forward.computed == 0
 
 
 def test_what_was_trained_is_exported_in_pefts_own_format(tmp_path: Path) -> None:

@@ -171,12 +171,11 @@ GARBAGE: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("garbage", range(len(GARBAGE)))
-def test_garbage_for_importance_is_ignored(garbage: int) -> None:
-    assert read_importance(GARBAGE[garbage]) == {}
+def test_garbage_for_importance_is_ignored() -> None:
+    assert [each for each in GARBAGE if read_importance(each) != {}] == []
     records: list[RoundRecord] = []
     strategy = PartialUpdates(quiet(), config=RoundConfig(plan="server"), on_round=records.append)
-    run(strategy, watched({}, {2: GARBAGE[garbage]}), first_arrays(), 2)
+    run(strategy, watched({}, {2: GARBAGE[13], 3: 7}), first_arrays(), 2)
     assert strategy.fleet.importance == {}
     assert all(len(record.accepted) == 4 for record in records)
 

@@ -44,8 +44,7 @@ def reference(server: str, rule: str, by_node: dict[int, UpdateOf], rounds: int)
     return run(strategy, apps, first_arrays(), rounds)[0].arrays
 
 
-@pytest.mark.parametrize("rule", ["contributors", "all"])
-@pytest.mark.parametrize("everything", [True, False], ids=["dense", "partial"])
+@pytest.mark.parametrize(("everything", "rule"), [(True, "contributors"), (False, "all")])
 @pytest.mark.parametrize("server", SERVERS)
 def test_merged_updates_drive_the_server_like_complete_replies(
     server: str, everything: bool, rule: str

@@ -29,7 +29,7 @@ QUIET = "logging.getLogger('fl_elastic').setLevel(logging.WARNING)"
 
 @pytest.mark.parametrize(
     ("before", "after", "times"),
-    [("", "", 1), (UNSEEN, "", 0), (OWN, "", 0), (QUIET, "", 0), ("", QUIET, 0)],
+    [("", "", 1), (UNSEEN, "", 0), ("", QUIET, 0)],
 )
 def test_an_app_that_sets_up_no_logging_shows_them_once(
     before: str, after: str, times: int, tmp_path: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fl_elastic.errors import RegistryError, TrainingError
+from fl_elastic.errors import TrainingError
 from fl_elastic.planning.importance import IMPORTANCES
 from fl_elastic.testing import Check, importance_checks, name_of
 from fl_elastic.testing.probes import made_up_training
@@ -30,11 +30,6 @@ def test_score_conforms(name: str, check: Check) -> None:
     check(score)
     check(type(score))
     assert isinstance(score, type(IMPORTANCES.make(name)))
-
-
-def test_an_unknown_score_lists_the_known_and_guesses() -> None:
-    with pytest.raises(RegistryError, match="did you mean 'fisher'"):
-        IMPORTANCES.make("fishr")
 
 
 def test_batches_needed_are_those_that_are_read() -> None:

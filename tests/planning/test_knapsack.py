@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 
@@ -223,19 +221,6 @@ def test_many_undominated_states_fall_back_to_the_table() -> None:
     found = case.solve()
     assert found.value <= case.budget * SLACK
     assert found.value >= 0.99 * case.budget
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2000), data=st.data())
-def test_value_grows_with_the_budget(seed: int, data: st.DataObject) -> None:
-    case = draw_instance(seed)
-    shares = sorted(data.draw(st.lists(st.floats(0, 1.2), min_size=2, max_size=6)))
-    whole = float(case.updates.sum() + case.paths.sum())
-    values = [
-        prefix_knapsack(case.updates, case.paths, case.worth, share * whole).value
-        for share in shares
-    ]
-    assert all(more >= less - 1e-9 for less, more in pairwise(values))
 
 
 @pytest.mark.parametrize("groups", [60, 150])

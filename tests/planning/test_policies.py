@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, RegistryError
+from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.losses import classification_loss
@@ -67,13 +67,6 @@ def test_fresh_policies_of_a_kind_plan_alike(name: str) -> None:
     made = type(POLICIES.make(name))
     check_plan_is_reproducible_from_seed(made)
     assert isinstance(POLICIES.make(name), made)
-
-
-def test_an_unknown_policy_lists_the_known_and_guesses() -> None:
-    with pytest.raises(RegistryError) as caught:
-        POLICIES.make("elastik")
-    assert "did you mean 'elastic'?" in str(caught.value)
-    assert "known are bias, bsr, e_vit, elastic, " in str(caught.value)
 
 
 @given(profile=profiles)

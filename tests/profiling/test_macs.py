@@ -16,7 +16,6 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.profiling.macs import backward_macs, group_macs, node_macs, passing_nodes
 from fl_elastic.testing import made_up_profile
-from fl_elastic.testing.profiles import made_up_graph
 
 
 def traced(model: nn.Module, inputs: Tensor) -> BackwardGraph:
@@ -83,12 +82,6 @@ def test_a_transposed_convolution_counts_its_input() -> None:
     )
     graph = traced(model, torch.randn(2, 3, 4, 4))
     assert group_macs(graph)[1] == 2 * 16 * (4 * 5 * 4)
-
-
-def test_unknown_shapes_count_as_nothing() -> None:
-    graph = made_up_graph(5)
-    assert group_macs(graph).tolist() == [0.0] * 5
-    assert backward_macs(graph, [Mode.FULL] * 5) == 0
 
 
 def backward_of(graph: BackwardGraph, **modes: Mode) -> float:

@@ -47,12 +47,12 @@ def test_equal_models_have_equal_places_whatever_is_frozen_and_in_which_mode(
 
 
 @pytest.mark.parametrize(("module", "name"), ROWS[:5])
-@pytest.mark.parametrize("count", [2, 3, 9])
-def test_the_size_of_a_batch_makes_no_difference(module: str, name: str, count: int) -> None:
+def test_the_size_of_a_batch_makes_no_difference(module: str, name: str) -> None:
     model, inputs = of_zoo(module, name)
     first = candidate_places(model, (inputs, TARGETS))
-    more = inputs.repeat(3, 1, 1, 1)[:count]
-    assert candidate_places(model, (more, torch.zeros(count, dtype=torch.long))) == first
+    for count in (2, 9):
+        more = inputs.repeat(3, 1, 1, 1)[:count]
+        assert candidate_places(model, (more, torch.zeros(count, dtype=torch.long))) == first
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -106,10 +106,13 @@ def test_with_room_for_all_it_is_a_table(policy: str, tmp_path: Path, steps: lis
     store.close()
 
 
-@pytest.mark.parametrize("policy", STORAGE_POLICIES)
 @pytest.mark.parametrize(
-    ("size", "capacity"), [(3, LEAST_CAPACITY), (3, 2**19), (700, 2**19), (9_000, 2**21)]
-)
+    ("policy", "size", "capacity"),
+    [
+        *((policy, 3, 2**19) for policy in STORAGE_POLICIES.names()),
+        ("class_balanced", 3, LEAST_CAPACITY), ("reservoir", 700, 2**19), ("ring", 9_000, 2**21),
+    ],
+)  # fmt: skip
 def test_the_files_never_grow_beyond_the_bound(
     policy: str, size: int, capacity: int, tmp_path: Path
 ) -> None:

@@ -100,8 +100,9 @@ def killed_at_work(folder: Path, given: list[str], draw: random.Random) -> None:
 
 
 @pytest.mark.parametrize("kills", KILLS)
-@pytest.mark.parametrize("solved", [(), SOLVED, INSIDE], ids=["trained", "solved", "inside"])
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize(
+    ("batch", "solved"), [(1, ()), (7, SOLVED), (7, INSIDE)], ids=["trained", "solved", "inside"]
+)
 def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path) -> None:
     draw, path, written, nonsense = random.Random(kills), tmp_path / "table.csv", 0, 0
     path.write_text("n,a,b,c,label\n")

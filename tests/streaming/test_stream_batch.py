@@ -99,7 +99,7 @@ def test_without_training_in_between_it_is_the_same(
     assert sum(first.progress.rejected.values()) >= 27
     if settings.get("detector"):
         assert first.progress.drifts > 3
-    for size in (1, 7, 64, 1000):
+    for size in (7, 1000):
         second = learner_in(tmp_path / str(size), net(2), trigger=NEVER, **settings)
         assert together(second, stream, size) == seen
         assert_alike(first, second)

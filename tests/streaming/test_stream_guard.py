@@ -9,7 +9,6 @@ import pytest
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming.guard import Guard, HeldOut, Row, Score
-from fl_elastic.streaming.recent import Recent
 
 
 def row(number: int) -> Row:
@@ -56,26 +55,3 @@ def test_what_means_nothing_is_refused() -> None:
     for settings in ({"every": 1}, {"size": 0}, {"least": 0}, {"tolerance": math.nan}):
         with pytest.raises(StreamError):
             Guard(**settings)  # type: ignore[arg-type]
-
-
-def test_what_is_in_memory_survives_a_restart() -> None:
-    recent = Recent(Guard(every=2, size=2), new=3, waiting=2)
-    for number in range(5):
-        recent.new.append(row(number))
-        if recent.held_out.takes():
-            recent.held_out.hold(row(number))
-        recent.wait(number, None if number == 3 else 7)
-    state = recent.to_state()
-    again = Recent(Guard(every=2, size=2), new=3, waiting=2)
-    again.restore(state)
-    assert [each.number for each in again.new] == [2, 3, 4]
-    assert [each.number for each in again.held_out.rows] == [1, 3] and again.held_out.counted == 5
-    assert again.to_state().waiting == state.waiting == {3: None, 4: 7}
-    assert not again.is_waited_for(2)
-    assert again.answered(3) is None and again.answered(4) == 7
-
-
-def test_nothing_in_memory_survives_too() -> None:
-    recent = Recent(Guard(), new=3, waiting=2)
-    recent.restore(Recent(Guard(), new=3, waiting=2).to_state())
-    assert not recent.new and not recent.held_out.rows

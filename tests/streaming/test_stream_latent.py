@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_models import Attention, Residual, conv_net
 from torch import nn
-from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, same, weights
+from toy_streams import Sample, adam, blobs, closed, learner_in, net, run, weights
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError, StreamError
@@ -26,10 +26,6 @@ def pictures(count: int, seed: int = 0) -> list[Sample]:
     colours = np.eye(3, dtype=np.float32)[labels][:, :, None, None] * 2
     x = generator.normal(size=(count, 3, 8, 8)).astype(np.float32) + colours
     return list(zip(x, labels.tolist(), strict=True))
-
-
-def prefix_of(names: set[str], kept: dict[str, Any]) -> dict[str, Any]:
-    return {name: w for name, w in kept.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -105,21 +101,6 @@ def made(folder: Path, **given: Any) -> Any:
         "trigger": Trigger(30, None), "capacity": 2**17,
     }  # fmt: skip
     return learner_in(folder, net(dropout=0.2), **(settings | given))
-
-
-def test_two_halves_are_the_whole(tmp_path: Path) -> None:
-    stream = blobs(240)
-    first = made(tmp_path / "halves")
-    seen = run(first, stream[:120])
-    first.store.close()
-    profile = (tmp_path / "halves" / "profile.state").read_bytes()
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole" / "profile.state").write_bytes(profile)
-    second, whole = made(tmp_path / "halves"), made(tmp_path / "whole")
-    seen += run(second, stream[120:])
-    assert seen == run(whole, stream) and same(weights(second), weights(whole))
-    closed(second)
-    closed(whole)
 
 
 def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> None:

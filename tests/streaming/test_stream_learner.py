@@ -146,11 +146,11 @@ def test_late_labels_count_when_they_come(made: Any) -> None:
 
 def test_a_label_may_come_after_its_sample_has_left_the_store(made: Any) -> None:
     learner = made(capacity=2**17, trigger=Trigger(10**6, None))
-    ids = [learner.observe(x).sample_id for x, _ in blobs(1500)]
-    assert len(learner.store) < 1500 and None not in ids and len(set(ids)) == 1500
+    ids = [learner.observe(x).sample_id for x, _ in blobs(1000)]
+    assert len(learner.store) < 1000 and None not in ids and len(set(ids)) == 1000
     for each in ids:
         assert learner.label(each, 1).correct is not None
-    assert learner.progress.labelled == 1500
+    assert learner.progress.labelled == 1000
 
 
 class Broken:

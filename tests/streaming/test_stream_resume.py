@@ -67,8 +67,10 @@ def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     return learner_in(folder, **given)
 
 
-@pytest.mark.parametrize("replay", [Replay(stored_share=0.0), Replay()])
-@pytest.mark.parametrize(("policy", "stream"), [("elastic", SAME_CLASSES), ("full", STREAM)])
+@pytest.mark.parametrize(
+    ("replay", "policy", "stream"),
+    [(Replay(stored_share=0.0), "full", STREAM), (Replay(), "elastic", SAME_CLASSES)],
+)
 def test_two_halves_are_the_whole(
     replay: Replay, policy: str, stream: list[Sample], tmp_path: Path
 ) -> None:

@@ -42,25 +42,6 @@ def test_half_a_line_is_cut_off_and_the_rest_is_read(tmp_path: Path) -> None:
         again.close()
 
 
-def test_every_sample_is_known_after_a_kill_whatever_was_saved(tmp_path: Path) -> None:
-    for saves in (False, True):
-        folder = tmp_path / str(saves)
-        learner = learner_in(folder, trigger=NEVER, guard=Guard(every=4, size=8))
-        run(learner, blobs(40))
-        if saves:
-            learner.save()
-        run(learner, blobs(23, seed=1))
-        learner.observe("nonsense")
-        before = learner.progress
-        abandoned(learner)
-        again = learner_in(folder, trigger=NEVER, guard=Guard(every=4, size=8))
-        assert again.progress == before and again.progress.observed == 63
-        held = [row.number for row in again._memory.held_out]
-        stored = again.store.sample(1000).ids.tolist()
-        assert sorted([*held, *stored]) == list(range(1, 64)) and len(held) == 8
-        closed(again)
-
-
 def test_late_labels_are_known_after_a_kill(tmp_path: Path) -> None:
     guard = Guard(every=3, size=4)
     for settled in (False, True):

@@ -330,8 +330,9 @@ class SlowWithLength(Slow):
         return len(self.batches)
 
 
-@pytest.mark.parametrize("loading", [0.0, 0.5, 1.0, 4.0])
-@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize(
+    ("loading", "sized"), [(0.0, True), (0.5, True), (1.0, False), (4.0, False)]
+)
 @pytest.mark.parametrize("policy", ["full", "last_k", "elastic"])
 def test_a_deadline_holds_for_reading_the_data_as_well(
     clock: Hands, monkeypatch: pytest.MonkeyPatch, loading: float, sized: bool, policy: str

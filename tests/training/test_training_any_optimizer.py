@@ -81,21 +81,6 @@ def test_groups_of_an_optimizer_have_their_own_rates_in_probes_and_steps(
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01]
 
 
-def test_a_full_fit_by_names_equals_a_plain_loop() -> None:
-    torch.manual_seed(0)
-    model = conv_net()
-    twin, batches = copy.deepcopy(model), images(3)
-    ElasticTrainer(model, loss_fn, by_name(model), budget=Budget(), policy="full").fit(batches)
-    optimizer = by_closure(twin)([])
-    twin.train()
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss_fn(twin(inputs), targets).backward()
-        optimizer.step()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_costs_are_of_the_optimizer_that_closes_over_the_model() -> None:
     """Its state was counted as nothing, since the weight it was tried out on was not among its own."""
     model, batch = conv_net(), images(1)[0]

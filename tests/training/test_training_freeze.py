@@ -220,13 +220,3 @@ def test_blocks_may_follow_each_other_and_be_copied() -> None:
     assert not copied[1].training and model[1].training
     with frozen_outside(plan, model):
         assert not model.train()[1].training
-
-
-@pytest.mark.parametrize("trained", [["6"], ["6", "0"], ["2"], ["6", "4", "2", "0"]], ids=str)
-def test_flags_and_modes_are_restored_after_a_fit(trained: list[str]) -> None:
-    batches = vectors(3)
-    model = chain()
-    trainer = trainer_of(model, batches[0], trained)
-    trainer.fit(batches)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(module.training for module in model.modules())

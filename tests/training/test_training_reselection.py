@@ -15,7 +15,6 @@ from small_models import (
     flat_profile,
     images,
     loss_fn,
-    same_weights,
     sgd,
     trainer_of,
     vectors,
@@ -24,7 +23,6 @@ from small_models import (
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
-from fl_elastic.planning import Needs
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -81,18 +79,6 @@ def test_probing_in_the_midst_of_training_leaves_no_trace(optimizer_fn: Optimize
     scores = trainer.planner.importance.score(trainer.planner.probe(batches[:2]))
     assert before.differences() == []
     assert (scores != 0).all()
-
-
-def test_probes_do_not_change_what_is_trained() -> None:
-    batches = vectors(12)
-    often, never = chain(), chain()
-    never.load_state_dict(often.state_dict())
-    half = Budget(speedup=1.2)
-    trainer_of(often, batches[0], ["6", "2"], budget=half, probe_every=2).fit(batches)
-    trainer = trainer_of(never, batches[0], ["6", "2"], budget=half)
-    trainer.planner.policy.needs = Needs()
-    trainer.fit(batches)
-    assert same_weights(weights_of(often), never)
 
 
 def test_the_same_seed_trains_the_same() -> None:

@@ -299,14 +299,6 @@ MODEL = Net()
 MANIFEST = Manifest.of(MODEL)
 
 
-def test_sums_come_back_from_the_wire() -> None:
-    found = head_sums(MODEL, data())
-    back = decode_head_sums(encode_head_sums(found, MANIFEST), MANIFEST)
-    assert (back.weight, back.classes, back.num_examples) == ("head.weight", True, 11)
-    np.testing.assert_allclose(back.products, found.products, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(back.targets, found.targets, rtol=1e-6, atol=1e-6)
-
-
 def test_features_far_from_zero_lose_nothing_on_the_wire() -> None:
     model = nn.Linear(2, 1)
     manifest = Manifest.of(model)

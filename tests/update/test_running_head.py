@@ -91,33 +91,6 @@ def test_after_ten_thousand_changes_the_sums_are_those_of_a_fresh_pass() -> None
     assert close(exact(head), slow_ridge(x[there], y[there], 6, head.penalty), 1e-6)
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_the_order_of_examples_does_not_matter(order: int) -> None:
-    x, y = examples(300, 15, 5)
-    places = np.random.default_rng(order).permutation(300)
-    heads = [RunningHead(RunningSums(15, 5)) for _ in range(2)]
-    heads[0].add(x, y)
-    for place in places:
-        heads[1].add(x[[place]], y[[place]])
-        if place % 9 == 0:
-            heads[1].layer()
-    heads[1].renew()
-    assert close(exact(heads[0]), exact(heads[1]), 1e-8)
-
-
-def test_to_forget_is_never_to_have_seen() -> None:
-    x, y = examples(400, 30, 5)
-    kept = np.arange(400) % 7 != 0
-    head, never = RunningHead(RunningSums(30, 5)), RunningHead(RunningSums(30, 5))
-    for start in range(0, 400, 10):
-        head.add(x[start : start + 10], y[start : start + 10])
-        head.layer()
-    head.remove(x[~kept], y[~kept])
-    never.add(x[kept], y[kept])
-    assert close(exact(head), exact(never), 1e-7)
-    assert head.layer().weight.shape == (5, 30)
-
-
 def test_a_corrected_label_is_as_if_it_had_been_right_at_once() -> None:
     x, y = examples(100, 8, 4)
     wrong = np.where(np.arange(100) < 20, (y + 1) % 4, y)

@@ -115,31 +115,6 @@ def digits() -> tuple[Floats, Floats, Floats, Floats]:
 CLIP = 4.0
 
 
-def accuracy(privacy: SumsPrivacy, clients: int, seed: int) -> float:
-    """Test accuracy in percent of noisy sums of so many clients that each add their own noise."""
-    x, y, test, goal = digits()
-    rng, total = np.random.default_rng(seed), None
-    for rows in np.array_split(np.arange(len(x)), clients):
-        own = noised(sums_of(clipped(x[rows], CLIP), np.eye(10)[y[rows]]), privacy.noise, rng)
-        total = own if total is None else total + own
-    assert total is not None
-    head = private_head(total, privacy.noise * sqrt(clients), CLIP)
-    return 100 * float(((test @ head.weight.T + head.bias).argmax(axis=1) == goal).mean())
-
-
-@pytest.mark.parametrize(
-    ("clients", "epsilon", "least"), [(1, 1.0, 76), (1, 2.0, 84), (1, 8.0, 89), (10, 8.0, 83)]
-)
-def test_what_noise_costs_on_digits(clients: int, epsilon: float, least: float) -> None:
-    x, y, test, goal = digits()
-    exact = closed_form_head(
-        HeadSums.of_folds("weight", [Fold.of(x[i::5], np.eye(10)[y[i::5]]) for i in range(5)], 64, 10, True)
-    )  # fmt: skip
-    assert ((test @ exact.weight.T + exact.bias).argmax(axis=1) == goal).mean() > 0.93
-    privacy = SumsPrivacy(epsilon=epsilon, clip=CLIP)
-    assert np.mean([accuracy(privacy, clients, seed) for seed in range(5)]) > least
-
-
 def test_without_noise_it_is_ridge_regression() -> None:
     x, y, _, _ = digits()
     goals = np.eye(10)[y]

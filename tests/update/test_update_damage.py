@@ -304,11 +304,14 @@ def test_a_header_that_is_no_json_object_is_refused(text: bytes) -> None:
     assert refused(pack(text, PAYLOAD))
 
 
+DEPTHS = (3, 500, *range(900, 1010, 3), 5_000)
+
+
 @pytest.mark.parametrize("field", [*sorted(HEADER), "slices", "exact"])
-@pytest.mark.parametrize("depth", [3, 500, *range(900, 1010, 3), 5_000])
-def test_nested_values_are_refused_at_every_depth(field: str, depth: int) -> None:
-    text = json.dumps(HEADER | {field: "@"}).replace('"@"', "[" * depth + "]" * depth)
-    assert refused(pack(text.encode(), PAYLOAD))
+def test_nested_values_are_refused_at_every_depth(field: str) -> None:
+    for depth in DEPTHS:
+        text = json.dumps(HEADER | {field: "@"}).replace('"@"', "[" * depth + "]" * depth)
+        assert refused(pack(text.encode(), PAYLOAD))
 
 
 def test_a_header_is_not_read_where_it_is_longer_than_any_of_this_model(
@@ -363,13 +366,13 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         decode_weights(data, MANIFEST)
 
 
-@pytest.mark.parametrize("depth", [3, 500, *range(900, 1010, 3), 5_000])
 @pytest.mark.parametrize(
     "around", ["[@, null]", '[["trained", @], null]', '[["trained", [0, @]], null]']
 )
-def test_nested_slices_are_refused_at_every_depth(around: str, depth: int) -> None:
+def test_nested_slices_are_refused_at_every_depth(around: str) -> None:
     text = json.dumps(HEADER | {"slices": "?"}).replace('"?"', around)
-    assert refused(pack(text.replace("@", "[" * depth + "]" * depth).encode(), PAYLOAD))
+    for depth in DEPTHS:
+        assert refused(pack(text.replace("@", "[" * depth + "]" * depth).encode(), PAYLOAD))
 
 
 json_values = st.recursive(

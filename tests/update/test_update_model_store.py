@@ -45,11 +45,6 @@ def test_a_model_received_in_double_precision_is_kept_as_it_arrived(tmp_path: Pa
     assert all(held[0][name].tobytes() == array.tobytes() for name, array in received.items())
 
 
-def test_no_file_is_no_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert ModelStore(tmp_path / "none").load(Manifest.of(chain())) is None
-    assert caplog.records == []
-
-
 def test_the_last_save_counts(tmp_path: Path) -> None:
     manifest = Manifest.of(chain())
     weights = weights_of(chain(), manifest)

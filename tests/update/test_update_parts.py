@@ -142,8 +142,3 @@ def test_a_zero_change_of_a_trained_part_stays_trained() -> None:
     # Without parts the same zeros are left out, and say nothing about what was trained.
     whole = decode(encode(replace(silent, parts={}), manifest), manifest)
     assert whole.parts == {} and not whole.deltas["part"].any()
-
-
-def test_an_update_has_no_parts_of_its_own_accord() -> None:
-    first, second = PartialUpdate({}, {}, 1), PartialUpdate({}, {}, 1)
-    assert first.parts == {} and first.parts is not second.parts

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from small_models import chain, conv_net
+from small_models import chain
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, codec_checks, name_of
@@ -29,6 +29,8 @@ SMALLEST = 2.0**-25
 def test_the_registered_codecs_are_all_checked() -> None:
     assert CODECS.names() == NAMES
     assert len({name_of(check) for check in codec_checks()}) == len(codec_checks()) == 12
+    with pytest.raises(RegistryError, match="did you mean 'fp32'"):
+        encode(PartialUpdate({}, {}, 1), Manifest.of(chain()), codec="fp33")
 
 
 @pytest.mark.parametrize("check", codec_checks(), ids=name_of)
@@ -38,13 +40,6 @@ def test_codec_conforms(codec: str, check: Check) -> None:
     check(made)
     check(type(made))
     assert isinstance(made, type(CODECS.make(codec)))
-
-
-def test_an_unknown_codec_lists_the_known() -> None:
-    manifest = Manifest(("w",), ((),), ("float32",), (Role.PARAMETER,))
-    update = PartialUpdate({"w": np.zeros((), np.float32)}, {"w": 1}, 1)
-    with pytest.raises(RegistryError, match="did you mean 'fp32'"):
-        encode(update, manifest, codec="fp33")
 
 
 @st.composite
@@ -72,36 +67,6 @@ def updates(draw: st.DrawFn) -> tuple[Manifest, PartialUpdate]:
     return manifest, PartialUpdate(deltas, steps, examples, draw(st.integers(0, 2**62)))
 
 
-@given(case=updates())
-def test_an_update_comes_back_exactly_as_fp32(case: tuple[Manifest, PartialUpdate]) -> None:
-    manifest, update = case
-    back = decode(encode(update, manifest), manifest)
-    assert back.steps == update.steps
-    assert (back.num_examples, back.base_version) == (update.num_examples, update.base_version)
-    assert set(back.deltas) == set(update.deltas)
-    for name, delta in update.deltas.items():
-        assert back.deltas[name].dtype == np.float32
-        assert back.deltas[name].shape == delta.shape
-        assert np.array_equal(back.deltas[name], delta)
-
-
-@given(case=updates())
-def test_an_update_comes_back_within_half_precision_as_fp16(
-    case: tuple[Manifest, PartialUpdate],
-) -> None:
-    manifest, update = case
-    data = encode(update, manifest, codec="fp16")
-    back = decode(data, manifest)
-    assert set(back.deltas) == set(update.deltas) and back.steps == update.steps
-    for name, delta in update.deltas.items():
-        error = np.abs(back.deltas[name].astype(np.float64) - delta)
-        assert (error <= HALF * np.abs(delta) + SMALLEST).all()
-    size = sum(delta.size for delta in update.deltas.values())
-    fp32 = len(encode(update, manifest))
-    # Channels that are zero throughout are not written at all.
-    assert 0 <= fp32 - len(data) <= 2 * size
-
-
 @every_codec
 @given(case=updates())
 def test_an_update_comes_back_within_the_codecs_own_bound(
@@ -109,22 +74,20 @@ def test_an_update_comes_back_within_the_codecs_own_bound(
 ) -> None:
     manifest, update = case
     made = CODECS.make(codec)
-    back = decode(encode(update, manifest, codec), manifest)
+    data = encode(update, manifest, codec)
+    assert encode(update, manifest, codec) == data
+    back = decode(data, manifest)
     assert set(back.deltas) == set(update.deltas) and back.parts == {}
+    assert (back.steps, back.num_examples) == (update.steps, update.num_examples)
+    assert back.base_version == update.base_version
     for name, delta in update.deltas.items():
-        error = np.abs(back.deltas[name].astype(np.float64) - delta).max(initial=0.0)
+        assert (back.deltas[name].dtype, back.deltas[name].shape) == (np.float32, delta.shape)
+        error = np.abs(back.deltas[name].astype(np.float64) - delta)
         exact = manifest.role(name) is Role.STATISTIC and not made.for_statistics
         # Slices of zeros that are left out leave no other share, scale or mean that is further off.
-        assert error <= (0.0 if exact else error_bound(codec, delta))
-
-
-@every_codec
-@given(case=updates())
-def test_the_same_update_gives_the_same_bytes(
-    codec: str, case: tuple[Manifest, PartialUpdate]
-) -> None:
-    manifest, update = case
-    assert encode(update, manifest, codec) == encode(update, manifest, codec)
+        bound = 0.0 if exact or codec == "fp32" else error_bound(codec, delta)
+        assert error.max(initial=0.0) <= bound
+        assert codec != "fp16" or (error <= HALF * np.abs(delta) + SMALLEST).all()
 
 
 @given(case=updates())
@@ -145,14 +108,6 @@ def test_bytes_do_not_depend_on_the_order_of_the_deltas() -> None:
     forward = PartialUpdate(weights, steps, 5)
     turned = PartialUpdate(dict(reversed(weights.items())), dict(reversed(steps.items())), 5)
     assert encode(forward, manifest) == encode(turned, manifest)
-
-
-def test_the_smallest_update_is_of_nothing() -> None:
-    manifest = Manifest.of(chain())
-    data = encode(PartialUpdate({}, {}, 1), manifest)
-    back = decode(data, manifest)
-    assert back.deltas == {} and back.num_examples == 1
-    assert len(data) < 200
 
 
 def test_other_layouts_and_dtypes_of_deltas_are_written_as_their_numbers() -> None:
@@ -218,14 +173,6 @@ def test_a_whole_model_is_not_written_by_what_is_for_changes(codec: str) -> None
     weights = weights_of(chain(), manifest)
     with pytest.raises(UpdateError, match=f"'{codec}' is for changes.* use bf16, fp16, fp32"):
         encode_weights(weights, manifest, codec=codec)
-
-
-def test_a_real_model_comes_back() -> None:
-    model = conv_net()
-    manifest = Manifest.of(model)
-    weights = weights_of(model, manifest)
-    back, _ = decode_weights(encode_weights(weights, manifest), manifest)
-    assert all(np.array_equal(back[name], weights[name]) for name in manifest.names)
 
 
 def test_models_that_do_not_fit_are_refused() -> None:

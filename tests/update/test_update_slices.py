@@ -55,14 +55,6 @@ def test_the_axis_that_leaves_out_most_is_chosen(axis: int) -> None:
     assert np.array_equal(found.put(found.take(delta), delta.shape), delta)
 
 
-def test_a_quarter_of_the_channels_takes_about_a_quarter_of_the_bytes() -> None:
-    manifest = manifest_of((64, 64, 3, 3))
-    delta = np.zeros((64, 64, 3, 3), np.float32)
-    delta[:, 8:24] = 1.0
-    data = encode(PartialUpdate({"t0": delta}, {"t0": 1}, 1), manifest)
-    assert len(data) < delta.nbytes / 4 + 400
-
-
 def test_dense_and_small_deltas_are_written_whole() -> None:
     assert Slices.of(np.ones((4, 4))) is None
     assert Slices.of(np.zeros((3, 3))) is None

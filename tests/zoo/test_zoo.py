@@ -69,8 +69,8 @@ _MODULES = {
     },
 }  # fmt: skip
 _SAMPLE = {
-    "language_models": ("bert_classifies", "mixtral_experts", "t5_translates"),
-    "sensing_models": ("clip_contrasts", "wav2vec2_masks_time"),
+    "language_models": ("bert_classifies", "t5_translates"),
+    "sensing_models": ("clip_contrasts",),
     "vision_models": ("faster_rcnn_detects",),
     "timm_models": ("timm_vit",),
     "adapted_models": ("lora_on_llama",),

@@ -32,6 +32,7 @@ def test_strings_that_are_no_docstrings_are_code() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_checkout_is_walked_and_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     checkout = Path(__file__).parents[3]
     monkeypatch.setattr(code_size, "_TURNS", 1)

@@ -81,7 +81,9 @@ def charged(cell: RunResult) -> tuple[float, float]:
     return cell.profile_seconds, cell.choosing_seconds
 
 
-@pytest.mark.parametrize("method", CHOOSING)
+@pytest.mark.parametrize(
+    "method", slow_unless(("elastic", "fedel", "heterofl").__contains__, CHOOSING)
+)
 def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
     method: str, tmp_path: Path, profile: CostProfile
 ) -> None:

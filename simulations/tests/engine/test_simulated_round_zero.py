@@ -51,6 +51,8 @@ TABLE: dict[str, Any] = {
     "target": {"method": "plain"},
 }  # fmt: skip
 
+LITTLE = {"data": TABLE["data"] | {"train_limit": 400}}
+
 
 def scenario(**changes: Any) -> Scenario:
     return Scenario.from_json(json.dumps(TABLE | changes))
@@ -105,7 +107,7 @@ def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "plan": "none"}
     ran(
         scenario(fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
-                 target={"method": "solved"})
+                 target={"method": "solved"}, **LITTLE)
     )  # fmt: skip
     # Sums lie there twice, as squares in fp64.
     (found,) = features
@@ -130,7 +132,7 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_on
     for read in ("auto", "conv1@grid2"):
         ran(
             scenario(methods=["solved"], method={"solved": method | {"read": read}},
-                     target={"method": "solved"})
+                     target={"method": "solved"}, **LITTLE)
         )  # fmt: skip
     saved = min(float(profile.cut_inference_seconds[-1] / profile.cut_plain_seconds[-1]), 1.0)
     of_batch = float(profile.forward_seconds[0]) * saved
@@ -194,7 +196,9 @@ def test_simulated_seconds_are_the_same_however_busy_the_host_is(
     ran: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = {"policy": "full", "round_zero": "closed_form", "cut": "moving", "solve_every": 1}
-    made = scenario(method={"solved": method}, methods=["solved"], target={"method": "solved"})
+    made = scenario(
+        method={"solved": method}, methods=["solved"], target={"method": "solved"}, **LITTLE
+    )
     before = [point["simulated_seconds"] for point in ran(made)["solved"].history]
     real = time.thread_time
     monkeypatch.setattr(time, "thread_time", lambda: 1000.0 * real())
@@ -250,10 +254,10 @@ def test_asking_what_cuts_are_worth_takes_two_full_steps(ran: Any, profile: Cost
     moving = {"policy": "full", "cut": "moving", "solve_every": 1}
     made = scenario(
         method={"fixed": {"policy": "full", "cut": "fixed:head"}, "moving": moving},
-        methods=["fixed", "moving"], target={"method": "fixed"},
+        methods=["fixed", "moving"], target={"method": "fixed"}, **LITTLE,
     )  # fmt: skip
-    cell = ran(made)["moving"]
-    fixed = ran(made)["fixed"]
+    cells = ran(made)
+    cell, fixed = cells["moving"], cells["fixed"]
     assert cell.history[-1]["round"] == 2 and cell.rejected == 0
     # The three fastest of four are asked, one of them slow.
     least = SLOWEST * 2 * profile.full_step_seconds

@@ -124,8 +124,7 @@ def cells(browser: Chrome) -> list[str]:
     return [str(image.get_attribute("href")) for image in images]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
+@pytest.mark.parametrize(("width", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
 def test_every_plot_is_drawn_and_fits(browser: Chrome, page: Path, width: int, scheme: str) -> None:
     opened(browser, page, width, scheme)
     for name in ("time", "uplink"):
@@ -281,10 +280,10 @@ def test_hostile_names_are_shown_and_not_run(
     assert complaints(browser) == []
 
 
-@pytest.mark.parametrize("width", [DESKTOP, PHONE])
 def test_a_summary_with_gaps_is_drawn_without_complaint(
-    browser: Chrome, tmp_path: Path, make_summary: Make, width: int
+    browser: Chrome, tmp_path: Path, make_summary: Make
 ) -> None:
+    width = PHONE
     summary = make_summary(("full", "elastic", "head"), seeds=1, rounds=1)
     summary["groups"] = [f"features.denseblock{i}.denselayer{i}.conv" for i in range(70)]
     summary["methods"]["full"].update(history=[], coverage={}, devices={})

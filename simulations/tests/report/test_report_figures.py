@@ -109,12 +109,6 @@ def test_no_history_gives_no_figure() -> None:
     assert speed_bars(results) is None
 
 
-def test_times_that_were_measured_are_not_called_simulated(make_summary: Make) -> None:
-    figure = accuracy_by_time(read_summary({**make_summary(rounds=3), "simulated": False}))
-    assert figure is not None
-    assert "simulated" not in str(layout(figure))
-
-
 def test_bars_hold_what_was_asked_and_what_was_achieved(make_summary: Make) -> None:
     summary = make_summary(("full", "elastic"), rounds=3)
     asked, achieved = drawn(speed_bars(read_summary(summary)))[2:]

@@ -187,35 +187,18 @@ def test_the_data_cannot_end_their_block(make_summary: Make, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("light_plotly")
-@pytest.mark.parametrize(
-    "key",
-    [
-        "title",
-        "dataset",
-        "model",
-        "clients",
-        "rounds",
-        "seeds",
-        "simulated",
-        "target_accuracy",
-        "target_rule",
-        "environment",
-        "devices",
-        "groups",
-    ],
-)
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_missing_part_still_gives_a_page(
-    make_summary: Make, tmp_path: Path, key: str, empty: bool
-) -> None:
-    summary = make_summary(rounds=3)
-    if empty:
-        summary[key] = None
-    else:
-        del summary[key]
-    page = Page(write_page(summary, tmp_path / "report.html"))
-    assert page.count("section") == 6
-    assert len(page.plots()) == 4
+def test_missing_parts_still_give_a_page(make_summary: Make, tmp_path: Path, empty: bool) -> None:
+    """Every second part of the summary is missing, and then every other one."""
+    for start in (0, 1):
+        summary = make_summary(rounds=3)
+        parts = sorted(set(summary) - {"methods"})[start::2]
+        for key in parts:
+            summary[key] = None
+            if not empty:
+                del summary[key]
+        page = Page(write_page(summary, tmp_path / "report.html"))
+        assert page.count("section") == 6 and len(page.plots()) == 4
 
 
 @pytest.mark.usefixtures("light_plotly")
@@ -460,24 +443,6 @@ def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Pa
     sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
     assert not sections & {"rejected", "memory", "energy"}
     assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rejections", [{"reason": "late"}]),
-        ("rejections", [{"round": 1, "updates": "many"}]),
-        ("importance", {"fc": "all"}),
-        ("importance", [0.5]),
-        ("devices", {"pi_5": {"peak_bytes": "large"}}),
-        ("devices", {"pi_5": {"joules_per_round": [1]}}),
-    ],
-)
-def test_a_wrong_part_is_named(make_summary: Make, tmp_path: Path, key: str, value: object) -> None:
-    summary = make_summary(rounds=2)
-    summary["methods"]["full"][key] = value
-    with pytest.raises(ElasticError, match=rf"methods\.full\.{key}"):
-        write_page(summary, tmp_path / "report.html")
 
 
 @pytest.mark.usefixtures("light_plotly")

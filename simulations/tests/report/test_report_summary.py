@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,18 +27,6 @@ def test_every_part_is_read(make_summary: Callable[..., dict[str, Any]]) -> None
     assert len(elastic.history) == 2 * 6
     assert len(elastic.coverage["pi_5"]) == 5
     assert elastic.devices["pi_zero_2w"].requested_speedup == 2.5
-
-
-def test_a_method_alone_is_enough() -> None:
-    results = read_summary({"methods": {"full": {}}})
-    assert results.methods[0].final_accuracy is None
-    assert (results.devices, results.groups, results.simulated) == ((), (), True)
-
-
-@pytest.mark.parametrize("value", [None, math.nan, math.inf])
-def test_numbers_that_are_not_finite_are_missing(value: float | None) -> None:
-    results = read_summary({"methods": {"full": {"final_accuracy": value}}})
-    assert results.methods[0].final_accuracy is None
 
 
 def test_numpy_numbers_are_numbers() -> None:
@@ -86,6 +73,22 @@ def test_device_classes_that_only_a_method_names_are_added() -> None:
             "methods.full.history.0.round is ",
         ),
         ({"methods": {"full": {}}, "groups": "fc"}, "groups is 'fc': "),
+        ({"methods": {"full": {"rejections": [{"reason": "late"}]}}}, "methods.full.rejections"),
+        (
+            {"methods": {"full": {"rejections": [{"round": 1, "updates": "many"}]}}},
+            "methods.full.rejections",
+        ),
+        (
+            {"methods": {"full": {"rejections": [{"round": None, "updates": 1}]}}},
+            "methods.full.rejections",
+        ),
+        ({"methods": {"full": {"importance": {"fc": "all"}}}}, "methods.full.importance"),
+        ({"methods": {"full": {"importance": [0.5]}}}, "methods.full.importance"),
+        ({"methods": {"full": {"devices": {"pi": {"peak_bytes": "x"}}}}}, "methods.full.devices"),
+        (
+            {"methods": {"full": {"devices": {"pi": {"joules_per_round": [1]}}}}},
+            "methods.full.devices",
+        ),
     ],
 )
 def test_a_wrong_part_is_named(summary: Any, complaint: str) -> None:

@@ -115,11 +115,6 @@ def test_rejected_updates_have_a_column_only_where_there_are_any() -> None:
     assert [row[-1] for row in grid.rows] == ["0", "4"]
 
 
-def test_measured_times_are_not_called_simulated() -> None:
-    summary = {**summary_of(full=FULL), "simulated": False}
-    assert results_grid(read_summary(summary)).headings[2] == "Time to target"
-
-
 def test_the_terminal_shows_every_cell_within_eighty_columns(
     make_summary: Callable[..., dict[str, Any]],
 ) -> None:

@@ -151,11 +151,6 @@ def test_an_unknown_model_is_answered_with_the_nearest(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_an_unknown_device_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    message = _message(tmp_path, overrides=("fleet.0.device=pi5",))
-    assert "fleet.0.device: unknown device 'pi5' (did you mean 'pi_5'?)" in message
-
-
 def test_numbers_too_large_for_a_float_are_refused(tmp_path: Path) -> None:
     message = _message(tmp_path, overrides=(f"training.learning_rate=1{'0' * 400}",))
     assert message.endswith("is not a finite number")

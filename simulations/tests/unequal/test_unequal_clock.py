@@ -29,10 +29,6 @@ def test_each_part_is_computed_from_its_own_figure() -> None:
     assert cost.total == 5.75
 
 
-def test_nothing_costs_nothing() -> None:
-    assert round_cost(BOARD, host_seconds=0, uplink_bytes=0, downlink_bytes=0).total == 0.0
-
-
 @given(seconds=amounts, up=amounts, down=amounts, factor=st.floats(1, 100))
 def test_a_slower_device_takes_proportionally_longer_to_compute_only(
     seconds: float, up: float, down: float, factor: float
@@ -53,10 +49,6 @@ def test_a_synchronous_round_waits_for_the_slowest(parts: list[tuple[float, floa
     seconds = round_seconds(cost.total for cost in costs)
     assert all(cost.total <= seconds for cost in costs)
     assert any(cost.total == seconds for cost in costs)
-
-
-def test_a_round_without_clients_takes_no_time() -> None:
-    assert round_seconds([]) == 0.0
 
 
 @pytest.mark.parametrize("name", ["host_seconds", "uplink_bytes", "downlink_bytes"])
@@ -85,7 +77,7 @@ days = st.lists(st.integers(0, 14), unique=True, min_size=2, max_size=6).map(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(
     sent=st.integers(0, 10), parts=st.tuples(whole, whole, whole), there=days, busy=whole,
     needed=st.sampled_from([0.5, 2.0]), memory=st.none() | st.just(1.0),
