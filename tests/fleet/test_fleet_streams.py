@@ -97,7 +97,7 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
 
     def observed(state: Path) -> int:
         saved = load_state(state / "learner.state")
-        return 0 if saved is None else int(saved.facts["progress"]["observed"])
+        return 0 if saved is None else saved.progress.observed
 
     def all_taken() -> bool:
         return all(not any((state / "inbox").iterdir()) for state in states)
@@ -147,4 +147,4 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
         saved = load_state(state / "learner.state")
         assert saved is not None
         # A round that ends before the one before it was looked at takes its place.
-        assert 1 <= saved.facts["rounds"]["taken"] <= ROUNDS
+        assert 1 <= saved.rounds.taken <= ROUNDS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -127,9 +130,14 @@ def test_the_doctor_is_content_with_a_running_fleet(fleet: LocalFleet) -> None:
 def test_the_server_is_reached_by_tls_only(fleet: LocalFleet) -> None:
     server = load_inventory(fleet.folder.inventory).server
     assert ask_health(server, "127.0.0.1", fleet.folder.ca).ok
-    assert not ask_health(
-        server.__class__(server.addresses, server.port, True), "127.0.0.1", None
-    ).ok
+    plain = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    with contextlib.closing(plain):
+        try:
+            plain.request("GET", "/health")
+            status = plain.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            status = error
+    assert status != HTTPStatus.OK
 
 
 def test_a_run_that_ends_well(fleet: LocalFleet, app: Path) -> None:
