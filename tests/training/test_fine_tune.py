@@ -130,7 +130,7 @@ def test_training_that_spoils_what_was_there_is_undone(caplog: pytest.LogCapture
         model, loss_fn, lambda p: torch.optim.SGD(p, lr=0.3), data, cut=CUT, epochs=2, read="last"
     )
     assert not torn.kept and torn.final_error > torn.head_error
-    assert "smaller rate" in caplog.text
+    assert "smaller learning rate" in caplog.text
     for name, value in solved.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=5e-3, atol=5e-3)
 

@@ -14,7 +14,11 @@ from trainer_settings import settings_of
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
+from fl_elastic.planning.importance import ChannelScore, Probe
+from fl_elastic.planning.importance.channels import ChannelScores
+from fl_elastic.planning.importance.taps import scored_layers
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.update import Manifest, decode, encode, weights_of
 from fl_elastic.update.partial import check_update, trained_part
@@ -51,8 +55,19 @@ class ByModes(Policy):
         return request.plan("by modes", [table.get(name, Mode.FROZEN) for name in names])
 
 
+class ByChance(ChannelScore):
+    """Others at each probe."""
+
+    def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
+        draw = probe.generator.random
+        return {
+            layer.group.name: ChannelScores(draw(layer.in_channels), draw(layer.out_channels))
+            for layer in scored_layers(probe.model, probe.groups, graph)
+        }
+
+
 def fitted(
-    *tables: dict[str, Mode], batches: int = 9, score: str = "random", **options: Any
+    *tables: dict[str, Mode], batches: int = 9, **options: Any
 ) -> tuple[ElasticTrainer, tuple[tuple[int, Plan], ...]]:
     data = images(batches)
     model = net()
@@ -68,7 +83,7 @@ def fitted(
         **settings_of(**settings),
     )  # fmt: skip
     trainer.planner.policy = policy = ByModes(*tables)
-    policy.needs = replace(policy.needs, channel_score=score)
+    policy.needs = replace(policy.needs, channel_score=ByChance())
     return trainer, trainer.fit(data).plans
 
 
