@@ -651,7 +651,7 @@ class StreamLearner:
         return taken
 
     def close(self) -> bool:
-        """Save the state and make the model an ordinary one again; return whether it was saved. The store stays open."""
+        """Save the state, restore the model, and leave the store open; return whether the state was saved."""
         saved = self.save()
         self._ahead.close()
         self._classifier.close()
