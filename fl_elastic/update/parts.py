@@ -95,7 +95,6 @@ class Slices:
     @classmethod
     def of(cls, delta: NDArray[Any]) -> Slices | None:
         """Return the non-zero slices of the axis where most can be left out; None if that saves hardly anything.
-        anything.
 
         Examples
         --------
