@@ -42,9 +42,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and Flower only when a name that needs them is asked for.
+    """Import torch and Flower only when a name that needs them is used.
 
-    Submodules are found the same way, so ``fl_elastic.groups`` works after ``import fl_elastic``.
+    Submodules are imported in the same way, so ``fl_elastic.groups`` works after ``import fl_elastic``.
     """
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""What a device may spend in one round."""
+"""The budget of a device for one round."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class Budget:
-    """What a device may spend; ``None`` means unlimited.
+    """Limits of what a device may spend; ``None`` means unlimited.
 
     Parameters
     ----------
     speedup : float, optional
-        Full step time divided by the allowed step time, at least 1, which is no limit: full training takes the
-        time that it takes. ElasticTrainer's rho is its inverse.
+        Full step time divided by the allowed step time, at least 1; 1 sets no limit on time. ElasticTrainer's rho
+        is its inverse.
     deadline : float, optional
         Seconds for all local steps of one round.
     memory : float, optional
-        Bytes that training may take at its peak beyond what holding the weights and running inference on a batch
-        take: activations, gradients, optimiser state, the weights as they were, tensors on their way between
-        operations, and, from 6 MB on, the code that a process loads to train: 24 MB in its first fit.
+        Bytes that training may take at its peak, beyond those for the weights and for inference on a batch:
+        activations, gradients, optimiser state, a copy of the initial weights, temporary tensors of operations,
+        and, for limits from 6 MB on, the code that a process loads in order to train: 24 MB in its first fit.
     uplink : float, optional
-        Bytes that the partial update of one round may take: as the client's codec writes it, or as fp32 where a
-        trainer runs by itself.
+        Bytes that the partial update of one round may take: as written by the client's codec, or as fp32 for a
+        trainer outside a federation.
     bandwidth : float, optional
-        Bytes per second of the way to the server. With it the deadline holds for training and sending together.
+        Bytes per second of the connection to the server. If given, the deadline covers training and sending.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class Budget:
             )
 
     def sending_seconds(self, sent_bytes: float) -> float:
-        """Return the share of the deadline that sending an update of that size takes.
+        """Return the part of the deadline, in seconds, that sending an update of this size takes.
 
         Examples
         --------
@@ -88,11 +88,10 @@ class Budget:
         return sent_bytes / self.bandwidth
 
     def after(self, seconds: float, full_step_seconds: float, steps: int) -> Budget:
-        """Return what is left for ``steps`` steps once ``seconds`` of the time are spent.
+        """Return the budget that is left for ``steps`` steps after ``seconds`` have been spent.
 
-        A speed-up holds over many fits, so one of few steps gives up half of its time at the most.
-
-        A deadline that is spent leaves next to nothing: what can be done with that, says who takes the steps.
+        A speed-up holds on average over many fits, so a short fit gives up at most half of its time. A deadline
+        that is used up leaves next to nothing; the caller decides what to do with it.
 
         Examples
         --------
@@ -111,14 +110,14 @@ class Budget:
         return left
 
     def allowed_step_seconds(self, full_step_seconds: float, steps: int = 1) -> float:
-        """Return the seconds one local step may take, infinity when time is not limited.
+        """Return the seconds that one local step may take; infinity if time is not limited.
 
         Parameters
         ----------
         full_step_seconds : float
             Seconds of one step that trains every tensor group.
         steps : int
-            Local steps of the round, over which a deadline is spread.
+            Local steps of the round, among which a deadline is divided.
         """
         allowed = math.inf
         if self.speedup is not None and self.speedup > 1:
@@ -129,7 +128,7 @@ class Budget:
 
 
 def _is_positive(value: object) -> bool:
-    """Whether ``value`` is a positive finite number, of Python or of numpy."""
+    """Return whether ``value`` is a positive finite number, of Python or of numpy."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What a result was measured with: versions, machine and date."""
+"""Environment of a measurement: versions, machine and date."""
 
 from __future__ import annotations
 

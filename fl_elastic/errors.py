@@ -1,7 +1,7 @@
 """The one family of exceptions of fl_elastic.
 
-Every message says what was wrong, the value that was seen, and what to do about it. Each class also
-inherits the builtin that a caller would expect, so ``except ValueError`` keeps working.
+Every message says what was wrong, which value was seen, and what to do about it. Each class also inherits from the
+builtin exception that a caller would expect, so ``except ValueError`` keeps working.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class ElasticError(Exception):
     """Root of every error that fl_elastic raises on purpose."""
 
     exit_status = 1
-    """That of a command which it ends."""
+    """Exit status of a command that ends with this error."""
 
 
 class LaboratoryMissing(ElasticError, RuntimeError):
-    """Something was asked for that fl-elastic-simulations brings, which is not installed."""
+    """A requested feature is part of fl-elastic-simulations, which is not installed."""
 
 
 class ArchiveError(ElasticError, ValueError):
-    """A file of kept state is damaged, too long, or of another kind."""
+    """A state file is damaged, too long, or of another kind."""
 
 
 class ArchiveVersionError(ArchiveError):
-    """A file of kept state is whole, and of another version."""
+    """A state file is intact but of another version."""
 
 
 class BudgetError(ElasticError, ValueError):
@@ -58,11 +58,11 @@ class ModelError(ElasticError, ValueError):
 
 
 class MissedCut(ModelError):
-    """The model did not take the way by its cut this time: its code decides anew in every step."""
+    """The model did not pass through its cut this time, because its code takes another path in some steps."""
 
 
 class PlanError(ElasticError, ValueError):
-    """A plan asks for a mode that means nothing or does not fit the model."""
+    """A plan asks for a mode that is invalid or does not fit the model."""
 
 
 class ProfileError(ElasticError, ValueError):
@@ -90,7 +90,7 @@ class CheckpointError(ElasticError, RuntimeError):
 
 
 class ScenarioError(ElasticError, ValueError):
-    """A scenario file has a key or a value that means nothing."""
+    """A scenario file has an invalid key or value."""
 
 
 class DatasetError(ElasticError, RuntimeError):
@@ -98,19 +98,19 @@ class DatasetError(ElasticError, RuntimeError):
 
 
 class FleetError(ElasticError, RuntimeError):
-    """A fleet's folder, keys, settings or processes are not as they must be."""
+    """A fleet's folder, keys, settings or processes are in a wrong state."""
 
 
 class StoreError(ElasticError, RuntimeError):
-    """A sample store cannot be opened, or was asked for something that means nothing."""
+    """A sample store cannot be opened, or was called with invalid arguments."""
 
 
 class StreamError(ElasticError, RuntimeError):
-    """A stream cannot be learned from: a setting, a source, or saved state that means nothing."""
+    """A stream cannot be learned from: a setting, a source, or the saved state is invalid."""
 
 
 class StreamDataError(StreamError):
-    """What a stream reads, or has kept, cannot be used, however often it is started."""
+    """The data or the saved state of a stream cannot be used, and a restart will not help."""
 
-    # EX_DATAERR of sysexits.h: a service that ends with it is not started again.
+    # EX_DATAERR of sysexits.h: a service manager does not restart a service that ends with it.
     exit_status = 65

@@ -1,4 +1,4 @@
-"""What fl-elastic-simulations adds to commands, found by entry points: it may not be installed."""
+"""Commands and functions of fl-elastic-simulations, found by entry points; it may not be installed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COMMANDS = {
     "prepare": "Distil a small backbone on public images, for a fleet to begin with.",
     "bench": "Measure what docs/measured/ claims.",
 }
-"""Its commands and what they do, for a command line without it."""
+"""The laboratory's commands and their descriptions, for a command line without the laboratory."""
 
 _GROUP = "fl_elastic.laboratory"
 
 
 def from_laboratory(name: str) -> Any:
-    """Return the function of the laboratory that is known by a name.
+    """Return the laboratory's function that is registered under a name.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def missing(wanted: str) -> LaboratoryMissing:
 
 
 def laboratory_install() -> str:
-    """Return the command that installs the laboratory: no registry has it, it comes from where this came from."""
+    """Return the command that installs the laboratory from the source; no package registry has it."""
     source = _checkout()
     if source is None:
         return "python -m pip install CHECKOUT/simulations, CHECKOUT being the source's folder"
@@ -54,11 +54,11 @@ def laboratory_install() -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder of the source that this was installed from; None where it is not here."""
+    """Return the source folder from which this was installed; None if it is not on this machine."""
     beside = Path(__file__).parents[1]
     found = [beside] if (beside / "simulations").is_dir() else []
     try:
-        # Where pip has it from (PEP 610).
+        # The source from which pip has installed it (PEP 610).
         told = json.loads(distribution("fl-elastic").read_text("direct_url.json") or "{}")
         if url := told.get("url"):
             found.append(Path(unquote(urlparse(url).path)))

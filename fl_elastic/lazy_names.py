@@ -1,4 +1,4 @@
-"""Load a package's names when they are first asked for."""
+"""Load a package's names when they are first used."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["loaded_late"]
 
 
 def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package some of whose names few processes need.
+    """Return a ``__getattr__`` for a package that loads rarely used names when they are first used.
 
-    The process of a deployed client lives for one message, and on a small board every module that it does not need
-    costs it time in each round.
+    The process of a deployed client lives for one message, and on a small board every unneeded module costs time in
+    each round.
 
     Parameters
     ----------
     package : str
-        Its ``__name__``.
+        ``__name__`` of the package.
     homes : mapping of str to str
-        By public name the module of the package that defines it, which must be called otherwise.
+        For each public name, the module of the package that defines it; the module must have another name.
 
     Examples
     --------

@@ -24,7 +24,7 @@ _TEMPERATURE = 10.0
 
 
 def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
-    """Return the cross-entropy; auxiliary outputs count 0.3 each, as GoogLeNet's authors weigh them.
+    """Return the cross-entropy; auxiliary outputs have weight 0.3 each, as in GoogLeNet.
 
     Parameters
     ----------
@@ -50,19 +50,19 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
 
 
 def own_loss(outputs: Any, targets: Any) -> Tensor:
-    """Return the loss that a model has computed itself from its labels, as those of transformers do.
+    """Return the loss that a model has computed itself from its labels, as models of transformers do.
 
     Parameters
     ----------
     outputs : mapping or object
-        With an entry or attribute ``loss``.
+        Outputs with an entry or attribute ``loss``.
     targets
-        Not looked at: the model was given them.
+        Not used: the model was given them.
 
     Raises
     ------
     ModelError
-        If there is none.
+        If the outputs hold no loss.
     """
     del targets
     found = _loss_in(outputs)
@@ -75,7 +75,7 @@ def own_loss(outputs: Any, targets: Any) -> Tensor:
 
 
 def own_loss_or_cross_entropy(outputs: Any, targets: Any) -> Tensor:
-    """Return the loss that the model has computed itself, and the cross-entropy of class scores otherwise.
+    """Return the loss that the model has computed itself, or else the cross-entropy of class scores.
 
     Examples
     --------
@@ -100,16 +100,16 @@ def _loss_in(outputs: Any) -> Tensor | None:
 def squared_outputs(outputs: Any, targets: Any) -> Tensor:
     """Return each example's sum of squared outputs, averaged over the batch; targets are not used.
 
-    How much outputs depend on a weight says, without a label, how much it matters to an example, even to one that
-    the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for forgetting Foster et al.,
-    "Loss-free machine unlearning", 2024).
+    How strongly the outputs depend on a weight shows how much the weight matters to an example. This needs no label
+    and also holds for an example that the model gets wrong (Aljundi et al., "Memory aware synapses", ECCV 2018; for
+    forgetting Foster et al., "Loss-free machine unlearning", 2024).
 
     Parameters
     ----------
     outputs : Tensor, mapping, tuple, list or object
-        Shape (batch, ...); else its ``logits``, or its first tensor of floats.
+        Shape (batch, ...); of other outputs the ``logits``, or the first floating tensor.
     targets
-        Not looked at.
+        Not used.
 
     Raises
     ------
@@ -144,16 +144,16 @@ def prototype_logits(features: Tensor, support: Tensor, classes: Tensor) -> Tens
     Parameters
     ----------
     features : Tensor, shape (m, d)
-        What to classify.
+        Features to classify.
     support : Tensor, shape (n, d)
         Features of the support set.
     classes : Tensor of int, shape (n,)
-        Its classes, 0 .. ways - 1, each at least once.
+        Classes of the support set, 0 .. ways - 1, each at least once.
 
     Returns
     -------
     Tensor, shape (m, ways)
-        The cosine prototypical network of Hu et al. (CVPR 2022), at its initial temperature and bias.
+        Logits of the cosine prototypical network of Hu et al. (CVPR 2022), at its initial temperature and bias.
     """
     members = one_hot(classes).to(support)
     prototypes = members.T @ support / members.sum(0).unsqueeze(1)
@@ -173,7 +173,7 @@ def prototype_loss(outputs: Tensor, classes: Tensor) -> Tensor:
     Raises
     ------
     ValueError
-        If there are not twice as many outputs as classes.
+        If there are not exactly twice as many outputs as classes.
     """
     if len(outputs) != 2 * len(classes):
         raise ValueError(

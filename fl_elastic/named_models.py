@@ -1,4 +1,4 @@
-"""Models by name: registered ones, torchvision's, and those that a user's own module builds."""
+"""Models by name: registered ones, torchvision's, and those built by a user's own module."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Builder = Callable[[Shape, int], "nn.Module"]
 MODELS: Registry[Builder] = Registry("model", "fl_elastic.models")
 """Builders ``(input shape, classes) -> model`` by name."""
 
-# With auxiliary outputs their training pass returns a tuple, which no loss function takes.
+# With auxiliary outputs, their forward pass in training returns a tuple, which no loss function accepts.
 _WITH_AUXILIARY = ("googlenet", "inception_v3")
 
 
 def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Module:
     """Build a model whose initial weights depend on the arguments only.
 
-    The global random state of torch is left as it was.
+    The global random state of torch is unchanged.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Mo
     classes : int
         Number of outputs.
     seed : int
-        Decides the initial weights.
+        Seed of the initial weights.
 
     Raises
     ------
     ModelError
-        If the model is unknown, cannot be built, or does not take such inputs.
+        If the model is unknown, cannot be built, or does not accept such inputs.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def _builder(name: str, input_shape: Shape, classes: int) -> Callable[[], nn.Mod
 
 
 def check_model_name(name: str) -> None:
-    """Raise a ModelError, with the nearest known name, unless ``name`` can be looked up.
+    """Raise ModelError, naming the nearest known name, unless ``name`` can be looked up.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def check_model_name(name: str) -> None:
 
 
 def shape_of(text: str) -> Shape:
-    """Return the shape of one input that a text such as 3,32,32 says; ModelError if it says none."""
+    """Return the shape of one input from a text such as 3,32,32; ModelError if it is not a shape."""
     try:
         shape = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -108,14 +108,14 @@ def shape_of(text: str) -> Shape:
 
 
 def need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = None) -> None:
-    """Raise a ModelError unless inputs are images of so many channels and at least so many pixels a side."""
+    """Raise ModelError unless inputs are images with these channels and at least this many pixels a side."""
     if len(shape) != 3 or min(shape[1:]) < pixels or (channels and shape[0] != channels):
         wanted = f"{channels or 'any number of'} channels and at least {pixels}x{pixels} pixels"
         raise ModelError(f"{name} takes images of {wanted}, not inputs of shape {shape}")
 
 
 def resolve_model(spec: str, classes: int | None = None) -> nn.Module:
-    """Build the model that a command line names.
+    """Build the model that is named on a command line.
 
     Parameters
     ----------
@@ -135,10 +135,10 @@ def resolve_model(spec: str, classes: int | None = None) -> nn.Module:
 
 
 def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Module]:
-    """Return the function that builds a model, with everything imported that it needs.
+    """Return the function that builds a model, after importing everything that it needs.
 
-    Importing a module may draw random numbers. It is done here, so that a caller can set a seed
-    between this and the call and always get the same weights.
+    An import may draw random numbers. It is done here, so that a caller can set a seed between this call and
+    that of the function and always get the same weights.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Modu
 
 
 def unknown_model(spec: str, also: list[str]) -> ModelError:
-    """Return the error for a name that is not a model, with the nearest one that is.
+    """Return the error for an unknown model name, with the nearest known name.
 
     Parameters
     ----------
     spec : str
-        The name that was asked for.
+        The unknown name.
     also : list of str
-        Known names beside those of torchvision.
+        Known names besides those of torchvision.
     """
     name = spec.removeprefix("torchvision:")
     hint = closest(name, [*also, *torchvision_names()])
@@ -180,7 +180,7 @@ def unknown_model(spec: str, also: list[str]) -> ModelError:
 def torchvision_names() -> tuple[str, ...]:
     """Return the names of torchvision's classification models; none if it is not installed.
 
-    They are read from its files: importing it takes seconds, which a slip in a name need not wait for.
+    They are read from its source files: importing it takes seconds, too long just to report a mistyped name.
     """
     found = find_spec("torchvision")
     if found is None or found.origin is None:
@@ -190,7 +190,7 @@ def torchvision_names() -> tuple[str, ...]:
 
 
 def _registered_in(file: Path) -> Iterator[str]:
-    """Yield the names of functions that torchvision registers as models under these names."""
+    """Yield the names of a file's functions that torchvision registers as models."""
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef) and any(
             ast.unparse(each) == "register_model()" for each in node.decorator_list

@@ -1,4 +1,4 @@
-"""A registry of named plug-ins: it validates names and explains unknown ones."""
+"""Registries of named plug-ins, which validate names and explain unknown ones."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Factories", "Registry", "closest", "first_line", "from_module", "or_
 T = TypeVar("T")
 Made = TypeVar("Made")
 
-# By name alone: what is registered imports the registry, never the other way round.
+# Imported by name only: plug-ins import the registry, never the other way round.
 _METHODS = "fl_elastic.methods"
 _NAME = re.compile(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]")
 
 
 def closest(name: str, known: list[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the nearest known name, or nothing.
+    """Return ``" (did you mean 'x'?)"`` with the nearest known name; empty if none is near.
 
     >>> closest("elastik", ["elastic", "full"])
     " (did you mean 'elastic'?)"
@@ -37,7 +37,7 @@ def closest(name: str, known: list[str]) -> str:
 
 
 def or_own(name: str) -> str:
-    """Return how something of one's own is named instead of ``name``; for a path in dots, with its colon.
+    """Return the hint how to name one's own object instead of ``name``; a dotted path is shown with its colon.
 
     >>> or_own("digit"), or_own("my_project.read")
     (', or module:callable', ", or module:callable, as in 'my_project:read'")
@@ -48,7 +48,7 @@ def or_own(name: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind of an error and the first line of what it says.
+    """Return the class of an error and the first line of its message.
 
     >>> first_line(ValueError("one" + chr(10) + "two"))
     'ValueError: one'
@@ -58,19 +58,19 @@ def first_line(error: BaseException) -> str:
 
 
 def from_module(kind: str, spec: str) -> Any:
-    """Return what ``module:attribute`` names; modules of the current working directory can be imported.
+    """Return the object that ``module:attribute`` names; the current working directory is searched, too.
 
     Parameters
     ----------
     kind : str
-        What is looked for, in the words of an error message ("model").
+        Kind of the object, in the words of an error message ("model").
     spec : str
         The module, a colon, and the name in it, which may have dots.
 
     Raises
     ------
     RegistryError
-        If it is of another form, or the module cannot be imported or has no such name.
+        If the form is wrong, or the module cannot be imported or has no such name.
 
     Examples
     --------
@@ -85,7 +85,7 @@ def from_module(kind: str, spec: str) -> Any:
         raise RegistryError(f"{kind} {spec!r} is not of the form module:callable")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        # It stays, because what is found may import more of its modules later.
+        # The folder stays on the path, because the object may import more of its modules later.
         sys.path.insert(0, here)
     importlib.invalidate_caches()
     try:
@@ -107,25 +107,25 @@ def from_module(kind: str, spec: str) -> Any:
 
 @lru_cache
 def _installed(look: Callable[..., EntryPoints], group: str) -> EntryPoints:
-    """Return the entry points of a group; to look through what is installed takes six milliseconds."""
+    """Return the entry points of a group; cached, since searching the installed packages takes six milliseconds."""
     return look(group=group)
 
 
 class Registry(Generic[T]):
-    """Names mapped to plug-ins of one kind, filled by decorating them.
+    """Names mapped to plug-ins of one kind, which a decorator registers.
 
     Parameters
     ----------
     kind : str
-        What is registered, in the words of an error message ("policy").
+        Kind of the plug-ins, in the words of an error message ("policy").
     group : str, optional
-        Entry points of installed packages that hold more of them. The value of each is the module that registers
-        its name, which is imported when the name is asked for and not before.
+        Group of entry points with which installed packages add plug-ins. The value of each is the module that
+        registers its name; it is imported only when the name is used.
     modules : mapping of str to str, optional
         Modules of this package that register a name, imported in the same way.
     listed_as : str, optional
-        Attribute of each folder of `fl_elastic.methods` that lists more: a mapping of names to the folder's modules
-        that register them.
+        Attribute of each folder of `fl_elastic.methods` that lists further ones: a mapping of names to the folder's
+        modules that register them.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def check(self, name: str) -> None:
-        """Raise RegistryError, which lists the known names, if this is none of them; nothing is imported."""
+        """Raise RegistryError, which lists the known names, for an unknown one; nothing is imported."""
         if name not in self:
             raise self._unknown(name)
 
@@ -199,7 +199,7 @@ class Registry(Generic[T]):
         return RegistryError(f"unknown {self.kind} {name!r}{near}: known are {', '.join(known)}")
 
     def _load(self, name: str) -> None:
-        """Import the module that registers a name, where one is known."""
+        """Import the module that registers a name, if one is known."""
         home = self._home(name)
         if home is not None:
             import_module(home)
@@ -207,11 +207,11 @@ class Registry(Generic[T]):
             self._plugins()[name].load()
 
     def _home(self, name: str) -> str | None:
-        """Return the module of this package that registers a name; None if it is none of this package's."""
+        """Return the module of this package that registers a name; None if the name is not this package's."""
         return self._modules.get(name) or self._listed().get(name)
 
     def _listed(self) -> dict[str, str]:
-        """Return what the folders of methods list: their own `__init__` is imported, and nothing else of them."""
+        """Return the names that the folders of methods list, importing only each folder's `__init__`."""
         if self._listed_as is None:
             return {}
         methods = import_module(_METHODS)
@@ -228,7 +228,7 @@ class Registry(Generic[T]):
         return iter(self.names())
 
     def __contains__(self, name: object) -> bool:
-        # Looking through what is installed takes milliseconds.
+        # The installed packages come last: searching them takes milliseconds.
         own = name in self._entries or name in self._modules
         return own or name in self._listed() or name in self._plugins().names
 
@@ -246,12 +246,12 @@ class Factories(Registry[Callable[..., Made]], Generic[Made]):
     """
 
     def make(self, name: str | Made, *given: Any) -> Made:
-        """Return a new one of those registered under ``name``, or the plug-in itself if that is given instead.
+        """Return a new object of the plug-in registered under ``name``, or ``name`` itself if it is an object.
 
         Raises
         ------
         RegistryError
-            If nothing is registered under the name, or a class is given in place of an object of it.
+            If nothing is registered under the name, or a class is given instead of an object.
         """
         if isinstance(name, str):
             return self.get(name)(*given)
@@ -259,7 +259,7 @@ class Factories(Registry[Callable[..., Made]], Generic[Made]):
         return name
 
     def check(self, name: str | Made) -> None:
-        """Raise RegistryError for an unknown name, for a class, and for what is no plug-in at all."""
+        """Raise RegistryError for an unknown name, for a class, and for anything that is not a plug-in."""
         if isinstance(name, str):
             super().check(name)
         elif isinstance(name, type):
@@ -272,7 +272,7 @@ class Factories(Registry[Callable[..., Made]], Generic[Made]):
             )
 
     def name_of(self, given: str | Made) -> str:
-        """Return the name that a plug-in is registered under; its class's where it is not.
+        """Return the name under which a plug-in is registered, or else the name of its class.
 
         >>> rules: Factories[list[int]] = Factories("rule")
         >>> rules.name_of("empty"), rules.name_of([])

@@ -1,6 +1,6 @@
-"""Check a table of settings against a dataclass, and report everything that is wrong at once.
+"""Check a table of settings against a dataclass, and report all problems at once.
 
-The dataclass says types, defaults and bounds; pydantic checks them. Nothing is converted: text is no number.
+The dataclass declares types, defaults and bounds; pydantic checks them. Nothing is converted: text is not a number.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REFUSED = "refused"
 
 
 def approved(check: Callable[[Any], Any]) -> AfterValidator:
-    """Return a validator by a function: it raises `ElasticError`, or returns the value's plain form or nothing."""
+    """Return a validator from a function that raises `ElasticError`, or returns the normalised value or None."""
 
     def validate(value: Any) -> Any:
         try:
@@ -56,7 +56,7 @@ def approved(check: Callable[[Any], Any]) -> AfterValidator:
 
 
 def known_among(what: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a validator for the name of something; names that may come later are asked for when needed."""
+    """Return a validator for a name; the known names are looked up at each check, since more may be added."""
 
     def check(value: str) -> None:
         known = list(names())
@@ -82,7 +82,7 @@ Text = Annotated[str, Strict(), approved(_filled)]
 """Text that is not empty."""
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), AllowInfNan(False)]
-"""A finite number; a whole one is taken as well."""
+"""A finite number; an integer is accepted as well."""
 Truth = Annotated[bool, Strict()]
 Scalar = Annotated[bool | int | float | str, SkipValidation, approved(_single)]
 
@@ -90,17 +90,17 @@ _WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or 
 
 
 def read_settings(kind: type[T], table: object, problems: list[str], where: str = "") -> T | None:
-    """Return a table as a dataclass, or nothing if something is wrong with it.
+    """Return a table as a dataclass; None if something in it is wrong.
 
     Parameters
     ----------
     kind : type
-        A dataclass; the types of its fields are those of this module or dataclasses, tuples and mappings of them,
+        A dataclass. Its fields have the types of this module, or are dataclasses, tuples and mappings of them;
         bounds are those of `annotated_types`.
     table : object
-        What a file holds there.
+        The table as read from a file.
     problems : list of str
-        Where one line is added for each problem: its place, what was seen, what is expected.
+        List to which one line is added for each problem: its place, the value seen, what is expected.
     where : str
         Place of the table ("fleet.0"), with which each line begins.
 
@@ -133,13 +133,14 @@ def read_settings(kind: type[T], table: object, problems: list[str], where: str 
 
 @lru_cache  # to build one takes longer than to read a table by it
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    # What holds a dataclass of the standard library lends it its configuration; alone it would need its own.
+    # Wrapped in a tuple type, a dataclass of the standard library takes over this configuration; alone it would
+    # not.
     holder: Any = GenericAlias(tuple, kind)
     return TypeAdapter(holder, config=ConfigDict(extra="forbid"))
 
 
 def _text(kind: type, place: tuple[str | int, ...], error: Any) -> str:
-    """Return what is wrong at one place, in our words."""
+    """Return the problem at one place, in this library's words."""
     seen, bounds = error["input"], error.get("ctx", {})
     match error["type"]:
         case "missing":
@@ -172,7 +173,7 @@ def _expected(kind: Any) -> str:
 
 
 def _type_at(kind: Any, place: Iterable[str | int]) -> Any:
-    """Return the type that the dataclass expects at a place, without bounds and ``None``."""
+    """Return the type that the dataclass declares at a place, without bounds and ``None``."""
     for part in place:
         if is_dataclass(kind):
             kind = keys_of(kind).get(str(part))

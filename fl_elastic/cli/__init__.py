@@ -1,4 +1,4 @@
-"""The command line: ``fl-elastic plan``, ``simulate``, ``bench``."""
+"""The command line: ``fl-elastic plan``, ``stream``, ``fleet``, and commands of installed packages."""
 
 from fl_elastic.cli.main import main
 

@@ -1,4 +1,4 @@
-"""What the plans of all policies cost, side by side: as tables, and as JSON values."""
+"""Costs of the plans of all policies, side by side: as tables and as JSON values."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fl_elastic.training.measured import MeasuredPlan
 
 __all__ = ["as_json_values", "costs_line", "print_costs", "print_schedule", "short"]
 
-# Places whose runs take hardly longer than the one above them are left out of the table.
+# A row is left out of the table unless its run takes longer than that of the row above by this factor.
 _WORTH_A_ROW = 1.15
 
 
 def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
-    """Return one policy's costs, or why it refused the budget."""
+    """Return one policy's costs, or the reason why it refused the budget."""
     if isinstance(report, Refused):
         return {"policy": report.policy, "refused": report.reason}
     return asdict(report)
 
 
 def costs_line(report: CostReport | Refused) -> str:
-    """Return what the plan's step keeps and sends in one sentence."""
+    """Return in one sentence what the plan's step keeps and sends."""
     if isinstance(report, Refused):
         return f"{report.policy} refuses: {report.reason}"
     return (
@@ -42,9 +42,9 @@ def costs_line(report: CostReport | Refused) -> str:
 def print_costs(
     reports: Sequence[CostReport | Refused], *, chosen: str, measured: MeasuredPlan | None = None
 ) -> None:
-    """Print what a step of every plan takes, what it keeps, and who refused.
+    """Print the costs of a step of every plan, the bytes that it keeps, and the policies that refused.
 
-    Times are predictions of the cost profile, but for those of the plan that was measured.
+    Times are predictions of the cost profile, except those of the measured plan.
     """
     steps = _table(
         f"what a step takes, as predicted{f'; {chosen}: as measured' if measured else ''}",
@@ -69,7 +69,7 @@ def print_costs(
 
 
 def print_schedule(schedule: Sequence[RunAtCut], length: RunLength) -> None:
-    """Print what a run costs with the fleet's cut at each place, and without one."""
+    """Print the costs of a run with the fleet's cut at each place, and without a cut."""
     table = _table(
         f"{length.rounds} rounds of {length.epochs} epochs over {length.examples} examples, by the deepest "
         "group that anybody trains",
@@ -128,7 +128,7 @@ def _kept(report: CostReport) -> tuple[str, ...]:
 
 
 def short(number: float) -> str:
-    """Return a count in thousands, millions or milliards, three digits of it.
+    """Return a number with three digits and the unit k, M or G.
 
     Examples
     --------
@@ -145,7 +145,7 @@ def _table(title: str, columns: Sequence[str], first: str = "policy") -> Table:
     table = Table(
         title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
     )
-    # Names that end differently must not be cut to look alike.
+    # Fold long names: cut off, different ones could look alike.
     table.add_column(first, overflow="fold")
     for column in columns:
         table.add_column(column, justify="right")

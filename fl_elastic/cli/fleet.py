@@ -60,10 +60,10 @@ def init(
     nodes: Annotated[int, typer.Option(min=0, help="So many nodes: node0, node1, ...")] = 0,
     as_json: _Json = False,
 ) -> None:
-    """Make a fleet's folder: authority, certificate of the server, a key per node, inventory.
+    """Make a fleet's folder: authority, server certificate, one key per node, inventory.
 
-    Run it again at any time: keys and certificates stay as they are, what is missing is added, permissions are
-    mended, and other addresses give the server another certificate.
+    It can be run again at any time: keys and certificates stay unchanged, missing files are added, permissions are
+    repaired, and with other addresses the server gets a new certificate.
     """
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.provision import Wanted, numbered, provision
@@ -74,7 +74,7 @@ def init(
 
 @fleet.command()
 def add(folder: _Folder, name: str, setting: _Settings = None, as_json: _Json = False) -> None:
-    """Add a node, or change the settings of one that is there."""
+    """Add a node, or change the settings of an existing one."""
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.members import add_node
     from fl_elastic.fleet.names import parse_settings
@@ -104,8 +104,9 @@ def rotate(
 ) -> None:
     """Give a node or the server a new key.
 
-    A node's old key is deleted and unregistered, and a revoked node is trusted again: copy its folder to the
-    device. After a rotation of the server restart it; nodes need nothing, for the authority is the same.
+    A node's old key is deleted and unregistered, and a revoked node is accepted again: copy its folder to the
+    device. After rotating the server's key, restart the server; nodes need nothing, since the authority is the
+    same.
     """
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.members import rotate_node, rotate_server
@@ -126,7 +127,7 @@ def rotate(
 
 @fleet.command()
 def register(folder: _Folder, as_json: _Json = False) -> None:
-    """Tell the running server which keys may join, and shut out revoked ones."""
+    """Tell the running server which keys may join, and unregister revoked ones."""
     from fl_elastic.fleet.flower_cli import flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.layout import FleetFolder
@@ -139,14 +140,14 @@ def register(folder: _Folder, as_json: _Json = False) -> None:
 
 
 def _fail_if_refused(done: list[Registration]) -> None:
-    """Raise FleetError if a key was not let in, unless that is what was wanted."""
+    """Raise FleetError if a key was refused for another reason than its revocation."""
     refused = [each for each in done if each.what == "refused" and each.why != "revoked"]
     if refused:
         raise FleetError(f"{refused[0].name}: {refused[0].why}")
 
 
 def _registered_if_possible(folder: FleetFolder, name: str) -> list[Registration]:
-    """Bring the server up to date about one node; without an answer that is left to ``register``."""
+    """Update the server's registration of one node; if it does not answer, ``register`` does it later."""
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.register import register as register_all
@@ -191,7 +192,7 @@ def exporter(
     from fl_elastic.operations.exporter import serve_metrics
 
     found = [directory / name for name in _JOURNALS if (directory / name).exists()]
-    # Neither is there before the first round; a node's folder is told by what else is in it.
+    # Before the first round neither file exists; the folder's name tells a server from a node.
     default = directory / _JOURNALS[0 if directory.name == "results" else 1]
     server = serve_metrics(found[0] if found else default, address=address, port=port)
     say(f"serving http://{address}:{server.server_port}/metrics")
@@ -214,7 +215,7 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the model of a run's newest checkpoint to a file that other programs read."""
+    """Write the model of a run's newest checkpoint to a file that other programs can read."""
     done = from_laboratory("export_run")(results, output, scenario=scenario, data_root=data_root)
     if as_json:
         typer.echo(json.dumps(done))
@@ -233,7 +234,7 @@ def doctor(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine, and the folder's keys, certificates, server and clock; exit 1 if anything fails."""
+    """Check this machine, and the folder's keys, certificates, server and clock; exit 1 if a check fails."""
     from fl_elastic.fleet.doctor.checkup import check_up
 
     findings = check_up(folder)

@@ -1,4 +1,4 @@
-"""What the commands of a fleet print."""
+"""Output of the fleet commands."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["say", "show_changes", "show_registrations"]
 
 
 def say(text: str) -> None:
-    """Print a line beside the result."""
+    """Print a line to standard error, apart from the result."""
     Console(stderr=True, soft_wrap=True).print(text, markup=False, highlight=False)
 
 
 def show_changes(changes: Sequence[Change], as_json: bool) -> None:
-    """Print what was done to a folder; what was kept is only counted."""
+    """Print the changes of a folder; unchanged files are only counted."""
     if as_json:
         rows = [{"what": c.what, "path": str(c.path), "why": c.why} for c in changes]
         typer.echo(json.dumps({"changes": rows}))
@@ -38,7 +38,7 @@ def show_changes(changes: Sequence[Change], as_json: bool) -> None:
 
 
 def show_registrations(done: Sequence[Registration], as_json: bool) -> None:
-    """Print what the server was told."""
+    """Print the results of registering nodes at the server."""
     if as_json:
         typer.echo(json.dumps({"nodes": [asdict(each) for each in done]}))
         return

@@ -1,4 +1,4 @@
-"""``fl-elastic fleet server`` and ``fleet node``: become Flower's process."""
+"""``fl-elastic fleet server`` and ``fleet node``: replace this process by Flower's."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def server(
 ) -> None:
     """Run the fleet's server in the foreground: this process becomes flower-superlink.
 
-    Needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Whoever reaches
-    the port can submit runs, which are code that every node runs. So it listens on this machine alone unless told:
-    put the gateway (deploy/gateway) before it, or give the address in the fleet's own network, behind a firewall.
+    It needs fleet.toml and server/ of the fleet's folder; the authority's key can be kept elsewhere. Whoever
+    reaches the port can submit runs, and every node executes their code. By default it therefore listens on this
+    machine only: put the gateway (deploy/gateway) before it, or give an address in the fleet's own network, behind
+    a firewall.
     """
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.serve import become, server_launch
@@ -64,11 +65,12 @@ def node(
 ) -> None:
     """Run a node in the foreground: this process becomes flower-supernode.
 
-    A server that does not know its key refuses it ("Failed to activate"), and it ends: run "fl-elastic fleet
-    register FLEET" on the server first.
-    A node that died without saying goodbye and comes back within 60 seconds is refused by the server ("Failed to
-    activate") and ends: let the service manager start it again until it is taken (RestartSec). The clock must be
-    right to 300 seconds: start it after the time is synchronised.
+    A server that does not know the node's key refuses it ("Failed to activate"), and the node ends: run "fl-elastic
+    fleet register FLEET" on the server first.
+
+    The server also refuses a node that died unexpectedly and returns within 60 seconds; let the service manager
+    restart it until it is accepted (RestartSec). The clock must be right to 300 seconds: start the node after the
+    time is synchronised.
     """
     from fl_elastic.fleet.layout import NodeFolder
     from fl_elastic.fleet.serve import become, node_launch

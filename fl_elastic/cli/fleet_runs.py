@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["submit", "up"]
 
-# Looks at the run between two at the nodes.
+# The nodes are queried at every fifth query of the run.
 _LOOKS_FOR_NODES = 5
 
 
@@ -48,10 +48,10 @@ def submit(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a Flower app on the fleet, and wait for how it really ends; Ctrl-C stops the run.
+    """Run a Flower app on the fleet, and wait until the run has really ended; Ctrl-C stops the run.
 
-    The fleet's own app trains a scenario and writes into server/results. Another app is told of that folder, too,
-    if it has a setting ``results`` that is empty; ``fleet status`` reads rounds.jsonl there.
+    The fleet's own app trains a scenario and writes into server/results. Another app is given that folder, too,
+    if it has an empty setting ``results``; ``fleet status`` reads rounds.jsonl there.
     """
     from fl_elastic.fleet.flower_cli import flower_at
     from fl_elastic.fleet.inventory import load_inventory
@@ -63,7 +63,7 @@ def submit(
     place = FleetFolder(folder)
     inventory = load_inventory(place.inventory)
     flower = flower_at(place, inventory.server)
-    # A dotted key is the scenario's, as in `fl-elastic simulate`; the app's have none.
+    # A dotted key belongs to the scenario, as in `fl-elastic simulate`; the app's keys have no dots.
     dotted = [text for text in setting or () if "." in text.partition("=")[0]]
     if dotted and (app is not None or scenario is None):
         raise FleetError(
@@ -123,7 +123,7 @@ def up(
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a whole fleet on this machine, a real server and real nodes, and train a scenario on it."""
+    """Run a whole fleet on this machine, with a real server and real nodes, and train a scenario on it."""
     from fl_elastic.fleet.up import run_local
 
     signal.signal(signal.SIGTERM, _as_interruption)
@@ -142,14 +142,14 @@ def up(
 
 
 class _Rounds:
-    """Tells every round of a journal once."""
+    """Prints every round of a journal once."""
 
     def __init__(self, path: Path) -> None:
         from fl_elastic.operations.journal import Journal
 
         self._journal = Journal(path)
         self.told = False
-        # What an earlier run left behind is not told again.
+        # Rounds of an earlier run are not printed.
         self._known = {_identity(entry) for entry in self._journal.entries()}
 
     def look(self) -> None:
@@ -161,7 +161,7 @@ class _Rounds:
 
 
 class _Missing:
-    """Tells which nodes are not there, each time that these are others."""
+    """Prints which nodes are not online, whenever that changes."""
 
     def __init__(self, flower: Registry, inventory: Inventory) -> None:
         self._flower, self._inventory = flower, inventory
@@ -173,7 +173,7 @@ class _Missing:
         from fl_elastic.fleet.status import fleet_status
 
         self._looks += 1
-        # Each look is a process of Flower's.
+        # Each query starts a process of Flower's.
         if self._looks % _LOOKS_FOR_NODES != 1:
             return
         try:
@@ -237,5 +237,5 @@ def _text(value: object) -> str:
 
 
 def _as_interruption(number: int, frame: FrameType | None) -> None:
-    """End in good order when a service manager says so, with everything that was started."""
+    """Turn a service manager's signal into an interruption, so that all started processes are ended in order."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""``fl-elastic fleet status``: how each node is."""
+"""``fl-elastic fleet status``: the status of each node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show every node: whether it is online, and what its last round said."""
+    """Show for every node whether it is online, and its report from its last round."""
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.layout import FleetFolder
@@ -50,7 +50,7 @@ def status(
     try:
         states = flower_at(place, inventory.server).nodes()
     except ServerUnreachable as error:
-        # What is known without the server is shown all the same.
+        # Show what is known without the server, then report the error.
         problem = error
     said = last_rounds(Journal(place.rounds if rounds is None else rounds).entries())
     found = fleet_status(inventory, states, said)
@@ -92,7 +92,7 @@ def _round(last: NodeRound | None) -> tuple[str, str, str, str, str]:
 
 
 def _clock(text: str | None) -> str:
-    """Return a time in seconds since 1970 as a person reads it; anything else as it is."""
+    """Return seconds since 1970 as a date and time to read; any other text unchanged."""
     try:
         return _short(datetime.fromtimestamp(float(text or ""), UTC))
     except (ValueError, OverflowError, OSError):
@@ -100,7 +100,7 @@ def _clock(text: str | None) -> str:
 
 
 def _moment(text: str | None) -> str:
-    """Return a date and time to the minute; anything else as it is."""
+    """Return a date and time to the minute; any other text unchanged."""
     try:
         return _short(datetime.fromisoformat(text or "").astimezone(UTC))
     except (ValueError, OverflowError):

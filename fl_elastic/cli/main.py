@@ -1,4 +1,4 @@
-"""Entry point: commands, and errors as one clear line."""
+"""Entry point: the commands, and errors as one clear line."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def _about(
 
 
 def _add_installed() -> None:
-    """Add the commands of installed packages; those of the laboratory say what to install where it is not."""
+    """Add the commands of installed packages; a missing command of the laboratory says what to install."""
     found = {entry.name: entry for entry in entry_points(group="fl_elastic.commands")}
     for name, entry in sorted(found.items()):
         try:
             command = entry.load()
         except (ImportError, AttributeError) as error:
-            # One broken package does not take the other commands with it.
+            # A broken package must not disable the other commands.
             problem = ElasticError(f"fl-elastic {name} ({entry.value}) cannot be loaded: {error}")
             _add_refusing(name, "Cannot be loaded.", problem)
             continue
@@ -82,8 +82,8 @@ _add_installed()
 
 
 def main() -> None:
-    """Run the command line; exit with its status and one line on an error that fl_elastic or the disk gives."""
-    # Telemetry of the libraries underneath is off unless asked for, and one of their warnings is quiet.
+    """Run the command line; an error of fl_elastic or the disk becomes one line and an exit status."""
+    # Switch off the telemetry of the libraries, unless the user has set it, and a warning of one of them.
     for switch in (
         "FLWR_TELEMETRY_ENABLED",
         "RAY_USAGE_STATS_ENABLED",
@@ -92,16 +92,16 @@ def main() -> None:
         os.environ.setdefault(switch, "0")
     os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    # Flower's logger writes its lines itself.
+    # Flower's logger has its own handler.
     logging.getLogger("flwr").propagate = False
     try:
         app()
     except (ElasticError, OSError) as error:
-        # An OSError here is a disk that filled up, or a folder that was taken away.
+        # An OSError here means that the disk is full or that a folder was removed.
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False, highlight=False)
         sys.exit(error.exit_status if isinstance(error, ElasticError) else 1)
     except (KeyboardInterrupt, SystemExit) as end:
-        # typer turns Ctrl-C into this exit status.
+        # typer reports Ctrl-C by this exit status.
         if isinstance(end, SystemExit) and end.code != _INTERRUPTED:
             raise
         Console(stderr=True).print("interrupted; finished parts are kept", highlight=False)

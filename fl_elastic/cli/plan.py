@@ -1,4 +1,4 @@
-"""``fl-elastic plan``: what would be trained under a budget, and what it would cost."""
+"""``fl-elastic plan``: what would be trained under a budget, and at what cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _CLASSES = 10
-# What a device of the schedule may keep of features.
+# Bytes that a device of the schedule may use for features.
 _FEATURE_BYTES = 1 << 30
 
 
@@ -91,7 +91,7 @@ def plan(
     if data is not None and not read:
         raise PlanError(f"data {data!r}: a plan is made on random data; use --data with --read")
 
-    # What can be refused without torch is refused before it is imported, which takes seconds.
+    # Check what can be checked before importing torch, which takes seconds.
     budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), shape_of(input_)
     _refuse_unknown(model)
     import torch
@@ -111,7 +111,7 @@ def plan(
     if read:
         _read(model, network, shape, batch_size, told, data, as_json)
         return
-    # Seen on a terminal alone: it takes seconds to minutes.
+    # Shown on a terminal only: planning takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
             network, shape, batch_size, told, budget, policy, importance,
@@ -155,7 +155,7 @@ def _read(
 
 
 def _refuse_unknown(model: str) -> None:
-    """Raise ModelError for a name that is none, or a module that is not there."""
+    """Raise ModelError for an unknown model name or a missing module."""
     check_model_name(model)
     module, colon, _ = model.partition(":")
     package = module.split(".")[0]
@@ -166,7 +166,7 @@ def _refuse_unknown(model: str) -> None:
 
 
 def describe(found: Planned) -> dict[str, Any]:
-    """Return the plan and what all plans cost as plain JSON values; seconds are this machine's."""
+    """Return the plan and the costs of all plans as JSON values; seconds are those of this machine."""
     from fl_elastic.cli.cost_tables import as_json_values
 
     request, measured, chosen = found.request, found.measured, found.plan
@@ -204,7 +204,7 @@ def _print(model: str, result: dict[str, Any]) -> None:
     table = Table(title=f"{model}: plan of policy {result['policy']}, loss side first")
     for column, justify in (("group", "left"), ("mode", "left"), ("update ms", "right"),
                             ("path ms", "right"), ("importance", "right")):  # fmt: skip
-        # Names that end differently must not be cut to look alike.
+        # Fold long names: cut off, different ones could look alike.
         folds = "fold" if justify == "left" else "ellipsis"
         table.add_column(column, justify=justify, overflow=folds)  # type: ignore[arg-type]
     for group in result["groups"]:
@@ -215,7 +215,7 @@ def _print(model: str, result: dict[str, Any]) -> None:
         )  # fmt: skip
     console = Console()
     print_table(table, console)
-    # The figures that the speed-up is made of.
+    # The times from which the speed-up is computed.
     step, known = result["measured_step_seconds"], "measured"
     if step is None:
         step, known = result["predicted_step_seconds"], "predicted"

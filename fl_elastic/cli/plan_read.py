@@ -1,4 +1,4 @@
-"""``fl-elastic plan MODEL --read``: where a head may read in a model, what that costs, and what it is worth."""
+"""``fl-elastic plan MODEL --read``: where a head can read in a model, at what cost and with what error."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from fl_elastic.training.place_sample import place_sample
 __all__ = ["describe_places", "print_places"]
 
 _WARM = 2
-# The lower triangle of the sums of products, as fp32.
+# Bytes per product of the sums: only the lower triangle is kept, as fp32.
 _SUM_BYTES = 4 / 2
 
 
 def describe_places(
     model: nn.Module, shape: tuple[int, ...], batch_size: int, classes: int, data: str | None
 ) -> dict[str, Any]:
-    """Return what each place costs on this machine, and with data its error on held-out examples, as JSON values.
+    """Return as JSON values the costs of each place on this machine and, with data, its held-out error.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is.
+        The model; it is left unchanged.
     shape : tuple of int
-        Of one input.
+        Shape of one input.
     batch_size : int
-        Examples of a pass.
+        Examples per forward pass.
     classes : int
-        Of random targets.
+        Number of classes of random targets.
     data : str, optional
-        A data set of the laboratory, or ``module:callable`` that returns a loader. Left out, inputs are random and
-        nothing is known of errors.
+        A data set of the laboratory, or ``module:callable`` that returns a loader. By default inputs are random and
+        no error is computed.
 
     Raises
     ------
     ModelError
-        If the callable raises.
+        If the callable raises an error.
     RegistryError
-        If there is none.
+        If there is no such data set or callable.
     LaboratoryMissing
-        If the laboratory is not installed that knows data sets by name.
+        If the laboratory, which knows data sets by name, is not installed.
     """
     loader: Iterable[Batch]
     if data is None:
         loader = [random_batch(shape, batch_size, classes) for _ in range(2)]
     else:
         loader = _loader(data, shape, batch_size)
-    # What the first pass does for the first time is not what a pass takes.
+    # Warm up, so that work of the first pass alone is not counted.
     place_sample(model, loader, examples=_WARM, most_features=MOST_FEATURES)
     found = place_sample(model, loader, examples=EXAMPLES, most_features=MOST_FEATURES)
     worth: dict[Place, PlaceWorth] = {}
@@ -94,7 +94,7 @@ def describe_places(
 
 
 def print_places(model: str, result: dict[str, Any]) -> None:
-    """Print the table, and which places are best."""
+    """Print the table, and the best places."""
     known = result["best"] is not None
     table = Table(title=f"{model}: where a head may read, input first")
     table.add_column("place", overflow="fold")
@@ -130,7 +130,7 @@ def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batc
     make = from_module("data", data)
     try:
         made = make() if callable(make) else make
-    # It is somebody else's code.
+    # The callable is foreign code and may raise anything.
     except Exception as error:
         raise ModelError(f"data {data!r}: {first_line(error)}") from error
     if not isinstance(made, Iterable) or isinstance(made, (str, torch.Tensor)):

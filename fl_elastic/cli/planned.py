@@ -38,7 +38,7 @@ __all__ = ["Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
 
 @dataclass(frozen=True)
 class Refused:
-    """A policy that has no plan for the budget, and why."""
+    """A policy that has no plan for the budget, and the reason."""
 
     policy: str
     reason: str
@@ -46,7 +46,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Planned:
-    """The costs, the request, the measurement if asked for, the plan, and what the policies' plans cost."""
+    """Costs, request, measurement if wanted, plan, and cost reports of one or all policies."""
 
     costs: CostProfile
     request: PlanRequest
@@ -56,22 +56,22 @@ class Planned:
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
-    """Return SGD with momentum at a small rate: what the command line times steps with."""
+    """Return SGD with momentum at a small rate, with which the command line times steps."""
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)  # type: ignore[arg-type]
 
 
 def random_batch(shape: tuple[int, ...], batch_size: int, classes: int) -> Batch:
-    """Return random inputs and classes."""
+    """Return random inputs and random classes."""
     return torch.randn(batch_size, *shape), torch.randint(0, classes, (batch_size,))
 
 
 def classes_of(model: nn.Module, shape: tuple[int, ...], most: int) -> int:
-    """Return up to how many classes a model tells apart: one of one's own may have fewer than is assumed."""
+    """Return the number of classes of a model, at most ``most``: a custom model may have fewer than assumed."""
     try:
         with untouched(model), torch.no_grad():
             outputs = call_model(model.eval(), torch.randn(1, *shape))
     except Exception:
-        # The first step says what is wrong.
+        # The first training step will report the problem.
         return most
     scores = getattr(outputs, "logits", outputs)
     told = isinstance(scores, torch.Tensor) and scores.dim() == 2 and scores.shape[1] > 0
@@ -93,17 +93,17 @@ def planned(
     compare: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Planned:
-    """Return the plan of one policy, and what it costs; with ``compare``, beside all other policies.
+    """Return the plan of one policy, and its costs; with ``compare``, also those of all other policies' plans.
 
-    Costs of modes and what they keep of the gradient are measured once, for all policies that are asked.
-    ``tell`` is told what is done next, which may take seconds.
+    Costs and gradient fidelity of modes are measured once, for all policies together. ``tell`` is called with what
+    is done next, since that may take seconds.
 
     Raises
     ------
     BudgetError
-        If memory or uplink do not even admit the head, or the policy refuses them.
+        If memory or uplink do not even admit the head, or the policy refuses the budget.
     PlanError
-        If the policy has nothing of its own to do on this model.
+        If the policy does not apply to this model.
     ModelError
         If the model cannot train on such a batch.
     """
@@ -121,7 +121,7 @@ def planned(
         raise ModelError(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {first_line(error)}"
         ) from None
-    # A device's fit runs in a process that has yet to load what this one has measured with.
+    # On a device, the process of a fit has not yet loaded the code that this process has loaded to measure.
     costs = replace(costs, code_bytes=CODE_BYTES)
     maker = _Requests(model, costs, batches, budget, importance, seed)
     asked[policy].refuse_misfit(costs)
@@ -137,7 +137,7 @@ def planned(
 
 
 class _Requests:
-    """Asks policies: each is scored by its own importance, and every measurement is taken once."""
+    """Makes the requests of policies: each uses its own importance, and every measurement is made once."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Requests:
         self._found: dict[type, Any] = {}
 
     def request_for(self, policy: Policy) -> PlanRequest:
-        """Return what ``policy`` may look at, with a generator of its own."""
+        """Return the request for ``policy``, with a random generator of its own."""
         return PlanRequest(
             profile=self._profile,
             budget=self._budget,
@@ -223,7 +223,7 @@ def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused
 
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:
-    """Return all modes that the policies may choose, each once."""
+    """Return the distinct modes that the policies may choose."""
     return list(dict.fromkeys(mode for policy in asked for mode in policy.needs.modes))
 
 

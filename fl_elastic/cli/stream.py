@@ -34,7 +34,7 @@ __all__ = ["stream", "stream_app"]
 
 _LOG = logging.getLogger("fl_elastic")
 
-# Readings after which a stream that never fitted is given up, and reasons that are told.
+# Number of refused first readings after which the stream is given up, and of reasons that are reported.
 _ALL_REFUSED = 100
 _REASONS = 3
 _STATUS_SECONDS = 30.0
@@ -94,8 +94,8 @@ def stream(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Predict, keep and learn from a stream; stopped by the end of it, or by SIGTERM, with its state saved."""
-    # What can be refused without torch is refused before it is imported, which takes seconds.
+    """Predict, keep and learn from a stream until it ends or SIGTERM arrives, then save the state."""
+    # Check what can be checked before importing torch, which takes seconds.
     if not 0 < learning_rate < math.inf:
         raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
     shape = shape_of(input_)
@@ -128,7 +128,7 @@ def stream(
                 else:
                     _refuse_if_nothing_fitted(learner, *before)
         finally:
-            # A state in which nothing was learned would only bind the next attempt to the same model.
+            # A saved state without any learning would only bind the next attempt to the same model.
             if learner.progress.observed:
                 saved = learner.close()
         result = stream_summary(learner)
@@ -143,7 +143,7 @@ def stream(
 
 
 class _ServiceUnlessNamed(TyperGroup):
-    """Runs the service where no other command is named: ``fl-elastic stream --source ...``."""
+    """Runs the service if no other command is named: ``fl-elastic stream --source ...``."""
 
     usual = "run"
 
@@ -160,7 +160,7 @@ stream_app.command("forget")(forget)
 
 
 def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]:
-    """Yield readings alone or, where nobody waits for an answer, up to so many together, in their order."""
+    """Yield readings in order: several together if no sender waits for an answer, otherwise alone."""
     together: list[Reading] = []
     for reading in readings:
         alone = reading.is_silence or reading.awaits_answer
@@ -168,7 +168,7 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
             yield together
             together = []
         together.append(reading)
-        # What is put away when the next reading is asked for must have been kept before.
+        # A file is moved away when the next reading is requested, so its samples must be kept before that.
         if alone or reading.ends or len(together) == most:
             yield together
             together = []
@@ -189,7 +189,7 @@ def _handle(
     else:
         xs = [_shaped(each.x, shape) for each in readings]
         if learner.progress.observed == 0 and not first.awaits_answer:
-            # All rows of a table have as many numbers: one that has never fitted will not.
+            # All rows of a table have the same length: if the first does not fit, none will.
             _refuse_other_sizes(readings, xs)
         ys = [each.y for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
@@ -200,7 +200,7 @@ def _handle(
 
 
 def _stop_if_all_refused(learner: StreamLearner) -> None:
-    """Raise StreamError if nothing has ever made sense."""
+    """Raise StreamDataError if no reading has ever been valid, after enough of them."""
     refused = learner.progress.rejected
     if learner.progress.observed == 0 and sum(refused.values()) >= _ALL_REFUSED:
         raise StreamDataError(
@@ -211,7 +211,7 @@ def _stop_if_all_refused(learner: StreamLearner) -> None:
 def _refuse_if_nothing_fitted(
     learner: StreamLearner, observed: int, rejected: Counter[str]
 ) -> None:
-    """Raise StreamDataError if what was read came to its end, and made no sense in all of its readings."""
+    """Raise StreamDataError if the source has ended and none of its readings was valid."""
     refused = Counter(learner.progress.rejected) - rejected
     if refused and learner.progress.observed == observed:
         raise StreamDataError(
@@ -220,14 +220,14 @@ def _refuse_if_nothing_fitted(
 
 
 def _reasons(refused: Mapping[str, int]) -> str:
-    """Return the commonest reasons and how often each was given."""
+    """Return the most frequent reasons, each with its count."""
     first = sorted(refused.items(), key=lambda each: -each[1])[:_REASONS]
     more = ", and others" if len(refused) > _REASONS else ""
     return ", ".join(f"{why} ({count} times)" for why, count in first) + more
 
 
 def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return a row of numbers as a sample: a table knows no pictures."""
+    """Return a flat row of numbers in the shape of a sample, since a table has no shapes."""
     from fl_elastic.streaming.intake import Unreadable
 
     if isinstance(x, str) or not hasattr(x, "reshape"):
@@ -249,7 +249,7 @@ def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> N
 
 @contextmanager
 def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
-    """Give a function that says whether SIGTERM or Ctrl-C has come: never in the middle of a sample."""
+    """Provide a function that tells whether SIGTERM or Ctrl-C has arrived; a sample is never interrupted."""
     told: list[int] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     for each in before:
@@ -262,14 +262,14 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 class _Status:
-    """Says now and then how the stream goes, in a line and in the summary, where something has come since."""
+    """Reports progress from time to time, as a line and in the summary, if there is any."""
 
     def __init__(self, learner: StreamLearner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
         self._due, self._told = time.monotonic() + _STATUS_SECONDS, self._count()
 
     def tell_if_due(self) -> None:
-        """Tell it if it is time."""
+        """Report if it is time."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _STATUS_SECONDS
@@ -288,7 +288,7 @@ class _Status:
 
 
 def _written(summary: dict[str, Any], folder: Path) -> None:
-    """Put the summary beside the state; a full disk costs only it."""
+    """Write the summary beside the state; a full disk costs the summary only."""
     try:
         write_atomically(folder / "summary.json", json.dumps(summary).encode(), OWNER_ONLY)
     except OSError as error:
@@ -296,7 +296,7 @@ def _written(summary: dict[str, Any], folder: Path) -> None:
 
 
 def _page(summary: dict[str, Any], folder: Path) -> None:
-    """Put the summary's page beside it, where the laboratory is there to draw one."""
+    """Write a page of the summary beside it, if the laboratory is installed to draw one."""
     try:
         from_laboratory("stream_page")(summary, folder / "report.html")
     except LaboratoryMissing as error:

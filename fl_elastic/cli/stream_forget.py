@@ -1,4 +1,4 @@
-"""``fl-elastic stream forget``: let a stream's model forget samples, and delete them."""
+"""``fl-elastic stream forget``: make a stream's model forget samples, and delete them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def forget(
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make the weights smaller that matter far more to these samples than to all, and erase the samples.
+    """Shrink the weights that matter far more to these samples than to all, and erase the samples.
 
-    What a head in closed form has of them is subtracted, exactly.
+    From the sums of a head in closed form, the samples are subtracted exactly.
     """
     if not ids and label is None:
         raise StreamError("say what to forget: --ids 17,18 or --label 3")

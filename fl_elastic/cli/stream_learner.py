@@ -1,4 +1,4 @@
-"""The learner that a stream's state folder belongs to, as the commands of ``fl-elastic stream`` open it."""
+"""The learner of a stream's state folder, as the commands of ``fl-elastic stream`` open it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Opening", "check_input"]
 
 @dataclass(frozen=True)
 class Opening:
-    """What a learner is opened with.
+    """Settings with which a learner is opened.
 
     Parameters
     ----------
@@ -31,17 +31,18 @@ class Opening:
     state_dir : Path
         Folder of the store and the learned model.
     shape : tuple of int
-        Of one sample.
+        Shape of one sample.
     outputs : int
-        Classes to begin with.
+        Number of classes at the beginning.
     latent : int
-        Groups below which features are kept; 0 keeps inputs.
+        Number of tensor groups below which features are kept; 0 keeps inputs.
     seed : int
-        Of random choices.
+        Seed of random choices.
     closed_form : bool
-        Whether the last layer is solved from running sums, and nothing is trained.
+        Whether the last layer is solved from running sums and nothing is trained by steps.
     remember : float, optional
-        Samples of the stream after which one counts 1/e, with a head in closed form; all count alike if left out.
+        With a head in closed form: number of further samples after which one's weight is 1/e; by default all have
+        equal weight.
     read : str
         Where a head in closed form reads; see `fl_elastic.streaming.ClosedForm`.
     """
@@ -76,7 +77,7 @@ class Opening:
 
     @contextmanager
     def learner(self) -> Iterator[StreamLearner]:
-        """Give the learner, and keep others out of its folder; its state is saved by whoever asks for it."""
+        """Yield the learner, and lock its folder against others; the caller saves its state."""
         import torch
 
         from fl_elastic.budget import Budget
@@ -94,7 +95,7 @@ class Opening:
         from fl_elastic.streaming.one_learner import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
-        # This process is the learner's own.
+        # The process serves this learner only.
         without_compiler()
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
@@ -124,7 +125,7 @@ class Opening:
 
 
 def sums_of(network: nn.Module, read: str, example: Tensor) -> int:
-    """Return the bytes of a head's sums, at most; PlanError where the model has no such place to read."""
+    """Return the most bytes of a head's sums; PlanError if the model has no such place to read."""
     from torch import nn
 
     from fl_elastic.readout.place import MOST_FEATURES
@@ -143,7 +144,7 @@ def sums_of(network: nn.Module, read: str, example: Tensor) -> int:
 
 
 def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a sample as a model takes it; StreamError unless it takes this shape, and gives class scores."""
+    """Return a zero sample in the model's input type; StreamError if shape or outputs do not fit a stream."""
     import numpy as np
     import torch
 
@@ -152,7 +153,7 @@ def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor
     from fl_elastic.streaming.body import WholeModel, as_floats
 
     reasons = []
-    # Words are whole numbers.
+    # Token ids are integers.
     for kind in (np.float32, np.int64):
         try:
             sample = np.zeros((1, *shape), kind)

@@ -1,4 +1,4 @@
-"""Tables for a terminal or a pipe; no figure is cut off, however narrow the terminal is."""
+"""Tables for a terminal or a pipe; no number is cut off, however narrow the terminal is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.table import Column, Table
 
 __all__ = ["print_table"]
 
-# Of a column whose long names may be broken anywhere.
+# Least width of a column whose long names may be broken anywhere.
 _LEAST_FOLDED = 10
 _UNBOUNDED = 10_000
 
@@ -16,15 +16,15 @@ _UNBOUNDED = 10_000
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table whose columns are wide enough for each of their words.
 
-    Where the terminal is not, the table is wider than that: a line that wraps can be read, and a figure that is cut
-    off cannot. Columns that fold may break their words.
+    If the terminal is too narrow, the table is wider than it: a wrapped line is readable, a number that is cut off
+    is not. Columns that fold may break their words.
 
     Parameters
     ----------
     table : Table
-        The widths of its columns are set.
+        The table; its column widths are changed.
     console : Console, optional
-        Where to; the standard output if left out.
+        Where to print; by default to the standard output.
     """
     console = console or Console()
     wide = console.options.update(width=_UNBOUNDED, max_width=_UNBOUNDED)

@@ -1,4 +1,4 @@
-"""What a process really has of its machine: processors, memory and disk."""
+"""Processors, memory and disk that are really available to a process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LINE = re.compile(r"([A-Za-z0-9_()]+):\s+([0-9]{1,18})(?: (kB))?\s*")
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory in bytes; None where the platform says nothing.
+    """Memory in bytes; None if the platform does not report it.
 
     Parameters
     ----------
     total_bytes : int or None
-        All that this process could ever get.
+        Most memory that this process could ever get.
     available_bytes : int or None
-        What it could get now without swapping.
+        Memory that it could get now without swapping.
     swap_total_bytes, swap_free_bytes : int or None
         Swap of the machine, zram included.
     """
@@ -63,12 +63,12 @@ def _smaller(first: int | None, second: int | None) -> int | None:
 
 
 def memory(root: Path = HERE) -> Memory:
-    """Return what this process may use, bounded by its control group.
+    """Return the memory that this process may use, limited by its control group.
 
     Parameters
     ----------
     root : Path
-        Where ``proc`` and ``sys`` are found.
+        Folder that contains ``proc`` and ``sys``.
 
     Examples
     --------
@@ -93,9 +93,9 @@ class Processors:
     Parameters
     ----------
     allowed : int
-        Processors that the scheduler may put it on.
+        Number of processors on which the scheduler may run it.
     quota : float or None
-        Processors' worth of time that its control group gets; None without a limit.
+        Processor time per second that its control group grants, in processors; None without a limit.
 
     Examples
     --------
@@ -108,14 +108,14 @@ class Processors:
 
     @property
     def threads(self) -> int:
-        """Threads that can run at the same time: the last may have only part of a processor."""
+        """Number of threads that can run at the same time; the last one may have only part of a processor."""
         if self.quota is None:
             return self.allowed
         return max(1, min(self.allowed, math.ceil(self.quota)))
 
 
 def disk_free_bytes(path: str | os.PathLike[str]) -> int | None:
-    """Return the bytes left for this user where ``path`` lies or will lie, or None.
+    """Return the free bytes for this user on the disk of ``path``, which may not exist yet; None if unknown.
 
     Examples
     --------
@@ -144,6 +144,6 @@ def processors(root: Path = HERE) -> Processors:
     try:
         allowed = len(os.sched_getaffinity(0))
     except (AttributeError, OSError):
-        # macOS has no such call.
+        # Not available on macOS.
         allowed = os.cpu_count() or 1
     return Processors(allowed=max(1, allowed), quota=group_limits(root).cpus)

@@ -1,8 +1,8 @@
-"""Limits that a service manager or a container puts on this process: Linux control groups, version 2.
+"""Limits that a service manager or a container sets for this process: Linux control groups, version 2.
 
 A group is bound by its own limit and by that of every group above it, so all of them are read. In a
-container the path in ``/proc/self/cgroup`` may not exist under the mount; then only the mount's own
-limits are seen, which are the container's.
+container, the path in ``/proc/self/cgroup`` may not exist under the mount; then only the limits of the mount
+itself are read, which are the container's.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["GroupLimits", "group_limits", "parse_cpu_max", "parse_membership"]
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """What the control groups of this process allow; None where they set no limit.
+    """Limits from the control groups of this process; None without a limit.
 
     Parameters
     ----------
     memory_bytes : int or None
-        Most memory, the smaller of the hard limit and of the one that slows down.
+        Most memory: the smaller of the hard limit and the limit above which the process is throttled.
     memory_free_bytes : int or None
-        What is left of it. Files that the kernel can drop again count as free.
+        Unused part of it. Files that the kernel can drop count as free.
     cpus : float or None
-        Processors' worth of time.
+        Processor time per second, in processors.
     """
 
     memory_bytes: int | None = None
@@ -36,7 +36,7 @@ class GroupLimits:
 
 
 def parse_membership(text: str) -> PurePosixPath | None:
-    r"""Return the group of this process from ``/proc/self/cgroup``, or None.
+    r"""Return the group of this process from ``/proc/self/cgroup``; None if there is none.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def parse_membership(text: str) -> PurePosixPath | None:
 
 
 def parse_cpu_max(text: str | None) -> float | None:
-    """Return the processors' worth of time in version 2's ``cpu.max``, or None for no limit.
+    """Return the processor time, in processors, from version 2's ``cpu.max``; None for no limit.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def parse_cpu_max(text: str | None) -> float | None:
 
 
 def _upwards(mount: Path, group: PurePosixPath) -> Iterator[Path]:
-    """Yield the folder of a group and of those above it, up to the mount."""
+    """Yield the folders of a group and of those above it, up to the mount."""
     for path in (group, *group.parents):
         yield mount.joinpath(*path.parts[1:])
 
@@ -73,13 +73,13 @@ def _least(values: list[int | None]) -> int | None:
 
 
 def _bytes(path: Path) -> int | None:
-    """Return a limit in bytes; "max" is none."""
+    """Return a limit in bytes; None for "max"."""
     value = integer(text_in(path))
     return value if value is not None and value > 0 else None
 
 
 def _droppable(text: str | None) -> int:
-    """Return the bytes of files that nobody used lately, from ``memory.stat``."""
+    """Return the bytes of recently unused files, from ``memory.stat``."""
     for line in (text or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "inactive_file":
@@ -97,12 +97,12 @@ def _memory_of(folder: Path) -> tuple[int | None, int | None]:
 
 
 def group_limits(root: Path = HERE) -> GroupLimits:
-    """Return the limits that bind this process.
+    """Return the limits that apply to this process.
 
     Parameters
     ----------
     root : Path
-        Where ``proc`` and ``sys`` are found.
+        Folder that contains ``proc`` and ``sys``.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Files and commands in which a platform describes itself; what is absent or damaged reads as None.
+"""Files and commands with which a platform describes itself; absent or damaged ones are read as None.
 
-``root`` stands before every path: ``/`` on a device, a made-up tree in a test.
+``root`` is put before every path: ``/`` on a device, a made-up tree in a test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["HERE", "command_output", "integer", "matching", "text_in"]
 
 HERE = Path("/")
-"""The tree of the device that this process runs on."""
+"""The root of the device on which this process runs."""
 
 _MOST_BYTES = 1 << 16
 _COMMAND_SECONDS = 2.0
@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"\s*([+-]?[0-9]{1,25})\s*")
 
 
 def text_in(path: Path) -> str | None:
-    """Return the text of a file without its surrounding white space and zero bytes, or None.
+    """Return the text of a file without surrounding white space and zero bytes; None if it cannot be read.
 
     Examples
     --------
@@ -33,13 +33,13 @@ def text_in(path: Path) -> str | None:
         with path.open("rb") as stream:
             data = stream.read(_MOST_BYTES)
     except (OSError, ValueError):
-        # Sensors answer with all kinds of errors while they are asleep or not wired.
+        # Sensors give all kinds of errors while they are asleep or not connected.
         return None
     return data.decode("utf-8", errors="replace").strip("\0 \t\r\n")
 
 
 def integer(text: str | None) -> int | None:
-    r"""Return the whole number that a text consists of, or None.
+    r"""Return a text as an integer; None if it is anything else.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def integer(text: str | None) -> int | None:
 
 
 def matching(root: Path, pattern: str) -> list[Path]:
-    """Return the paths below ``root`` that match, in order; none where a folder cannot be read."""
+    """Return the sorted paths below ``root`` that match a pattern; none if a folder cannot be read."""
     try:
         return sorted(root.glob(pattern))
     except OSError:
@@ -59,14 +59,14 @@ def matching(root: Path, pattern: str) -> list[Path]:
 
 
 def command_output(root: Path, command: Sequence[str]) -> str | None:
-    """Return what a command of this tree prints, or None if it is absent, fails or takes over 2 s.
+    """Return the output of a command of this tree; None if it is absent, fails or takes more than 2 s.
 
     Parameters
     ----------
     root : Path
-        Where its usual folders (``usr/bin``, ...) are looked up.
+        Root of the usual folders (``usr/bin``, ...) where it is looked up.
     command : sequence of str
-        Its name and arguments.
+        Name and arguments.
     """
     name, *arguments = command
     for folder in _COMMAND_FOLDERS:

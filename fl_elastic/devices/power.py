@@ -1,4 +1,4 @@
-"""Whether a device runs on mains power or on its battery."""
+"""Power supply of a device: mains or battery."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FED_FROM_OUTSIDE = frozenset({"charging", "full", "not charging"})
 
 @dataclass(frozen=True)
 class PowerSupply:
-    """Where the power comes from; None where the platform says nothing.
+    """State of the power supply; None if the platform does not report it.
 
     Parameters
     ----------
     on_mains : bool or None
-        Whether power comes from outside.
+        Whether the device has external power.
     battery : float or None
-        Charge of the battery from 0 to 1, the mean of several.
+        Charge of the battery from 0 to 1; the mean if there are several.
     """
 
     on_mains: bool | None
@@ -32,14 +32,14 @@ class PowerSupply:
 
 @dataclass(frozen=True)
 class SupplyEntry:
-    """What Linux says of one supply: the texts of its files, None where a file is absent.
+    """Linux's description of one supply: the texts of its files, None if a file is absent.
 
     Parameters
     ----------
     kind : str or None
         "Mains", "USB", "Battery", "UPS", "Wireless".
     online : str or None
-        "0" or "1"; "2" where the voltage is negotiated.
+        "0" or "1"; "2" if the voltage is negotiated.
     capacity : str or None
         Charge in percent.
     status : str or None
@@ -65,7 +65,7 @@ def _word(text: str | None) -> str:
 
 
 def read_supply(entries: list[SupplyEntry]) -> PowerSupply:
-    """Return where the power comes from, as all entries together tell.
+    """Return the state of the power supply, from all entries together.
 
     Examples
     --------
@@ -91,12 +91,12 @@ def read_supply(entries: list[SupplyEntry]) -> PowerSupply:
 
 
 def power_supply(root: Path = HERE) -> PowerSupply:
-    """Return where the power of this device comes from.
+    """Return the state of this device's power supply.
 
     Parameters
     ----------
     root : Path
-        Where ``sys`` is found.
+        Folder that contains ``sys``.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How a device is doing while it trains: heat, power, disk, memory."""
+"""Vital signs of a device while it trains: heat, power, disk, memory."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = [
 ]
 
 _COLDEST, _HOTTEST = -55.0, 150.0
-"""What a working sensor on silicon can show; others are broken or not wired."""
+"""Range of a working sensor on silicon, in degrees Celsius; other values mean a broken or missing sensor."""
 
 _HEXADECIMAL = re.compile(r"(?:throttled=)?(?:0[xX])?([0-9a-fA-F]{1,8})")
-# Of the firmware's flags: the supply is too weak; the clock is capped, throttled, or softly limited by heat.
+# Flags of the firmware: under-voltage; clock capped, throttled, or softly limited by heat.
 _UNDER_VOLTAGE, _SLOWED = 0x1, 0xE
 
 
 @dataclass(frozen=True)
 class Throttling:
-    """What the firmware of a Raspberry Pi says about its power supply and its heat.
+    """Report of a Raspberry Pi's firmware on power supply and heat.
 
     Parameters
     ----------
     under_voltage : bool
-        Whether the supply is too weak now.
+        Whether the supply voltage is too low now.
     slowed : bool
-        Whether the device runs slower than it could, now.
+        Whether the device is slowed down now.
 
     Notes
     -----
@@ -50,7 +50,7 @@ class Throttling:
 
 
 def parse_celsius(text: str | None) -> float | None:
-    """Return the degrees Celsius in a sensor's file, which counts thousandths, or None.
+    """Return the degrees Celsius from a sensor's file, which counts thousandths; None if implausible.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def parse_celsius(text: str | None) -> float | None:
 
 
 def parse_throttled(text: str | None) -> Throttling | None:
-    """Return the flags in what the firmware answers, with or without the words around it.
+    """Return the flags from the firmware's answer, with or without a prefix; None if there are none.
 
     Examples
     --------
@@ -81,15 +81,15 @@ def parse_throttled(text: str | None) -> Throttling | None:
 
 
 def temperature(root: Path = HERE) -> float | None:
-    """Return the degrees Celsius of the hottest sensor of the processor, or of any, or None.
+    """Return the degrees Celsius of the hottest processor sensor, or else of any sensor; None if there is none.
 
-    Thermal zones are asked first: there the platform says what it acts upon itself. Other sensors
-    (disks, radios) count only where there are no zones.
+    Thermal zones come first: the platform itself acts on them. Other sensors (disks, radios) count only if there
+    are no zones.
 
     Parameters
     ----------
     root : Path
-        Where ``sys`` is found.
+        Folder that contains ``sys``.
 
     Examples
     --------
@@ -105,18 +105,18 @@ def temperature(root: Path = HERE) -> float | None:
 
 
 def throttling(root: Path = HERE) -> Throttling | None:
-    """Return what the firmware of a Raspberry Pi says, from its file or its command, or None.
+    """Return the report of a Raspberry Pi's firmware, from its file or its command; None if there is none.
 
     Parameters
     ----------
     root : Path
-        Where ``sys`` and ``usr`` are found.
+        Folder that contains ``sys`` and ``usr``.
 
     Notes
     -----
     The command needs access to ``/dev/vcio`` (group ``video``).
     """
-    # "soc:firmware" below "soc" up to the Pi 4; the name has an address in it on the Pi 5.
+    # Up to the Pi 4 the folder is "soc:firmware" below "soc"; on the Pi 5 its name contains an address.
     for pattern in (
         "sys/devices/platform/*/*firmware/get_throttled",
         "sys/devices/platform/*firmware/get_throttled",
@@ -132,14 +132,14 @@ _KIB = 1024
 
 
 def vitals(state_dir: str | os.PathLike[str], root: Path = HERE) -> dict[str, float]:
-    """Return how the device is: degrees Celsius, shares, bytes; what the platform does not tell is left out.
+    """Return vital signs in degrees Celsius, shares and bytes; unreported ones are left out.
 
     Parameters
     ----------
     state_dir : path-like
-        Folder whose disk counts.
+        Folder whose disk is measured.
     root : Path
-        Where ``sys``, ``proc`` and ``usr`` are found.
+        Folder that contains ``sys``, ``proc`` and ``usr``.
 
     Examples
     --------

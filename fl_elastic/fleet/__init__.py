@@ -1,7 +1,7 @@
-"""A fleet of real devices: its keys and inventory, its processes, and what state it is in.
+"""A fleet of real devices: its keys and inventory, its processes, and their state.
 
-Everything here drives Flower's own commands as processes; nothing imports Flower or torch. What runs on a node,
-`node_app`, is loaded when it is asked for.
+Everything here drives Flower's own commands as processes; nothing imports Flower or torch. Only `node_app`, which
+runs on a node, does; it is loaded when it is used.
 """
 
 from __future__ import annotations

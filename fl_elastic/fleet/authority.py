@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Addresses that every server certificate is valid for: its own machine talks to it there."""
+"""Addresses for which every server certificate is valid: the server's own machine reaches it there."""
 
 _BACKDATED = timedelta(days=1)  # a device whose clock runs behind must not refuse it
 _AUTHORITY = timedelta(days=3650)
@@ -53,7 +53,7 @@ def key_to_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def key_from_pem(data: bytes, what: str) -> ec.EllipticCurvePrivateKey:
-    """Read a key that `key_to_pem` wrote.
+    """Read a key written by `key_to_pem`.
 
     Raises
     ------
@@ -86,9 +86,9 @@ def read_certificate(data: bytes, what: str) -> x509.Certificate:
 def new_authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
     """Return the certificate of a new authority (PEM), valid from a day ago for ten years.
 
-    It may sign servers only: a path length of 0 forbids authorities below it.
+    It may only sign servers: a path length of 0 forbids further authorities below it.
     """
-    # Two fleets must not be mixed up by a client that knows both.
+    # The name is unique, so that a client that knows two fleets does not confuse them.
     identity = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"fl-elastic fleet {identity.digest.hex()[:12]}")
     usage = _key_usage(key_cert_sign=True, crl_sign=True)
@@ -113,13 +113,13 @@ def new_server_certificate(
     Parameters
     ----------
     key : EllipticCurvePrivateKey
-        The server's own.
+        The server's own key.
     authority_key, authority : EllipticCurvePrivateKey, Certificate
-        Who signs.
+        Key and certificate of the signing authority.
     addresses : iterable of str
-        Host names and IP addresses by which clients reach it; the loopback is always among them.
+        Host names and IP addresses by which clients reach the server; the loopback is always added.
     now : datetime
-        With a time zone.
+        Present time, with a time zone.
     """
     wanted = covered_addresses(addresses)
     identity = x509.SubjectKeyIdentifier.from_public_key
@@ -140,7 +140,7 @@ def new_server_certificate(
 
 
 def covered_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of a server certificate, each once, the given ones first.
+    """Return the distinct addresses of a server certificate, the given ones first.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def server_problem(
     addresses: Iterable[str],
     now: datetime,
 ) -> str | None:
-    """Say why a server certificate has to be issued anew, or return ``None``."""
+    """Return why a server certificate has to be issued again; ``None`` if it fits."""
     if certificate.public_key() != key:
         return "it does not belong to the server's key"
     try:
@@ -173,7 +173,7 @@ def server_problem(
 
 
 def addresses_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the host names and IP addresses that a certificate is for."""
+    """Return the host names and IP addresses for which a certificate is valid."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

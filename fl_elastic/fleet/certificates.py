@@ -1,4 +1,4 @@
-"""Make the authority and the server's certificate where they are missing, and mend what does not fit."""
+"""Make authority and server certificate if they are missing, and repair what does not fit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = ["authority_certificate", "ensure_authority", "ensure_server", "renew_
 
 
 def authority_certificate(folder: FleetFolder) -> bytes:
-    """Return the authority's certificate, wherever in the fleet's folder a copy is left.
+    """Return the authority's certificate, from any copy in the fleet's folder.
 
     Raises
     ------
     FleetError
-        If there is none.
+        If there is no copy.
     """
     for path in _copies(folder):
         if path.is_file():
@@ -50,10 +50,10 @@ def authority_certificate(folder: FleetFolder) -> bytes:
 
 
 def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
-    """Make the authority of a fleet that has none, and tell what was done.
+    """Make an authority if the fleet has none; yield the changes.
 
-    A key that is there is never replaced. Its certificate is restored from a copy. The key itself may be kept
-    elsewhere: it is needed to issue certificates only.
+    An existing key is never replaced. Its certificate is restored from a copy. The key itself may be kept
+    elsewhere: it is only needed to issue certificates.
 
     Raises
     ------
@@ -90,12 +90,12 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
 
 
 def ensure_server(folder: FleetFolder, server: Server, now: datetime) -> Iterator[Change]:
-    """Make the server's key and certificate, or issue the certificate anew where it does not fit.
+    """Make the server's key and certificate, or issue the certificate again if it does not fit.
 
     Raises
     ------
     FleetError
-        If a file is damaged or cannot be written, or the authority's key is needed and not there.
+        If a file is damaged or cannot be written, or the authority's key is needed but missing.
     """
     if make_folder(folder.server):
         yield Change("created", folder.server)
@@ -125,15 +125,15 @@ def ensure_server(folder: FleetFolder, server: Server, now: datetime) -> Iterato
 
 
 def renew_server(folder: FleetFolder, server: Server, now: datetime) -> Iterator[Change]:
-    """Give the server a new key and a certificate for it, by the same authority.
+    """Give the server a new key, and a certificate for it by the same authority.
 
     Raises
     ------
     FleetError
-        If the authority's key is not there, or a file cannot be written.
+        If the authority's key is missing, or a file cannot be written.
     """
     key = new_key()
-    # Nothing is written before it is signed; a crash between the two files is mended by the next init.
+    # Sign before writing; a crash between the two files is repaired by the next init.
     certificate = _certificate(folder, key, server, now)
     write_file(folder.server_key, key_to_pem(key), PRIVATE_FILE)
     yield Change("updated", folder.server_key, "a new key")
@@ -175,7 +175,7 @@ def _check_pair(folder: FleetFolder, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _copies(folder: FleetFolder) -> list[Path]:
-    """Where the authority's certificate may be, the best first."""
+    """Return the paths where the authority's certificate may be, the best first."""
     nodes = sorted(folder.nodes.glob("*/ca.crt")) if folder.nodes.is_dir() else []
     return [folder.ca, folder.server_ca, *nodes]
 

@@ -1,4 +1,4 @@
-"""What a command changed in the folder of a fleet."""
+"""Changes that a command made in the folder of a fleet."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["Change", "ensure_file"]
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that was done.
+    """One change.
 
     Parameters
     ----------
     what : {"created", "updated", "repaired", "kept"}
-        ``kept``: it was there already, and was left as it is.
+        ``kept``: it existed already and was not changed.
     path : Path
-        To what.
+        The file or folder.
     why : str
-        In words; empty where it needs none.
+        Reason in words; empty if none is needed.
     """
 
     what: str
@@ -32,7 +32,10 @@ class Change:
 def ensure_file(
     path: Path, data: bytes, mode: int = PUBLIC_FILE, otherwise: str = "updated"
 ) -> Change:
-    """Let a file hold ``data``; say whether it was missing, held something else (``otherwise``), or was kept."""
+    """Write ``data`` to a file unless it is there already; return whether it was created, changed or kept.
+
+    ``otherwise`` is the word for a change.
+    """
     missing = not path.is_file()
     if write_if_changed(path, data, mode):
         return Change("created" if missing else otherwise, path)

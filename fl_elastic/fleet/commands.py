@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 LOOPBACK_HOST = "127.0.0.1"
-"""Where a node is reached by its own helpers, and by nobody else."""
+"""Address at which a node is reached, by its own helper processes only."""
 
 RUNTIME_PORT = 9094
-"""Where a node's own helpers reach it, on the loopback."""
+"""Port on the loopback at which a node's own helper processes reach it."""
 
 
 def superlink_arguments(folder: FleetFolder, host: str, port: int) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def superlink_arguments(folder: FleetFolder, host: str, port: int) -> tuple[str,
     folder : FleetFolder
         The fleet's folder, absolute.
     host, port : str and int
-        Where it listens.
+        Where the server listens.
     """
     return (
         "--ssl-ca-certfile", str(folder.server_ca),
@@ -65,11 +65,11 @@ def supernode_arguments(
     settings : NodeSettings
         The node's settings.
     address : str
-        The one of the server's addresses that is used.
+        The server address to use.
     config : mapping of str to bool, int, float or str
-        What the node's app is told.
+        Settings for the node's app.
     runtime_port : int
-        Where the node's own helpers reach it; each node of one machine needs its own.
+        Port at which the node's own helper processes reach it; each node of a machine needs its own.
     """
     return (
         "--root-certificates", str(folder.ca),
@@ -93,12 +93,12 @@ def config_text(config: Mapping[str, Scalar]) -> str:
 
 
 def config_value(value: Scalar) -> str:
-    r"""Return one value as TOML that Flower's pattern of ``key="..."`` does not cut short.
+    r"""Return one value as TOML that Flower's parser of ``key="..."`` does not cut short.
 
     Raises
     ------
     FleetError
-        If it is no number, truth value or text.
+        If it is not a number, truth value or text.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def config_value(value: Scalar) -> str:
         return repr(value)
     if not isinstance(value, str):
         raise FleetError(f"setting {value!r}: expected a number, true, false or text")
-    # Flower ends a quoted value at the next quotation mark, escaped or not. JSON's escapes are TOML's,
-    # but for DEL, which JSON leaves as it is and TOML forbids.
+    # Flower ends a quoted value at the next quotation mark, escaped or not. JSON's escapes are also TOML's, except
+    # for DEL, which JSON leaves unescaped and TOML forbids.
     text = json.dumps(value, ensure_ascii=False)[1:-1]
     return '"' + text.replace('\\"', "\\u0022").replace("\x7f", "\\u007f") + '"'

@@ -1,4 +1,4 @@
-"""The environment of Flower's processes: no telemetry, and no proxy before the server."""
+"""The environment of Flower's processes: no telemetry, and no proxy on the way to the server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _QUIET = {
 
 
 def command_path(name: str) -> str:
-    """Return the path of one of Flower's commands, the one of this Python first.
+    """Return the path of one of Flower's commands, preferably that of this Python.
 
     Raises
     ------
     FleetError
-        If it is not installed.
+        If the command is not installed.
     """
     beside = Path(sys.executable).with_name(name)
     if beside.is_file() and os.access(beside, os.X_OK):
@@ -53,9 +53,9 @@ def flower_environment(
     home : Path
         The process's own ``FLWR_HOME``.
     addresses : iterable of str
-        Of the server, which is never reached through a proxy.
+        Addresses of the server, which is never reached through a proxy.
     threads : int
-        Threads of numerical libraries; 0 leaves it to them.
+        Number of threads of numerical libraries; 0 leaves the choice to them.
 
     Examples
     --------
@@ -65,7 +65,7 @@ def flower_environment(
     """
     direct = [base.get("NO_PROXY", ""), base.get("no_proxy", ""), *addresses, *LOOPBACK]
     listed = ",".join(dict.fromkeys(a for part in direct for a in part.split(",") if a))
-    # Flower starts its helpers by name, and a service has no virtual environment on its PATH.
+    # Flower starts its helper processes by name, and a service has no virtual environment on its PATH.
     here = str(Path(sys.executable).parent)
     path = base.get("PATH", os.defpath)
     made = {

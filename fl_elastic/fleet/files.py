@@ -47,7 +47,7 @@ def make_folder(path: Path) -> bool:
     Raises
     ------
     FleetError
-        If it cannot be made.
+        If the folder cannot be made.
     """
     if path.is_dir():
         return False
@@ -60,9 +60,9 @@ def make_folder(path: Path) -> bool:
 
 
 def mend_mode(path: Path, mode: int) -> bool:
-    """Take away permissions beyond ``mode`` from what exists, and return whether there were any.
+    """Remove permissions beyond ``mode`` from a file or folder; return whether there were any.
 
-    Permissions that are missing are left as they are: an administrator may want it stricter.
+    Permissions are never added: an administrator may have restricted them on purpose.
     """
     found = mode_of(path)
     if found & ~mode == 0:
@@ -72,7 +72,7 @@ def mend_mode(path: Path, mode: int) -> bool:
 
 
 def write_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a file at once, with its permissions from the first byte on.
+    """Write a file atomically, with its permissions from the first byte on.
 
     Raises
     ------
@@ -83,14 +83,14 @@ def write_file(path: Path, data: bytes, mode: int) -> None:
         write_atomically(path, data, mode)
         owner = path.parent.stat()
         if os.geteuid() == 0 and owner.st_uid != 0:
-            # An administrator works on the folder of a service; the service must still read its files.
+            # Root works on the folder of a service: the service must still be able to read its files.
             os.chown(path, owner.st_uid, owner.st_gid)
     except OSError as error:
         raise _cannot("write", path, error) from error
 
 
 def write_if_changed(path: Path, data: bytes, mode: int) -> bool:
-    """Write a file that holds something else or is missing, and return whether it was written.
+    """Write a file if it is missing or has other content; return whether it was written.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def read_toml(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def toml_bytes(comment: str, table: Mapping[str, Any]) -> bytes:
-    """Return a table as a TOML file that starts with a comment."""
+    """Return a table as the content of a TOML file that starts with a comment."""
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return f"{head}\n{tomli_w.dumps(table)}".encode()
 

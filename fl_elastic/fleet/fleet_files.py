@@ -1,4 +1,4 @@
-"""The files of a fleet that hold no secret and follow from its inventory: node settings, operator, app."""
+"""The files of a fleet that hold no secret and follow from its inventory: operator settings and app."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fl_elastic.fleet.names import address_and_port
 __all__ = ["CONNECTION", "ensure_app", "ensure_operator", "operator_bytes"]
 
 CONNECTION = "fleet"
-"""What the SuperLink is called in the settings of Flower's commands."""
+"""Name of the SuperLink in the settings of Flower's commands."""
 
 _PROJECT = {
     "project": {"name": "fl-elastic-fleet", "version": "1.0.0"},
@@ -25,7 +25,7 @@ _PROJECT = {
                     "serverapp": "fleet_app:server_app",
                     "clientapp": "fleet_app:client_app",
                 },
-                # Only what is declared here can be set with fl-elastic fleet submit --set.
+                # fl-elastic fleet submit --set can only set what is declared here.
                 "config": {
                     "scenario": "",
                     "method": "",
@@ -50,11 +50,11 @@ __all__ = ["client_app", "server_app"]
 
 
 def operator_bytes(folder: FleetFolder, server: Server) -> bytes:
-    """Return the settings by which Flower's commands find the SuperLink."""
+    """Return the settings with which Flower's commands find the SuperLink."""
     ca = folder.ca if folder.ca.is_file() else folder.server_ca
     connection = {
         "address": address_and_port(server.addresses[0], server.port),
-        # Flower takes a relative path from its home, which would break if the folder moved.
+        # An absolute path, since Flower takes a relative one from its home.
         "root-certificates": str(ca.resolve()),
     }
     table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
@@ -62,14 +62,14 @@ def operator_bytes(folder: FleetFolder, server: Server) -> bytes:
 
 
 def ensure_operator(folder: FleetFolder, server: Server) -> Iterator[Change]:
-    """Write the settings of Flower's commands where they are missing or say something else."""
+    """Write the settings of Flower's commands if they are missing or outdated."""
     if make_folder(folder.operator):
         yield Change("created", folder.operator)
     yield ensure_file(folder.operator_settings, operator_bytes(folder, server), PRIVATE_FILE)
 
 
 def ensure_app(folder: FleetFolder) -> Iterator[Change]:
-    """Write the Flower app of the fleet where it is missing or says something else."""
+    """Write the Flower app of the fleet if it is missing or outdated."""
     if make_folder(folder.app):
         yield Change("created", folder.app)
     project = toml_bytes("Submitted by fl-elastic fleet submit; init writes it again.", _PROJECT)

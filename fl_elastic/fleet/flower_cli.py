@@ -1,4 +1,4 @@
-"""Flower's ``flwr`` command, driven as a process: nodes and runs of a SuperLink."""
+"""Flower's ``flwr`` command, run as a process to manage nodes and runs of a SuperLink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _SECONDS = 60.0
-# The box that Flower draws around some of its errors.
+# Characters of the box that Flower draws around some of its errors.
 _FRAME = dict.fromkeys(map(ord, "─│╭╮╰╯"), " ")
 
 
@@ -36,7 +36,7 @@ class ServerUnreachable(FleetError):
 
 
 class AlreadyRegistered(FleetError):
-    """The SuperLink knows this key already, or has known it once."""
+    """The SuperLink knows this key, or has known it before."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class NodeState:
     Parameters
     ----------
     node_id : str
-        What the SuperLink calls it.
+        Id of the node at the SuperLink.
     status : str
         ``registered``, ``online``, ``offline`` or ``unregistered``.
     online_at, offline_at : str, optional
-        When it last came and last went, in UTC.
+        When it last came online and last went offline, in UTC.
     """
 
     node_id: str
@@ -66,16 +66,16 @@ class RunState:
     Parameters
     ----------
     run_id : str
-        What the SuperLink calls it.
+        Id of the run at the SuperLink.
     status : str
         ``pending``, ``starting``, ``running``, ``finished:completed``, ``finished:failed`` or
         ``finished:stopped``.
     details : str
-        What the SuperLink says about it.
+        Details from the SuperLink.
     elapsed : float
         Seconds since it started.
     to_server_bytes, to_nodes_bytes : int
-        What travelled, as Flower counts it.
+        Bytes that travelled, as Flower counts them.
     """
 
     run_id: str
@@ -87,26 +87,26 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         return self.status.startswith("finished")
 
     @property
     def completed(self) -> bool:
-        """Whether it came to its end as it should."""
+        """Whether the run has ended successfully."""
         return self.status == "finished:completed"
 
 
 class Registry(Protocol):
-    """Who may join: what registration needs of the SuperLink."""
+    """The part of the SuperLink that registration needs: which nodes may join."""
 
     def nodes(self) -> list[NodeState]:
         """Return all nodes that the SuperLink knows."""
 
     def register(self, public_key: Path, name: str) -> str:
-        """Make a key known and return the node's id."""
+        """Register a public key and return the node's id."""
 
     def unregister(self, node_id: str) -> None:
-        """Shut a node out."""
+        """Unregister a node, so that it can no longer join."""
 
 
 Process = Callable[[list[str], dict[str, str], Path, float], "subprocess.CompletedProcess[str]"]
@@ -130,9 +130,9 @@ class FlowerCommands:
     home : Path
         Folder of its settings (``FLWR_HOME``), absolute.
     server : Server
-        Where the SuperLink is.
+        The fleet's server.
     start : callable
-        Runs a command with environment, folder and time limit; a test gives its own.
+        Runs a command in an environment and folder, with a time limit; replaced in tests.
     """
 
     home: Path
@@ -145,20 +145,20 @@ class FlowerCommands:
         Raises
         ------
         FleetError
-            If the SuperLink does not answer, or not as expected; so for all below.
+            If the SuperLink does not answer, or not as expected; this also holds for the methods below.
         """
         answer = self._ask("supernode", "list", CONNECTION)
         return [_node_state(entry) for entry in _entries(answer, "nodes")]
 
     def register(self, public_key: Path, name: str) -> str:
-        """Make a key known and return the node's id."""
-        # The command works in another folder than whoever named the file.
+        """Register a public key and return the node's id."""
+        # The command runs in another folder than the caller.
         key = str(public_key.absolute())
         answer = self._ask("supernode", "register", key, CONNECTION, "--name", name)
         return str(answer.get("node-id", ""))
 
     def unregister(self, node_id: str) -> None:
-        """Shut a node out; one that the SuperLink does not know is shut out already."""
+        """Unregister a node; one that the SuperLink does not know counts as unregistered."""
         try:
             self._ask("supernode", "unregister", node_id, CONNECTION)
         except FleetError as error:
@@ -172,7 +172,7 @@ class FlowerCommands:
         return str(answer["run-id"])
 
     def run_state(self, run_id: str) -> RunState:
-        """Return how a run is."""
+        """Return the state of a run."""
         answer = self._ask("ls", CONNECTION, "--run-id", run_id)
         runs = _entries(answer, "runs")
         if not runs:
@@ -180,12 +180,12 @@ class FlowerCommands:
         return _run_state(runs[0])
 
     def stop(self, run_id: str) -> None:
-        """End a run."""
+        """Stop a run."""
         self._ask("stop", run_id, CONNECTION)
 
     def _ask(self, *arguments: str) -> dict[str, Any]:
         env = flower_environment(os.environ, self.home, self.server.addresses)
-        # Colours and the width of a terminal would get into what is read here.
+        # Without these, colours and line breaks would disturb the parsed output.
         env |= {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}
         command = [command_path("flwr"), *arguments, "--format", "json"]
         said = f"flwr {' '.join(arguments[:2])}"
@@ -201,7 +201,7 @@ class FlowerCommands:
 
 
 def flower_at(folder: FleetFolder, server: Server) -> FlowerCommands:
-    """Return Flower's command for a fleet; its settings are brought up to date first."""
+    """Return Flower's command for a fleet, after bringing its settings up to date."""
     for _ in ensure_operator(folder, server):
         pass
     return FlowerCommands(folder.operator.resolve(), server)
@@ -220,7 +220,7 @@ def _failure(said: str, message: str, server: Server) -> FleetError:
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    """Return the JSON object in what a command printed; warnings may stand before it."""
+    """Return the JSON object in a command's output, which may begin with warnings; None if there is none."""
     start = text.find("{")
     while start >= 0:
         try:

@@ -1,4 +1,4 @@
-"""Ask a server for its health and its time."""
+"""Ask a server for its health and its clock."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Health", "ask_health"]
 
 @dataclass(frozen=True)
 class Health:
-    """The answer of a server, or why there is none.
+    """The answer of a server, or the reason why there is none.
 
     Parameters
     ----------
     ok : bool
-        Whether it is well.
+        Whether the server answered that it is healthy.
     why : str
-        Why not; empty where it is.
+        Why it is not; empty if it is.
     date : datetime, optional
-        Its clock, to the second, with a time zone.
+        The server's time, to the second, with a time zone.
     certificate_error : bool
         Whether it answered, but its certificate was not accepted.
     """
@@ -37,18 +37,18 @@ class Health:
 
 
 def ask_health(server: Server, address: str, ca: Path | None, *, seconds: float = 5.0) -> Health:
-    """Ask ``GET /health``, trusting the fleet's authority only, without any proxy.
+    """Ask ``GET /health``, trusting only the fleet's authority, without any proxy.
 
     Parameters
     ----------
     server : Server
-        Its port.
+        The server; its port is used.
     address : str
-        Where it is.
+        Address of the server.
     ca : Path, optional
-        Certificate of the authority; left out, the certificate is not checked.
+        Certificate of the authority; without it, the server's certificate is not checked.
     seconds : float
-        How long to wait.
+        Time limit in seconds.
     """
     try:
         connection = http.client.HTTPSConnection(

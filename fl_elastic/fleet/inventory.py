@@ -1,4 +1,4 @@
-"""What a fleet is made of: ``fleet.toml``, one frozen value in memory."""
+"""The inventory of a fleet: the file ``fleet.toml``, and one frozen value in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _some(addresses: tuple[str, ...]) -> None:
 
 
 def _id(value: str) -> None:
-    # It becomes an argument of Flower's commands, so it must not look like an option.
+    # The id becomes an argument of Flower's commands, so it must not look like an option.
     if not value.isdecimal():
         raise FleetError(f"id {value!r}; expected digits in quotes")
 
@@ -54,21 +54,21 @@ def _unlike(nodes: tuple[Node, ...]) -> None:
 
 _NodeId = Annotated[str, Strict(), approved(_id)]
 Name = Annotated[Text, approved(check_name)]
-"""Of a node."""
+"""Name of a node."""
 Config = Mapping[str, Scalar]
 """Settings of a node by name."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server is.
+    """The server of a fleet.
 
     Parameters
     ----------
     addresses : tuple of str
         Host names and IP addresses by which nodes reach it, the preferred one first.
     port : int
-        The one port of everything.
+        The one port that is used for everything.
     """
 
     addresses: Annotated[tuple[Annotated[Text, approved(check_address)], ...], approved(_some)]
@@ -77,20 +77,20 @@ class Server:
 
 @dataclass(frozen=True)
 class Node:
-    """One node.
+    """One node of a fleet.
 
     Parameters
     ----------
     name : str
-        Also the name of its folder.
+        Name of the node and of its folder.
     fingerprint : str
-        Of its public key.
+        Fingerprint of its public key.
     node_id : str, optional
-        What the SuperLink calls it, once registered.
+        Id of the node at the SuperLink, once registered.
     retired : tuple of str
-        Ids of its former keys, which the SuperLink has to be told to forget.
+        Ids of its former keys, which still have to be unregistered at the SuperLink.
     revoked : bool
-        Whether its key is no longer wanted.
+        Whether its key is no longer accepted.
     config : mapping of str to bool, int, float or str
         Its settings: ``partition-id``, ``threads``, ``deadline`` ...
     """
@@ -103,23 +103,23 @@ class Node:
     config: Config = field(default_factory=dict)
 
     def without_registration(self) -> Node:
-        """Return the node with its registration among the retired ones."""
+        """Return the node unregistered, with its id among the retired ones."""
         retired = (*self.retired, self.node_id) if self.node_id else self.retired
         return replace(self, node_id=None, retired=retired)
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """A fleet.
+    """The server, nodes and revoked keys of a fleet.
 
     Parameters
     ----------
     server : Server
-        Where its server is.
+        The server.
     nodes : tuple of Node
-        In the order in which they were added.
+        Nodes in the order in which they were added.
     revoked_keys : tuple of str
-        Fingerprints that are never registered again, whoever shows up with them.
+        Fingerprints of keys that are never registered again, by whichever node.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Inventory:
     revoked_keys: Annotated[tuple[Text, ...], Field(alias="revoked-keys")] = ()
 
     def has(self, name: str) -> bool:
-        """Whether there is a node of that name."""
+        """Return whether there is a node of that name."""
         return any(node.name == name for node in self.nodes)
 
     def node(self, name: str) -> Node:
@@ -141,7 +141,7 @@ class Inventory:
         Raises
         ------
         FleetError
-            If there is none.
+            If there is no such node.
         """
         for node in self.nodes:
             if node.name == name:
@@ -153,21 +153,21 @@ class Inventory:
         )
 
     def with_node(self, node: Node) -> Inventory:
-        """Return the fleet with a node put in place of the one of its name, or added."""
+        """Return the fleet with a node added, or replaced by its name."""
         if not self.has(node.name):
             return replace(self, nodes=(*self.nodes, node))
         nodes = tuple(node if old.name == node.name else old for old in self.nodes)
         return replace(self, nodes=nodes)
 
     def with_revoked_key(self, fingerprint: str) -> Inventory:
-        """Return the fleet with one more key that is never registered again."""
+        """Return the fleet with a further key that is never registered again."""
         if not fingerprint or fingerprint in self.revoked_keys:
             return self
         return replace(self, revoked_keys=(*self.revoked_keys, fingerprint))
 
 
 def next_partition(inventory: Inventory) -> int:
-    """Return the smallest partition that no node has."""
+    """Return the smallest partition id that no node has."""
     taken = {node.config.get("partition-id") for node in inventory.nodes}
     return next(number for number in range(len(taken) + 1) if number not in taken)
 
@@ -178,7 +178,7 @@ def load_inventory(path: Path) -> Inventory:
     Raises
     ------
     FleetError
-        If it is missing, damaged or says something that means nothing.
+        If it is missing, damaged or has an invalid entry.
     """
     if not path.is_file():
         raise FleetError(
@@ -195,12 +195,12 @@ def load_inventory(path: Path) -> Inventory:
 
 
 def checked(kind: type[T], table: object, path: Path, remedy: str) -> T:
-    """Return what a file holds as a dataclass.
+    """Return the content of a file as a dataclass.
 
     Raises
     ------
     FleetError
-        If something in it means nothing; the message ends with ``remedy``.
+        If an entry is invalid; the message ends with ``remedy``.
     """
     problems: list[str] = []
     try:
@@ -213,7 +213,7 @@ def checked(kind: type[T], table: object, path: Path, remedy: str) -> T:
 
 
 def save_inventory(path: Path, inventory: Inventory) -> bool:
-    """Write ``fleet.toml`` and return whether it said something else before.
+    """Write ``fleet.toml`` and return whether its content has changed.
 
     Raises
     ------
@@ -242,5 +242,5 @@ def _node_table(node: Node) -> dict[str, Any]:
         "retired": list(node.retired),
         "config": dict(node.config),
     }
-    # A number of 64 bits without a sign does not fit into TOML's integers.
+    # Kept as text: an unsigned 64-bit number does not fit into TOML's integers.
     return table if node.node_id is None else table | {"node-id": node.node_id}

@@ -1,4 +1,4 @@
-"""Where everything is in the folder of a fleet."""
+"""The paths in the folder of a fleet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FleetFolder", "NodeFolder"]
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The folder of one node: all that a device needs.
+    """The folder of one node, with all that a device needs.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class NodeFolder:
 
     @property
     def public_key(self) -> Path:
-        """Public key, as the SuperLink is told it."""
+        """Public key, as it is registered at the SuperLink."""
         return self.root / "node.key.pub"
 
     @property
@@ -42,7 +42,7 @@ class NodeFolder:
 
     @property
     def settings(self) -> Path:
-        """Where the server is, and the node's own settings."""
+        """Address of the server, and the node's own settings."""
         return self.root / "node.toml"
 
 
@@ -65,17 +65,17 @@ class FleetFolder:
 
     @property
     def inventory(self) -> Path:
-        """The file that says what the fleet is made of."""
+        """File of the fleet's inventory."""
         return self.root / "fleet.toml"
 
     @property
     def authority(self) -> Path:
-        """Folder of the authority; a server does not need it, and may not have it."""
+        """Folder of the authority; a server does not need it and may lack it."""
         return self.root / "authority"
 
     @property
     def ca_key(self) -> Path:
-        """Private key of the authority (the one secret that everything rests on)."""
+        """Private key of the authority (secret; all trust rests on it)."""
         return self.authority / "ca.key"
 
     @property
@@ -110,12 +110,12 @@ class FleetFolder:
 
     @property
     def results(self) -> Path:
-        """Folder of what runs leave behind."""
+        """Folder of the results of runs."""
         return self.server / "results"
 
     @property
     def rounds(self) -> Path:
-        """One line of JSON for every round."""
+        """Journal with one line of JSON per round."""
         return self.results / "rounds.jsonl"
 
     @property
@@ -134,7 +134,7 @@ class FleetFolder:
 
     @property
     def operator_settings(self) -> Path:
-        """Where Flower's commands find the SuperLink."""
+        """Settings with which Flower's commands find the SuperLink."""
         return self.operator / "config.toml"
 
     @property

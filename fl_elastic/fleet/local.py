@@ -34,27 +34,27 @@ _NEVER = datetime.fromtimestamp(0, UTC)
 
 
 class LocalFleet:
-    """A SuperLink and SuperNodes as a context: everything ends with it, however it ends.
+    """A SuperLink and SuperNodes as a context; all processes end with the context, however it ends.
 
     Parameters
     ----------
     nodes : int
-        How many.
+        Number of nodes.
     folder : Path, optional
-        Where everything is kept; left out, a temporary folder that is removed at the end.
+        Folder of everything; by default a temporary folder that is removed at the end.
     config : mapping of str to bool, int, float or str, optional
         Settings of every node, such as ``threads``.
     node_config : sequence of such mappings, optional
-        Settings of single nodes, in their order.
+        Settings of single nodes, in order.
     environment : mapping of str to str, optional
-        In addition to that of this process.
+        Environment variables in addition to those of this process.
     tell : callable, optional
-        Told what happens.
+        Called with a message for each event.
 
     Raises
     ------
     FleetError
-        If a process does not come up.
+        If a process does not start.
     """
 
     def __init__(
@@ -109,9 +109,9 @@ class LocalFleet:
         return flower_at(self.folder, load_inventory(self.folder.inventory).server)
 
     def start(self, name: str) -> Member:
-        """Start the server or a node; one that runs is left as it is.
+        """Start the server or a node; one that is running is left alone.
 
-        A node that was killed is refused by the server for about a minute; see `wait_online`.
+        The server refuses a node that was killed for about a minute; see `wait_online`.
         """
         found = self.members.get(name)
         if found is not None and found.running:
@@ -122,24 +122,24 @@ class LocalFleet:
         return member
 
     def kill(self, name: str) -> None:
-        """Kill the process at once (SIGKILL), and with it what it started, as a power cut does."""
+        """Kill a process and everything it started at once (SIGKILL), as a power cut does."""
         end_members([self._member(name)], grace=0)
 
     def stop(self, name: str) -> None:
-        """End the process in good order (SIGTERM)."""
+        """End a process in an orderly way (SIGTERM)."""
         end_members([self._member(name)])
 
     def log(self, name: str) -> str:
-        """Return what a process printed."""
+        """Return the output of a process."""
         return self._member(name).log.read_text(errors="replace")
 
     def wait_for_server(self, seconds: float = 90.0) -> None:
-        """Return once the server answers over TLS.
+        """Wait until the server answers over TLS.
 
         Raises
         ------
         FleetError
-            If it does not in time, or ends.
+            If it does not answer in time, or ends.
         """
         server = load_inventory(self.folder.inventory).server
         until = time.monotonic() + seconds
@@ -151,30 +151,30 @@ class LocalFleet:
             time.sleep(0.2)
 
     def online(self) -> set[str]:
-        """Return the names of the nodes that the server calls online.
+        """Return the names of the nodes that the server reports as online.
 
-        It misses one that was killed only after a while.
+        A node that was killed is reported for a while.
         """
         return set(self._online_since())
 
     def wait_online(
         self, names: Sequence[str], seconds: float = 120.0, *, respawn: bool = False
     ) -> None:
-        """Return once these nodes are online.
+        """Wait until these nodes are online.
 
         Parameters
         ----------
         names : sequence of str
-            Which.
+            Names of the nodes.
         seconds : float
-            How long to wait.
+            Time limit in seconds.
         respawn : bool
-            Start a node that has ended again every few seconds, as a service manager does.
+            Whether to restart a node that has ended every few seconds, as a service manager does.
 
         Raises
         ------
         FleetError
-            If they are not in time, or one of them ends and is not respawned.
+            If they are not online in time, or one of them ends and is not restarted.
         """
         until = time.monotonic() + seconds
         while True:
@@ -194,7 +194,7 @@ class LocalFleet:
             time.sleep(3.0 if ended else 0.5)
 
     def submit(self, app: Path | None = None, **settings: Scalar) -> str:
-        """Submit an app (the fleet's own, if left out) and return the run's id.
+        """Submit an app, by default the fleet's own, and return the run's id.
 
         Underscores in the names of settings stand for dashes.
         """
@@ -202,15 +202,15 @@ class LocalFleet:
         return submit(self.flower, self.folder.app if app is None else app, given)
 
     def wait(self, run_id: str, **how: float) -> RunState:
-        """Wait until a run has ended and return how; see `fl_elastic.fleet.submit.wait_for_run`."""
+        """Wait until a run has ended and return its state; see `fl_elastic.fleet.submit.wait_for_run`."""
         return wait_for_run(self.flower, run_id, self._tell, **how)  # type: ignore[arg-type]
 
     def close(self) -> None:
-        """End every process, and remove a temporary folder; a second Ctrl-C meanwhile ends them at once."""
+        """End every process and remove a temporary folder; a second Ctrl-C meanwhile kills them at once."""
         members, self.members = list(self.members.values()), {}
         temporary, self._temporary = self._temporary, None
         try:
-            # The nodes while the server is still there to say goodbye to.
+            # End the nodes first, while the server can still take their goodbye.
             end_members(member for member in members if member.name != SERVER)
         finally:
             end_members(members)
@@ -226,7 +226,7 @@ class LocalFleet:
         }
 
     def _are_back(self, names: Sequence[str], since: Mapping[str, datetime]) -> bool:
-        """Whether each process came online after its start: before, the server meant the one before it."""
+        """Return whether each node came online after its process started, so that no earlier process is meant."""
         return all(since.get(name, _NEVER) >= self._member(name).started for name in names)
 
     def _provision(self) -> None:
@@ -247,7 +247,7 @@ class LocalFleet:
             add_node(self.folder, name, {**state, **self._config, **own})
 
     def _launch(self, name: str) -> Launch:
-        # The nodes work where they are, and not where tests or a checkout happen to be.
+        # The processes run in their own folders, not in that of a test or a checkout.
         if name == SERVER:
             return server_launch(self.folder, self._environment, _HOST)
         return node_launch(self.folder.node(name), self._environment)
@@ -263,7 +263,7 @@ class LocalFleet:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on now."""
+    """Return ports of the loopback on which nothing listens now."""
     probes = [socket.socket() for _ in range(count)]
     try:
         for probe in probes:

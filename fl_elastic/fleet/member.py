@@ -17,8 +17,8 @@ from fl_elastic.fleet.serve import OTHERS_NOTHING, Launch
 
 __all__ = ["Member", "descendants", "end_members", "start_member"]
 
-# Linux kills it when the thread that started it ends, however that does; what Flower's processes start themselves
-# ends with these, since each of them watches its parent.
+# Linux kills the process when the thread that started it ends for any reason. The processes that Flower's processes
+# start end with these, since each of them watches its parent.
 _ENDS_WITH_PARENT = """
 import ctypes, os, signal, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -28,7 +28,7 @@ if prctl is not None:
         sys.exit("the process that started this one is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
-# Flower's own shutdown takes less.
+# Seconds; Flower's own shutdown takes less.
 _GRACE_SECONDS = 8.0
 
 
@@ -43,9 +43,9 @@ class Member:
     process : subprocess.Popen
         Flower's process.
     log : Path
-        What it printed, after what those before it did.
+        File of its output, appended to that of earlier processes of the same name.
     started : datetime
-        When, to the second.
+        Time of its start, to the second.
     """
 
     name: str
@@ -69,21 +69,21 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
         process = subprocess.Popen(
             [sys.executable, "-c", _ENDS_WITH_PARENT, str(os.getpid()), *launch.command],
             env=dict(launch.environment), cwd=launch.folder, stdin=subprocess.DEVNULL, stdout=log,
-            # Ctrl-C of a terminal is the business of whoever started the fleet.
+            # Ctrl-C in the terminal is handled by whoever started the fleet.
             stderr=log, start_new_session=True, umask=OTHERS_NOTHING,
         )  # fmt: skip
     return Member(name, process, path, started)
 
 
 def end_members(members: Iterable[Member], grace: float = _GRACE_SECONDS) -> None:
-    """Ask processes to end, all of them at once, and kill what is left of them and of what they started.
+    """Ask processes to end, all at once, then kill those that remain and what they started.
 
     Parameters
     ----------
     members : iterable of Member
         The processes.
     grace : float
-        Seconds that they have; with 0 they are killed without being asked.
+        Seconds before they are killed; with 0 they are killed without being asked.
     """
     running = [member.process for member in members if member.running]
     below = [pid for process in running for pid in descendants(process.pid)]
@@ -94,7 +94,7 @@ def end_members(members: Iterable[Member], grace: float = _GRACE_SECONDS) -> Non
         while time.monotonic() < until and any(each.poll() is None for each in running):
             time.sleep(0.05)
     finally:
-        # Also after a second Ctrl-C.
+        # Runs even after a second Ctrl-C.
         for process in running:
             process.kill()
             process.wait()
@@ -105,7 +105,7 @@ def end_members(members: Iterable[Member], grace: float = _GRACE_SECONDS) -> Non
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Return the processes that one has started, and those that they have, each with when it was."""
+    """Return the direct and indirect child processes of a process, each with its start time."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         if len(fields := _fields(int(folder.name))) > 1:
@@ -117,15 +117,15 @@ def descendants(pid: int) -> list[tuple[int, str]]:
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, which tells it from a later one of the same number; empty if it has ended."""
+    """Return the start time of a process, which tells it from a later one of the same id; empty if it has ended."""
     fields = _fields(pid)
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
 
 
 def _fields(pid: int) -> list[str]:
-    """Return state, parent and so on, see proc_pid_stat(5); nothing where there is no such process or no /proc."""
+    """Return the fields from the state on, see proc_pid_stat(5); empty without such a process or without /proc."""
     try:
-        # The name in brackets may hold blanks and brackets.
+        # The process name, in brackets, may itself contain blanks and brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, UnicodeDecodeError):
         return []

@@ -1,4 +1,4 @@
-"""Nodes that join, are shut out, get another key or other settings: the part of it that happens in files."""
+"""Add, revoke and rotate nodes, and change their settings: the part that happens in files."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["add_node", "check_config", "revoke_node", "rotate_node", "rotate_ser
 
 
 def add_node(folder: FleetFolder, name: str, config: Mapping[str, Scalar]) -> list[Change]:
-    """Add a node, or change the settings of one that is there.
+    """Add a node, or change the settings of an existing one.
 
     Raises
     ------
     FleetError
-        If the name or a setting means nothing, the node is revoked, or its folder cannot be written.
+        If the name or a setting is invalid, the node is revoked, or its folder cannot be written.
     """
     check_name(name)
     load_inventory(folder.inventory)
@@ -56,9 +56,9 @@ def add_node(folder: FleetFolder, name: str, config: Mapping[str, Scalar]) -> li
 
 
 def revoke_node(folder: FleetFolder, name: str) -> Node:
-    """Mark a node as revoked and return it; the SuperLink has still to be told.
+    """Mark a node as revoked and return it; call `register` to tell the SuperLink.
 
-    Its key stays where it is, as evidence, and is never registered again.
+    Its key stays in its folder, as evidence, and is never registered again.
 
     Raises
     ------
@@ -76,9 +76,9 @@ def revoke_node(folder: FleetFolder, name: str) -> Node:
 
 
 def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
-    """Give a node a new key; the SuperLink has still to be told.
+    """Give a node a new key; call `register` to tell the SuperLink.
 
-    The old key is deleted here and never registered again. A revoked node is trusted again.
+    The old key is deleted here and never registered again. A revoked node is accepted again.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
         node = inventory.node(name)
         place, key = folder.node(name), new_node_key(name)
         make_folder(place.root)
-        # The public key first: after a crash in between, the next rotation starts over.
+        # Write the public key first: after a crash in between, the next rotation starts over.
         write_file(place.public_key, key.public, PUBLIC_FILE)
         write_file(place.key, key.private, PRIVATE_FILE)
         changes = [Change("updated", place.key, "a new key: copy the folder to the device")]
@@ -107,12 +107,12 @@ def rotate_node(folder: FleetFolder, name: str) -> list[Change]:
 
 
 def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
-    """Give the server a new key and certificate by the same authority.
+    """Give the server a new key, and a certificate by the same authority.
 
     Raises
     ------
     FleetError
-        If the authority's key is not there, or a file cannot be written.
+        If the authority's key is missing, or a file cannot be written.
     """
     inventory = load_inventory(folder.inventory)
     with locked(folder.root):
@@ -120,21 +120,21 @@ def rotate_server(folder: FleetFolder, now: datetime) -> list[Change]:
 
 
 def check_config(name: str, config: Mapping[str, Scalar], inventory: Inventory) -> None:
-    """Return if the settings of a node make sense among those of the others.
+    """Check a node's settings, also against those of the other nodes.
 
     Parameters
     ----------
     name : str
         The node.
     config : mapping of str to bool, int, float or str
-        All its settings.
+        All settings of the node.
     inventory : Inventory
-        The fleet, in which no two nodes may have the same part of the data.
+        The fleet; no two of its nodes may have the same partition.
 
     Raises
     ------
     FleetError
-        If a setting is unknown, a value is none that it can have, or another node has the partition.
+        If a setting is unknown, a value is invalid, or another node has the partition.
     """
     check_settings(name, config)
     for other in inventory.nodes:

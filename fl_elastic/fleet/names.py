@@ -1,4 +1,4 @@
-"""Validate what a person may type: node names, server addresses, settings of a node."""
+"""Validate user input: node names, server addresses, settings of a node."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def check_name(name: str) -> str:
-    """Return the name of a node, which is also the name of its folder.
+    """Return the name of a node, which is also that of its folder, if it is valid.
 
     Raises
     ------
     FleetError
-        If it is not made of letters, digits and inner dashes, or longer than 32.
+        If it has other characters than letters, digits and inner dashes, or more than 32.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def check_name(name: str) -> str:
 
 
 def is_ip(address: str) -> bool:
-    """Whether the address is a number, not a name."""
+    """Return whether the address is an IP address, not a host name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -58,7 +58,7 @@ def is_ip(address: str) -> bool:
 
 
 def check_address(address: str) -> str:
-    """Return a host name or IP address in its plain form, without the brackets of IPv6.
+    """Return a host name or IP address in plain form, without the brackets of IPv6.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def check_address(address: str) -> str:
     if is_ip(plain):
         return str(ipaddress.ip_address(plain))
     labels = plain.removesuffix(".").split(".")
-    # A name of digits and dots only is an IP address with a mistake in it.
+    # A name whose last label has digits only is a mistyped IP address.
     named = all(_LABEL.fullmatch(label) for label in labels) and not labels[-1].isdecimal()
     if not named or len(plain) > 253:
         raise FleetError(
@@ -85,7 +85,7 @@ def check_address(address: str) -> str:
 
 
 def check_port(port: int) -> int:
-    """Return a port that can be listened on.
+    """Return a port number if it is valid.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def check_port(port: int) -> int:
 
 
 def address_and_port(address: str, port: int) -> str:
-    """Return the two as one, as Flower's commands want them.
+    """Return address and port joined, as Flower's commands expect them.
 
     Examples
     --------
@@ -109,12 +109,12 @@ def address_and_port(address: str, port: int) -> str:
 
 
 def parse_setting(text: str) -> tuple[str, Scalar]:
-    """Read ``key=value``; the value is TOML, or else a bare word.
+    """Read ``key=value``; the value is TOML, or otherwise plain text.
 
     Raises
     ------
     FleetError
-        If there is no key, or the value is no number, truth value or text.
+        If there is no key, or the value is not a number, truth value or text.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
         read = tomllib.loads(f"value = {value}")
     except (tomllib.TOMLDecodeError, RecursionError):
         read = {}
-    # A line break in the text could have smuggled in other keys.
+    # A line break in the text could add further keys.
     found = read["value"] if read.keys() == {"value"} else value
     if not isinstance(found, (bool, int, float, str)):
         raise FleetError(
@@ -142,7 +142,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Scalar]:
-    """Read several ``key=value``; the last of one key counts.
+    """Read several ``key=value``; the last one of a key counts.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The key of one node: how the SuperLink tells nodes apart, and refuses strangers."""
+"""The key of a node, by which the SuperLink tells nodes apart and refuses strangers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["NodeKey", "fingerprint", "new_node_key", "public_part"]
 
 @dataclass(frozen=True)
 class NodeKey:
-    """An elliptic-curve key in OpenSSH's format, which Flower's commands read.
+    """An elliptic-curve key in OpenSSH's format, as Flower's commands read it.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class NodeKey:
 
 
 def new_node_key(name: str) -> NodeKey:
-    """Make a P-384 key; the public part ends with the name of the node.
+    """Make a P-384 key; the public key carries the node's name as a comment.
 
     Examples
     --------
@@ -50,12 +50,12 @@ def new_node_key(name: str) -> NodeKey:
 
 
 def public_part(path: Path, name: str) -> bytes:
-    """Return the content of ``node.key.pub`` that belongs to the private key at ``path``.
+    """Return the content of ``node.key.pub`` for the private key at ``path``.
 
     Raises
     ------
     FleetError
-        If the file is no elliptic-curve key in OpenSSH's format.
+        If the file is not an elliptic-curve key in OpenSSH's format.
     """
     try:
         key = serialization.load_ssh_private_key(read_bytes(path), None)
@@ -75,7 +75,7 @@ def fingerprint(path: Path) -> str:
     Raises
     ------
     FleetError
-        If the file is no public key in OpenSSH's format.
+        If the file is not a public key in OpenSSH's format.
     """
     words = read_bytes(path).split()
     try:

@@ -1,4 +1,4 @@
-"""What one device has to know: ``node.toml`` in its folder."""
+"""The settings of one device: ``node.toml`` in its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Natural = Annotated[Whole, Ge(0), Le(2**31)]
 
 @dataclass(frozen=True)
 class _Known:
-    """A node's settings, as `NodeConfig` reads them; those of an app of one's own begin with ``app-``."""
+    """A node's settings, as `NodeConfig` reads them; names of a custom app's settings begin with ``app-``."""
 
     partition: Annotated[_Natural, Field(alias="partition-id")] = 0
     partitions: Annotated[_Natural, Field(alias="num-partitions")] = 0
@@ -52,9 +52,9 @@ class NodeSettings:
     Parameters
     ----------
     server : Server
-        Where its server is.
+        The fleet's server.
     name : str
-        What it is called in the fleet.
+        Name of the node.
     config : mapping of str to bool, int, float or str
         ``partition-id``, ``threads``, ``deadline``, ``data-root``, ``state-dir`` ...
     """
@@ -79,7 +79,7 @@ def load_node_settings(path: Path) -> NodeSettings:
     Raises
     ------
     FleetError
-        If it is missing, damaged or says something that means nothing.
+        If it is missing, damaged or has an invalid entry.
     """
     if not path.is_file():
         raise FleetError(
@@ -103,12 +103,12 @@ class _File:
 
 
 def check_settings(name: str, config: Mapping[str, Scalar]) -> None:
-    """Return if each setting of a node is known, with a value that it can have.
+    """Check that each setting of a node is known and has a valid value.
 
     Raises
     ------
     FleetError
-        If not, with all that is wrong.
+        If not; the message lists all problems.
     """
     known = list(keys_of(_Known))
     for key in config:

@@ -1,4 +1,4 @@
-"""``fl-elastic fleet init``: make what a fleet needs, keep what is there, mend what does not fit."""
+"""``fl-elastic fleet init``: make what a fleet lacks, keep what fits, repair what does not."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _PORT = 8000
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a person asked for; what is left out stays as it is.
+    """Wishes of the user; anything not given stays as it is.
 
     Parameters
     ----------
     addresses : sequence of str
-        Of the server.
+        Addresses of the server.
     port : int, optional
-        Of the server, 8000 in a new fleet.
+        Port of the server; 8000 in a new fleet.
     nodes : sequence of str
-        Nodes that there should be.
+        Nodes to add if they are missing.
     """
 
     addresses: Sequence[str] = ()
@@ -58,7 +58,7 @@ class Wanted:
 
 
 def numbered(count: int) -> tuple[str, ...]:
-    """Return names for so many nodes.
+    """Return names for ``count`` nodes.
 
     >>> numbered(2)
     ('node0', 'node1')
@@ -69,19 +69,19 @@ def numbered(count: int) -> tuple[str, ...]:
 def provision(
     folder: FleetFolder, wanted: Wanted, now: Callable[[], datetime] = lambda: datetime.now(UTC)
 ) -> list[Change]:
-    """Make a fleet, or bring the one in ``folder`` up to date, and return what was done.
+    """Make a fleet, or bring the one in ``folder`` up to date; return the changes.
 
-    Keys and certificates that are there and fit are left as they are, byte for byte; no key is ever replaced.
+    Existing keys and certificates that fit stay unchanged, byte for byte; no key is ever replaced.
 
     Raises
     ------
     FleetError
-        If a name or an address means nothing, a file is damaged, or the folder cannot be written.
+        If a name or an address is invalid, a file is damaged, or the folder cannot be written.
     """
     inventory = _wanted_inventory(folder, wanted)
     changes = [Change("created", folder.root)] if make_folder(folder.root) else []
     with locked(folder.root):
-        # Again, and alone: another process may have changed it meanwhile.
+        # Computed again under the lock: another process may have changed the fleet meanwhile.
         inventory = _wanted_inventory(folder, wanted)
         changes += _mended(folder)
         changes += ensure_authority(folder, now())
@@ -101,12 +101,12 @@ def provision(
 
 
 def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, list[Change]]:
-    """Make the folder of a node, or mend it, and return the node with the fingerprint of its key.
+    """Make or repair the folder of a node; return the node with its key's fingerprint, and the changes.
 
     Raises
     ------
     FleetError
-        If a setting means nothing, or a file is damaged or cannot be written.
+        If a setting is invalid, or a file is damaged or cannot be written.
     """
     check_settings(node.name, node.config)
     place = folder.node(node.name)
@@ -115,7 +115,7 @@ def ensure_node(folder: FleetFolder, server: Server, node: Node) -> tuple[Node, 
     changes.append(ensure_file(place.ca, authority_certificate(folder)))
     found = fingerprint(place.public_key)
     if node.fingerprint and found != node.fingerprint:
-        # Somebody replaced the key; the registration belongs to the old one.
+        # The key was replaced by hand; the registration belongs to the old one.
         node = node.without_registration()
         changes.append(Change("repaired", folder.inventory, f"{node.name} has another key"))
     node = replace(node, fingerprint=found)
@@ -142,7 +142,7 @@ def _ensure_key(place: NodeFolder, node: Node) -> Iterator[Change]:
 
 
 def _wanted_inventory(folder: FleetFolder, wanted: Wanted) -> Inventory:
-    """Return what there is, with what was asked for."""
+    """Return the existing inventory, or a new one, changed as wanted."""
     addresses = tuple(dict.fromkeys(check_address(address) for address in wanted.addresses))
     if folder.inventory.exists():
         inventory = load_inventory(folder.inventory)
@@ -172,7 +172,7 @@ def _wanted_inventory(folder: FleetFolder, wanted: Wanted) -> Inventory:
 
 
 def _mended(folder: FleetFolder) -> Iterator[Change]:
-    """Take away permissions that give others a secret."""
+    """Remove permissions with which others could read a secret."""
     nodes = [folder.node(path.name) for path in sorted(folder.nodes.glob("*")) if path.is_dir()]
     folders = [folder.authority, folder.server, folder.nodes, folder.operator]
     files = [folder.ca_key, folder.server_key, *(node.key for node in nodes)]

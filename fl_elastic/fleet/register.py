@@ -1,4 +1,4 @@
-"""Tell the SuperLink which keys may join, until it knows exactly those of the inventory."""
+"""Register and unregister keys at the SuperLink until it knows exactly those of the inventory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GONE = "unregistered"
 
 @dataclass(frozen=True)
 class Registration:
-    """What was done about one node.
+    """Result of the registration of one node.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ class Registration:
     what : {"registered", "known", "unregistered", "refused"}
         ``known``: there was nothing to do.
     node_id : str, optional
-        What the SuperLink calls it.
+        Id of the node at the SuperLink.
     why : str
-        In words; empty where it needs none.
+        Reason in words; empty if none is needed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Registration:
 def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
     """Register all keys of the inventory that the SuperLink does not know, and unregister revoked ones.
 
-    A node that cannot be registered does not keep the others from it.
+    If one node cannot be registered, the others still are.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
         alive = {state.node_id for state in registry.nodes() if state.status != GONE}
         for node in inventory.nodes:
             for changed, what in _one(folder, inventory, node, registry, alive):
-                # After every step: what the SuperLink was told must not be forgotten by a crash.
+                # Saved after every step, so that a crash does not lose what the SuperLink was told.
                 inventory = inventory.with_node(changed)
                 save_inventory(folder.inventory, inventory)
                 done.append(what)
@@ -100,8 +100,8 @@ def _register(
     try:
         return registry.register(public_key, node.name)
     except AlreadyRegistered as error:
-        # Registered by a command that ended before it could write down the id. Flower lists no names and no
-        # keys, so it can only be told if there is exactly one that nobody else of the inventory has.
+        # The key was registered by a command that ended before it could save the id. Flower lists neither names nor
+        # keys, so the id is only known if there is exactly one that no other node of the inventory has.
         strangers = alive - {other.node_id for other in inventory.nodes}
         if len(strangers) == 1:
             return strangers.pop()

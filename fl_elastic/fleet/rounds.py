@@ -1,4 +1,4 @@
-"""What the last rounds said about each node, out of ``rounds.jsonl``."""
+"""Reports of the nodes in their last rounds, from ``rounds.jsonl``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["NodeRound", "last_rounds"]
 
 @dataclass(frozen=True)
 class NodeRound:
-    """What the last round of a node said; everything but the round may be unknown.
+    """Report of a node in its last round; everything but the round may be unknown.
 
     Parameters
     ----------
     round : int
-        Its number.
+        Number of the round.
     time : str, optional
-        When it ended, as the server wrote it.
+        Time when it ended, as the server wrote it.
     step_seconds : float, optional
-        Of one training step.
+        Seconds of one training step.
     temperature : float, optional
-        Degrees Celsius.
+        Temperature in degrees Celsius.
     coverage : float, optional
         Share of the tensor groups that the node has trained, 0 to 1.
     disk_free_bytes : float, optional
-        In the folder of its state.
+        Free bytes in the folder of its state.
     """
 
     round: int
@@ -39,7 +39,7 @@ class NodeRound:
 
 
 def last_rounds(rounds: Iterable[dict[str, Any]]) -> dict[str, NodeRound]:
-    """Return for each node, by id or name, what the last round with it said.
+    """Return for each node, by id or name, its report from the last round in which it took part.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Become Flower's server or node: one process, so that a service manager sees what it started."""
+"""Replace this process by Flower's server or node, so that a service manager sees the process it started."""
 
 from __future__ import annotations
 
@@ -58,20 +58,21 @@ class Launch:
     Parameters
     ----------
     command : tuple of str
-        Path and arguments.
+        Path of the program, and its arguments.
     environment : mapping of str to str
-        All of it.
+        The complete environment.
     folders : tuple of Path
-        Made before the start. It works in the last one, where no code lies that its helpers could take for
-        their own.
+        Folders that are made before the start. The process works in the last one, which holds no code that its
+        helper processes could import by mistake.
     host, port : str and int
         Where it will listen.
     port_option : str
-        Of the command that chooses another port.
+        Name of the command's option that chooses another port.
     database : Path, optional
-        That of a server: made fit for the release of Flower that is started.
+        Database of a server, to be adapted to the release of Flower that is started.
     notice : str
-        What its user should know of how it may end: once it runs nobody can add a word to it.
+        What the user should know about how it may fail; it is printed before the start, since nothing can be
+        printed afterwards.
     """
 
     command: tuple[str, ...]
@@ -85,11 +86,11 @@ class Launch:
 
     @property
     def folder(self) -> Path:
-        """Where it works."""
+        """The working folder."""
         return self.folders[-1]
 
     def prepare(self) -> None:
-        """Make its folders, or raise `FleetError`."""
+        """Make the folders; raises `FleetError` if that fails."""
         for folder in self.folders:
             make_folder(folder)
 
@@ -97,7 +98,7 @@ class Launch:
 def server_launch(
     folder: FleetFolder, base: Mapping[str, str], host: str = LOOPBACK_HOST, port: int | None = None
 ) -> Launch:
-    """Return how the fleet's server is started.
+    """Return how to start the fleet's server.
 
     Parameters
     ----------
@@ -106,20 +107,20 @@ def server_launch(
     base : mapping of str to str
         The environment to start from.
     host : str
-        Address to listen on; this machine alone, if left out.
+        Address to listen on; by default reachable from this machine only.
     port : int, optional
-        The inventory's, if left out.
+        Port to listen on; by default the inventory's.
 
     Raises
     ------
     FleetError
-        If a file is missing, the certificate is not for that host, or Flower is not installed.
+        If a file is missing, the certificate is not valid for that host, or Flower is not installed.
     """
     folder = FleetFolder(folder.root.resolve())
     server = load_inventory(folder.inventory).server
     _present(folder.server_ca, folder.server_certificate, folder.server_key)
     if host not in (*ANYWHERE, *LOOPBACK, *server.addresses):
-        # The server's own helpers connect to it there and check the certificate as everyone does.
+        # The server's own helper processes connect to this host and check the certificate like any client.
         raise FleetError(
             f"host {host} is not among the addresses of the certificate "
             f"({', '.join(server.addresses)}); add it with: fl-elastic fleet init DIR --server-address ..."
@@ -148,7 +149,7 @@ def node_launch(
     runtime_port: int | None = None,
     resolvable: Callable[[str], bool] | None = None,
 ) -> Launch:
-    """Return how a node is started.
+    """Return how to start a node.
 
     Parameters
     ----------
@@ -156,15 +157,15 @@ def node_launch(
         The node's folder.
     base : mapping of str to str
         The environment to start from. ``STATE_DIRECTORY`` (set by systemd) and ``FL_ELASTIC_DATA_ROOT`` are
-        used where neither an argument nor ``node.toml`` says otherwise.
+        used if neither an argument nor ``node.toml`` gives the folder.
     state : Path, optional
-        Folder of what lasts between rounds.
+        Folder for everything that lasts between rounds.
     data_root : str, optional
         Folder of datasets.
     runtime_port : int, optional
-        Where the node's own helpers reach it on the loopback.
+        Port on the loopback at which the node's own helper processes reach it.
     resolvable : callable, optional
-        Whether a name can be resolved; the first address that can is used.
+        Returns whether a name can be resolved; the first address for which it does is used.
 
     Raises
     ------
@@ -184,7 +185,7 @@ def node_launch(
         raise FleetError(f"{folder.settings}: runtime-port is {port!r}; expected a whole number")
     addresses = settings.server.addresses
     found = (address for address in addresses if (resolvable or resolves)(address))
-    # Where none can be resolved yet, Flower goes on trying with the preferred one.
+    # If no address can be resolved yet, Flower keeps trying the preferred one.
     address = next(found, addresses[0])
     arguments = supernode_arguments(folder, settings, address, config, check_port(port))
     environment = flower_environment(base, home, addresses, _threads(folder, settings))
@@ -196,7 +197,7 @@ def node_launch(
 
 
 def become(launch: Launch) -> None:
-    """Replace this process by the one that is to be started; nothing after it is run.
+    """Replace this process by the one to start; nothing after this call is executed.
 
     Raises
     ------
@@ -220,12 +221,12 @@ def become(launch: Launch) -> None:
 
 
 def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
-    """Return if the port can be listened on; the error names the option that chooses another.
+    """Check that a port can be listened on; the error names the option that chooses another.
 
     Raises
     ------
     FleetError
-        If it cannot: another process has it, or it is not allowed.
+        If another process uses it, or listening is not permitted.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -240,7 +241,7 @@ def check_port_is_free(host: str, port: int, option: str = "--port") -> None:
 
 
 def resolves(address: str) -> bool:
-    """Whether the name of a server is known here."""
+    """Return whether a server name can be resolved here."""
     try:
         return bool(socket.getaddrinfo(address, None))
     except (OSError, UnicodeError):
@@ -258,10 +259,10 @@ def _present(*paths: Path) -> None:
 def state_folder(
     folder: NodeFolder, settings: NodeSettings, base: Mapping[str, str], given: Path | None = None
 ) -> Path:
-    """Return the folder for what lasts: the given one, else of ``node.toml``, else of the service."""
+    """Return the state folder: the given one, else that of ``node.toml``, else that of the service."""
     if given is not None:
         return given.resolve()
-    # systemd gives a list where a service has several folders; the first is its main one.
+    # systemd gives a list if a service has several folders; the first one is the main one.
     from_service = base.get("STATE_DIRECTORY", "").split(":")[0]
     chosen = settings.config.get("state-dir") or from_service or "state"
     return (folder.root / str(chosen)).resolve()
@@ -276,7 +277,7 @@ def _node_config(
 ) -> dict[str, Scalar]:
     config: dict[str, Scalar] = {"partition-id": 0, "threads": 0, **settings.config}
     config.pop("runtime-port", None)
-    # The node works in another folder: what is relative is so to where it was said, its own folder or here.
+    # The node works in another folder: make relative paths absolute, from where they were given.
     for key in ("data-root", "stream-state-dir"):
         if config.get(key):
             config[key] = str((folder.root / str(config[key])).resolve())

@@ -1,4 +1,4 @@
-"""The server's database across releases of Flower: none opens what a later one has opened."""
+"""The server's database across releases of Flower: none can open a database that a later one has opened."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _REGISTER = "keys that were registered since are not in it: run fl-elastic fleet
 
 
 def fit_to_release(database: Path, version: str) -> str:
-    """Let a SuperLink of this version find a database that it can open; return what was done, empty for nothing.
+    """Provide a database that a SuperLink of this version can open; return what was done, empty for nothing.
 
-    When another minor release of Flower starts, the database is copied to a name with the release that it is of.
-    When that is an earlier one, the copy of that release takes its place, as it was when that release ran last.
-    Call it while no SuperLink runs.
+    When another minor release of Flower starts, the database is copied to a name that contains the previous
+    release. When an older release starts, its own copy is put back, as it was when that release last ran. Call this
+    while no SuperLink runs.
 
     Parameters
     ----------
     database : Path
-        Where it is, or will be.
+        Path of the database; it may not exist yet.
     version : str
-        Of the Flower that is to be started.
+        Version of the Flower to be started.
 
     Raises
     ------
     FleetError
-        If it cannot be copied.
+        If the database cannot be copied.
     """
     mark, now = database.with_name(f"{database.name}.release"), _minor(version)
     before = _read(mark)
@@ -49,7 +49,7 @@ def fit_to_release(database: Path, version: str) -> str:
 
 
 def _switched(database: Path, before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    # One without a mark was written by a release of before there were marks.
+    # A database without a mark was written by a release before marks were introduced.
     kept = _copy_of(database, before) if before else database.with_name(f"{database.name}.before")
     _copy(database, kept)
     if not before or now > before:
@@ -68,7 +68,7 @@ def _switched(database: Path, before: tuple[int, ...], now: tuple[int, ...]) -> 
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a database, with what is still in its log, at once or not at all."""
+    """Copy a database, including its log, completely or not at all."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, OWNER_ONLY))
@@ -88,7 +88,7 @@ def _text(release: tuple[int, ...]) -> str:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    """Return the numbers that say which database a release writes.
+    """Return the major and minor number of a release, which determine the format of its database.
 
     >>> _minor("1.42.0"), _minor("1.9.dev3+x")
     ((1, 42), (1, 9))

@@ -1,4 +1,4 @@
-"""How each node of a fleet is: what the inventory, the SuperLink and the last rounds say of it."""
+"""Status of each node of a fleet, from the inventory, the SuperLink and the last rounds."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["NodeStatus", "fleet_status"]
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One node.
+    """Status of one node.
 
     Parameters
     ----------
     name : str
-        Its name, or the id of one that the inventory does not have.
+        Name of the node, or its id if it is not in the inventory.
     node_id : str, optional
-        What the SuperLink calls it.
+        Id of the node at the SuperLink.
     state : str
         ``online``, ``offline``, ``registered`` (never seen), ``unregistered``, ``revoked`` or ``unknown``.
     last_seen : str, optional
-        Since when it is there, or when it went, in UTC.
+        Since when it is online, or when it went offline, in UTC.
     last : NodeRound, optional
-        What its last round said.
+        Its report from its last round.
     """
 
     name: str
@@ -40,21 +40,21 @@ class NodeStatus:
 def fleet_status(
     inventory: Inventory, states: Sequence[NodeState] | None, rounds: Mapping[str, NodeRound]
 ) -> list[NodeStatus]:
-    """Return how the nodes are, those of the inventory first.
+    """Return the status of all nodes, those of the inventory first.
 
     Parameters
     ----------
     inventory : Inventory
         The fleet.
     states : sequence of NodeState, optional
-        What the SuperLink says; ``None`` if it does not answer.
+        Nodes as the SuperLink reports them; ``None`` if it does not answer.
     rounds : mapping of str to NodeRound
-        By id or name.
+        Last reports by node id or name.
     """
     by_id = {state.node_id: state for state in states or ()}
     found = [_status(node, by_id, states is not None, rounds) for node in inventory.nodes]
     known = {node.node_id for node in inventory.nodes}
-    # Registered by a command that ended before it could write down the id.
+    # Nodes registered by a command that ended before it could save the id.
     strangers = [s for s in by_id.values() if s.node_id not in known and s.status != "unregistered"]
     return found + [
         NodeStatus(s.node_id, s.node_id, s.status, _seen(s), rounds.get(s.node_id))

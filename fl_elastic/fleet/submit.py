@@ -1,4 +1,4 @@
-"""Submit a run and wait for how it ends; Flower's own command returns once it has submitted it."""
+"""Submit a run and wait for its end; Flower's own command returns after submitting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_elastic.settings import Scalar
 __all__ = ["Runs", "app_settings", "submit", "wait_for_run"]
 
 _PATIENCE = 300.0
-"""Seconds without an answer after which the server is given up; a restart takes less."""
+"""Seconds without an answer after which waiting ends; a restart of the server takes less."""
 
 
 class Runs(Protocol):
@@ -26,10 +26,10 @@ class Runs(Protocol):
         """Submit an app and return the run's id."""
 
     def run_state(self, run_id: str) -> RunState:
-        """Return how a run is."""
+        """Return the state of a run."""
 
     def stop(self, run_id: str) -> None:
-        """End a run."""
+        """Stop a run."""
 
 
 def app_settings(app: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def app_settings(app: Path) -> dict[str, Any]:
     Raises
     ------
     FleetError
-        If the folder is no Flower app.
+        If the folder is not a Flower app.
     """
     path = app / "pyproject.toml"
     if not path.is_file():
@@ -58,7 +58,7 @@ def submit(runs: Runs, app: Path, settings: Mapping[str, Scalar]) -> str:
     Raises
     ------
     FleetError
-        If a setting is not declared by the app, or the server does not take the run.
+        If a setting is not declared by the app, or the server does not accept the run.
     """
     declared = app_settings(app)
     unknown = sorted(set(settings) - set(declared))
@@ -81,29 +81,29 @@ def wait_for_run(
     patience: float = _PATIENCE,
     on_look: Callable[[], None] = lambda: None,
 ) -> RunState:
-    """Wait until a run has ended and return how.
+    """Wait until a run has ended; return its final state.
 
-    An interruption stops the run; nodes that are training finish their round for nobody.
+    An interruption stops the run; nodes that are training finish their round, but the result is discarded.
 
     Parameters
     ----------
     runs : Runs
-        Where it runs.
+        The SuperLink that runs it.
     run_id : str
-        Which.
+        Id of the run.
     tell : callable
-        Told every change of its status.
+        Called with a message for every change of its status.
     every : float
-        Seconds between two looks.
+        Seconds between two queries.
     patience : float
-        Seconds without an answer after which the server is given up.
+        Seconds without an answer after which waiting ends with an error.
     on_look : callable
-        Called between looks, to show rounds.
+        Called after each query, to show rounds.
 
     Raises
     ------
     FleetError
-        If the server stays away.
+        If the server does not answer for too long.
     """
     before, answered = "", time.monotonic()
     try:

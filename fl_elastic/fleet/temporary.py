@@ -1,4 +1,4 @@
-"""The temporary folder of a local fleet. It has keys in it: what a killed fleet left is removed by the next one."""
+"""The temporary folder of a local fleet; it holds keys, so folders of killed fleets are removed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HELD = ".held"
 
 
 class TemporaryFolder:
-    """A folder of this process alone, until it is closed.
+    """A folder for this process alone, until it is closed.
 
-    Whose process was killed is known by its lock, which nobody holds any more.
+    The folder of a killed process is recognised by its lock file, which is no longer locked.
 
     Raises
     ------
     OSError
-        If it cannot be made.
+        If the folder cannot be made.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class TemporaryFolder:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
         self._held = ExitStack()
         self._held.enter_context(only_one(self.path / _HELD))
-        # One that is empty may be locked in a moment.
+        # An empty lock file belongs to a folder that is being made and may be locked next.
         (self.path / _HELD).write_text("this fleet runs as long as this file is locked\n")
 
     def close(self) -> None:
-        """Remove it with everything in it."""
+        """Remove the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._held.close()
 
@@ -52,7 +52,7 @@ def remove_abandoned(place: Path) -> list[Path]:
             with only_one(mark):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            # It is held, or none of ours.
+            # The folder is in use, or was not made by this class.
             continue
         removed.append(folder)
     return removed

@@ -1,4 +1,4 @@
-"""``fl-elastic fleet up``: a scenario on a real server and real nodes of this machine."""
+"""``fl-elastic fleet up``: run a scenario on a real server and real nodes on this machine."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def run_local(
     tell: Callable[[str], None] = lambda text: None,
     on_rounds: Callable[[Path], Callable[[], None]] = lambda path: lambda: None,
 ) -> tuple[RunState, dict[str, Any]]:
-    """Start a fleet, train a scenario on it, end the fleet, and return how the run ended and what came out.
+    """Start a fleet, train a scenario on it, end the fleet; return the run's final state and its results.
 
     Raises
     ------
     FleetError, ScenarioError
-        If the fleet does not come up, or the scenario does not fit it.
+        If the fleet does not start, or the scenario does not fit it.
     """
     text = from_laboratory("scenario_text")(scenario, overrides, nodes)
     if keep is not None and keep.exists() and any(keep.iterdir()):
@@ -59,7 +59,7 @@ def run_local(
 
 
 def result_of(results: Path, state: RunState) -> dict[str, Any]:
-    """Return accuracy, rounds, bytes and seconds of a run out of its folder and what Flower counted."""
+    """Return accuracy, rounds, bytes and seconds of a run, from its folder and Flower's counts."""
     try:
         summary = json.loads((results / "summary.json").read_text())
     except (OSError, ValueError, RecursionError):
@@ -70,7 +70,7 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
     rounds = [entry for entry in entries if entry.get("round")]
     seconds = [float(entry["round_seconds"]) for entry in rounds if "round_seconds" in entry]
     found = {
-        # Of the last round; and as a simulation reports it.
+        # Accuracy of the last round, and the final accuracy as a simulation reports it.
         "accuracy": rounds[-1].get("accuracy") if rounds else None,
         "final_accuracy": summary.get("final_accuracy"),
         "rounds": summary.get("rounds") or len(rounds),
@@ -85,6 +85,6 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
 
 
 def _why(fleet: LocalFleet) -> str:
-    """Return the end of the server's log, which has the error of a run that failed."""
+    """Return the end of the server's log, which contains the error of a failed run."""
     lines = [line for line in fleet.log("server").splitlines() if line.strip()]
     return "\n".join(lines[-15:])

@@ -1,4 +1,4 @@
-"""The newest line of a journal as Prometheus metrics."""
+"""Prometheus metrics from the newest entry of a journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Metric", "journal_metrics", "serve_metrics"]
 _PREFIX = "fl_elastic"
 _TOTAL = "_total"
 _LABELS = {"nodes": "node", "groups": "group"}
-# Of one table: what a node says of itself may be anything.
+# Limits of one table, since a node may report anything: numbers, length of a name, absolute value.
 _MOST, _LONGEST, _BEYOND = 512, 200, 1e308
 _ODD = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -33,14 +33,14 @@ class Metric:
 
 
 def journal_metrics(entry: Mapping[str, Any] | None, now: float) -> list[Metric]:
-    """Return the numbers of a journal's entry, and how old it is.
+    """Return the numbers of a journal's entry and the entry's age.
 
     Parameters
     ----------
     entry : mapping or None
-        Tables under ``nodes`` and ``groups`` become labels; other tables and texts are left out.
+        The entry; tables under ``nodes`` and ``groups`` become labels, other tables and texts are left out.
     now : float
-        Seconds since 1970.
+        Present time in seconds since 1970.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def journal_metrics(entry: Mapping[str, Any] | None, now: float) -> list[Metric]
 
 
 def _apart(metrics: list[Metric]) -> list[Metric]:
-    """Leave out a second number of one name and its labels, and of one name with other labels."""
+    """Drop metrics whose name and labels repeat, and those whose name was used with other label names."""
     found: dict[tuple[str, ...], Metric] = {}
     labels: dict[str, tuple[str, ...]] = {}
     for metric in metrics:
@@ -79,7 +79,7 @@ def _apart(metrics: list[Metric]) -> list[Metric]:
 
 
 def _numbers(entry: Mapping[str, Any], prefix: str, labels: dict[str, str]) -> list[Metric]:
-    """Return a table's numbers under names that Prometheus allows; where two would be one, a count follows."""
+    """Return a table's numbers under names that Prometheus accepts; if two names coincide, a count is added."""
     numbers = ((str(key), value) for key, value in entry.items() if _is_number(value))
     found: dict[str, float] = {}
     for key, value in islice(numbers, _MOST):
@@ -97,13 +97,13 @@ def _is_number(value: object) -> bool:
 
 
 class _Collector:
-    """Reads the journal whenever somebody looks."""
+    """Reads the journal at each scrape."""
 
     def __init__(self, path: Path) -> None:
         self._journal = Journal(path)
 
     def collect(self) -> Iterable[Any]:
-        """Return metric families as prometheus_client wants them."""
+        """Return the metric families, as prometheus_client expects them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         families: dict[str, Any] = {}
@@ -118,24 +118,23 @@ class _Collector:
         return list(families.values())
 
     def describe(self) -> Iterable[Any]:
-        """Promise nothing in advance."""
+        """Announce no metric in advance."""
         return []
 
 
 def serve_metrics(path: str | Path, *, address: str = "127.0.0.1", port: int = 9464) -> Any:
     """Serve the newest entry of a journal as Prometheus text under ``/metrics``; return the running server.
 
-    It reads the file, so it goes on when the process that writes it is restarted, and knows nothing that the file
-    does not hold.
+    It only reads the file, so it keeps running when the process that writes the file is restarted.
 
     Parameters
     ----------
     path : path-like
-        The journal; it may not be there yet.
+        The journal; it may not exist yet.
     address : str
-        Whom to serve: by default nobody outside this machine, for there is no password.
+        Address to listen on: by default reachable from this machine only, since there is no password.
     port : int
-        Where; 0 for any.
+        Port to listen on; 0 for any.
 
     Raises
     ------

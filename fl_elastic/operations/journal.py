@@ -21,13 +21,13 @@ _LOG = logging.getLogger("fl_elastic")
 class Journal:
     """Appends one JSON object per line, and starts a new file when the old one is full.
 
-    A disk that is full costs the line, not the round: what cannot be written is logged. A line that a crash cut
-    in two is skipped by `read_journal` and closed off by the next one.
+    A full disk costs the line, not the round: a failed write is logged. A line that a crash cut short is skipped by
+    `read_journal` and terminated by the next write.
 
     Parameters
     ----------
     path : path-like
-        The file; its folder is made. The file before it is kept as ``NAME.1``.
+        The file; its folder is made. The previous file is kept as ``NAME.1``.
     max_bytes : int
         Size at which a new file is started.
     """
@@ -37,12 +37,12 @@ class Journal:
         self.max_bytes = max_bytes
 
     def append(self, entry: dict[str, Any]) -> bool:
-        """Write an entry; return whether it is on disk.
+        """Append an entry; return whether it is on disk.
 
         Parameters
         ----------
         entry : dict
-            Numbers, texts, lists and dicts of them; NaN and infinity, which JSON lacks, become null.
+            Numbers, texts, lists and dicts of these; NaN and infinity, which JSON lacks, become null.
         """
         line = json.dumps(_finite(entry), sort_keys=True, allow_nan=False).encode() + b"\n"
         try:
@@ -59,7 +59,7 @@ class Journal:
         return True
 
     def last(self) -> dict[str, Any] | None:
-        """Return the newest entry that can be read, also from the file before; None if there is none."""
+        """Return the newest readable entry, if need be from the previous file; None if there is none."""
         for path in (self.path, _previous(self.path)):
             entries = read_journal(path)
             if entries:
@@ -67,11 +67,11 @@ class Journal:
         return None
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return the entries that can be read, also of the file before, oldest first."""
+        """Return all readable entries, including those of the previous file, oldest first."""
         return [*read_journal(_previous(self.path)), *read_journal(self.path)]
 
     def remove(self) -> None:
-        """Delete the file and the one before."""
+        """Delete the file and the previous one."""
         for path in (self.path, _previous(self.path)):
             path.unlink(missing_ok=True)
 
@@ -81,7 +81,7 @@ class Journal:
 
 
 def read_journal(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the entries of a journal; lines that are no JSON object are skipped, a missing file has none."""
+    """Return the entries of a journal without invalid lines; none if the file is missing."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError:
@@ -122,7 +122,7 @@ _KEPT = 3
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object per record, so that whatever a message holds stays one line."""
+    """Formats each record as one JSON object, so that any message stays on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -137,7 +137,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Patient(logging.handlers.RotatingFileHandler):
-    """Says nothing of a disk that is full: a log must not end what it reports on."""
+    """Ignores a full disk: logging must not end the process that it reports on."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         del record
@@ -152,12 +152,12 @@ class _Patient(logging.handlers.RotatingFileHandler):
 
 
 def log_to_file(path: str | os.PathLike[str], *, max_bytes: int = _MAX_BYTES) -> None:
-    """Write what fl_elastic and Flower log to a file too, once per file and process.
+    """Also write the log of fl_elastic and Flower to a file, set up once per file and process.
 
     Parameters
     ----------
     path : path-like
-        The file; when it has reached ``max_bytes`` it becomes ``NAME.1``, and so on up to three older ones.
+        The file; at ``max_bytes`` it is renamed to ``NAME.1``, and so on, keeping up to three older files.
     max_bytes : int
         Size of one file.
     """

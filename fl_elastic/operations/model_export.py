@@ -1,4 +1,4 @@
-"""A trained model in formats that other programs read: safetensors, and ONNX where its extra is installed."""
+"""Export of a trained model to formats that other programs read: safetensors, and ONNX with its extra."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def export_model(
     path: str | os.PathLike[str],
     example: torch.Tensor,
 ) -> Path:
-    """Write a model with these weights to a file, by whose ending its format is chosen; return the file.
+    """Write a model with these weights to a file in the format of the file's ending; return the file.
 
     Parameters
     ----------
     model : nn.Module
-        Of the weights' manifest; it holds them afterwards.
+        Model to which the weights belong; it holds them afterwards.
     weights : mapping of str to ndarray
-        As of a checkpoint.
+        Weights, for example of a checkpoint.
     path : path-like
         ``*.safetensors`` (weights by their names in ``state_dict``) or ``*.onnx`` (the inference graph, for any
         batch size).
     example : Tensor
-        One batch of inputs, from which ONNX takes the other sizes.
+        One batch of inputs, from which ONNX takes the sizes other than the batch size.
 
     Raises
     ------
     ModelError
-        If the ending is another one, the package for it is not installed, or the model cannot be exported.
+        If the ending is unknown, the package for it is not installed, or the model cannot be exported.
     """
     target = Path(path)
     load_weights(model, Manifest.fitting(model, weights.keys()), dict(weights))
@@ -62,7 +62,7 @@ def _safetensors(model: nn.Module) -> bytes:
         raise ModelError(
             "safetensors is not installed: python -m pip install safetensors"
         ) from None
-    # A copy of each: the format holds no two names of one tensor.
+    # Copied, since the format does not allow two names for one tensor.
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
 
@@ -72,7 +72,7 @@ def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
         import onnxscript  # noqa: F401
     except ImportError:
         raise ModelError("onnx is not installed: python -m pip install onnx onnxscript") from None
-    # A batch of one would be taken for a constant.
+    # A batch size of 1 would be taken for a constant.
     inputs = example[:1].expand(_BATCH, *example.shape[1:]).contiguous()
     batch = torch.export.Dim("batch")
     try:

@@ -1,1 +1,1 @@
-"""What a process must find again: whole files, archives, and one codec between them and dataclasses."""
+"""State that a process must find again: files, archives, and one codec between archives and dataclasses."""

@@ -1,7 +1,7 @@
-"""The container of all state on disk: facts, named arrays, and a digest over all of it.
+"""The container of all state on disk: facts, named arrays, and a digest of both.
 
 Layout, little-endian: magic ``FLEA``, format version (u16), zero (u16), length of the text (u32), BLAKE2b digest of
-all the rest (32 bytes), text (JSON: kind and version of what is kept, facts, a table of name, dtype and shape of
+all the rest (32 bytes), text (JSON: kind and version of the content, facts, a table with name, dtype and shape of
 each array), the arrays' numbers one after the other.
 """
 
@@ -23,7 +23,7 @@ from fl_elastic.errors import ArchiveError, ArchiveVersionError
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
-    # The command line looks for archives too, and starts without it.
+    # Imported lazily: the command line looks for archives too, and must start without numpy.
     import numpy as np
     from numpy.typing import NDArray
 
@@ -41,7 +41,7 @@ _MAGIC, _FORMAT = b"FLEA", 1
 _START = struct.Struct("<4sHHI")
 _DIGEST_BYTES = 32
 _BEFORE_TEXT = _START.size + _DIGEST_BYTES
-# What JSON makes of a text takes many times its size.
+# Parsed JSON takes many times the size of its text.
 _MOST_TEXT = 2**26
 _MOST_AXES = 32
 _DTYPE = re.compile(r"\|b1|[|<][iu][1248]|<f(2|4|8|16)|<c(8|16|32)|<U[1-9]\d{0,5}")
@@ -50,14 +50,14 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class Kind:
-    """What an archive holds.
+    """Kind of an archive's content.
 
     Parameters
     ----------
     name : str
-        Of the kind.
+        Name of the kind.
     version : int
-        Of its facts and arrays; an archive of another one is refused.
+        Version of its facts and arrays; an archive of another version is refused.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Archive:
     facts : mapping
         Counters, settings, short lists.
     arrays : mapping of str to array
-        Weights, samples.
+        Weights, samples and the like.
     """
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, NDArray[Any]]
 
     def under(self, prefix: str) -> dict[str, NDArray[Any]]:
-        """Return the arrays whose names begin so, without that beginning."""
+        """Return the arrays whose names begin with ``prefix``, by the rest of the name."""
         return {
             name.removeprefix(prefix): array
             for name, array in self.arrays.items()
@@ -95,12 +95,12 @@ def write_archive(
     arrays: Mapping[str, Any] | None = None,
     mode: int | None = OWNER_ONLY,
 ) -> Path:
-    """Replace the file at ``path`` by an archive that only its owner can read; see `write_atomically`.
+    """Replace the file at ``path`` by an archive, by default readable by its owner only; see `write_atomically`.
 
     Raises
     ------
     ArchiveError
-        If an array is of a type that is not kept, or the facts are too long.
+        If an array has an unsupported type, or the facts are too long.
     OSError
         If the disk does not take it; the old file is then still there.
     """
@@ -108,30 +108,30 @@ def write_archive(
 
 
 def archive_bytes(kind: Kind, archive: Archive) -> bytes:
-    """Return what `write_archive` writes."""
+    """Return the bytes that `write_archive` writes."""
     return b"".join(_parts(kind, archive.facts, archive.arrays))
 
 
 def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None = None) -> Archive:
-    """Read what `write_archive` wrote.
+    """Read a file of `write_archive`.
 
-    Nothing is taken apart before the digest fits, and no more memory is taken than the file is long.
+    Nothing is parsed before the digest fits, and no more memory is allocated than the length of the file.
 
     Parameters
     ----------
     path : path-like
         The file.
     kind : Kind
-        What it must hold.
+        The kind that it must hold.
     most : int, optional
-        Bytes that it may have.
+        Most bytes that it may have.
 
     Raises
     ------
     ArchiveError
-        If the file is damaged, longer, or of another kind.
+        If the file is damaged, too long, or of another kind.
     ArchiveVersionError
-        If it is whole, and of another version.
+        If it is intact but of another version.
     OSError
         If it cannot be read.
     """
@@ -143,12 +143,12 @@ def read_archive(path: str | os.PathLike[str], kind: Kind, *, most: int | None =
 
 
 def archive_of(data: bytes, kind: Kind) -> Archive:
-    """Read what `archive_bytes` gave; raises as `read_archive`."""
+    """Read the bytes of `archive_bytes`; raises like `read_archive`."""
     return _read(BytesIO(data), len(data), kind)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as archives do; False if it cannot be read."""
+    """Return whether a file begins like an archive; False if it cannot be read."""
     try:
         with open(path, "rb") as stream:
             return stream.read(len(_MAGIC)) == _MAGIC
@@ -161,7 +161,7 @@ def _parts(
 ) -> list[bytes | memoryview]:
     import numpy as np
 
-    # As it is in memory, unless a machine has its bytes the other way round.
+    # No copy is made, except on big-endian machines.
     kept = {name: _little_endian(np.asarray(array)) for name, array in arrays.items()}
     table = []
     for name, array in kept.items():
@@ -205,7 +205,7 @@ def _little_endian(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _head(stream: BinaryIO, start: bytes, size: int) -> dict[str, Any]:
-    """Return the text of a file whose digest fits, and leave the stream behind it."""
+    """Check a file's digest and return its parsed text; the stream is then positioned after the text."""
     damaged = ArchiveError("it is truncated, damaged or no archive")
     if len(start) < _BEFORE_TEXT:
         raise damaged
@@ -239,7 +239,7 @@ def _check_kind(head: dict[str, Any], kind: Kind) -> None:
 
 
 def _row(row: Any) -> tuple[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Return name, dtype and shape as they stand in the table."""
+    """Return name, dtype and shape from a row of the table."""
     import numpy as np
 
     try:
@@ -258,7 +258,7 @@ def _array(stream: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, ...]) -> ND
     try:
         array = np.empty(shape, dtype)
     except ValueError:
-        # Of no numbers at all, and too many rows of them.
+        # An empty shape can still have an axis that is too long for numpy.
         raise ArchiveError(f"its table of arrays has an impossible shape {shape}") from None
     view = array.reshape(-1).view(np.uint8).data
     if stream.readinto(view) != len(view):  # type: ignore[attr-defined]

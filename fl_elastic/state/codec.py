@@ -1,6 +1,7 @@
-"""One codec between dataclasses and archives: a class declares its fields, and nobody writes a conversion.
+"""One codec between dataclasses and archives: a class declares its fields and needs no conversion code.
 
-Why not pydantic: it knows no arrays, and builds a schema of each class in every process that lives for one message.
+pydantic is not used: it does not support arrays, and builds a schema of each class in every process, even one that
+lives for one message.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def to_archive(state: Any) -> Archive:
     ----------
     state : dataclass
         Its fields are numbers, truth values, text, enumerations, real arrays, None, and dataclasses, tuples, lists,
-        deques, sets and mappings of them; a mapping's keys are text or whole numbers. Only fields that the
-        constructor takes are kept.
+        deques, sets and mappings of these; a mapping's keys are text or integers. Only fields that the constructor
+        takes are kept.
 
     Examples
     --------
@@ -71,13 +72,13 @@ def to_archive(state: Any) -> Archive:
 
 
 def from_archive(kind: type[T], archive: Archive) -> T:
-    """Return the dataclass that `to_archive` made an archive of.
+    """Return the dataclass from its archive.
 
     Raises
     ------
     ArchiveError
-        If the archive is of something else: a field that is missing, unknown or of another type, or a value that
-        the class itself refuses.
+        If the archive does not fit the class: a field is missing, unknown or of another type, or the class itself
+        refuses a value.
     """
     arrays = dict(archive.arrays)
     found: T = _reader(cast(Hashable, kind))(archive.facts, None, arrays)
@@ -95,15 +96,15 @@ def write_state(path: str | os.PathLike[str], kind: Kind, state: Any) -> Path:
 def read_state(
     form: type[T], path: str | os.PathLike[str], kind: Kind, *, most: int | None = None
 ) -> T:
-    """Read what `write_state` wrote, as a ``form``; see `from_archive` and `read_archive`."""
+    """Read a file of `write_state` as a ``form``; see `from_archive` and `read_archive`."""
     return from_archive(form, read_archive(path, kind, most=most))
 
 
 def _fact(value: Any, path: str, arrays: dict[str, Any]) -> Any:
-    """Return what JSON can hold of a value, and enter its arrays."""
+    """Return the JSON form of a value, and add its arrays to ``arrays``."""
     if isinstance(value, np.ndarray):
         arrays[path] = value
-        # Its place is its path.
+        # The array is found by its path.
         return True
     if isinstance(value, Enum):
         return value.value
@@ -123,8 +124,8 @@ def _under(path: str, name: str | int) -> str:
     return f"{path}/{name}" if path else str(name)
 
 
-# A reader takes a fact, its place, and the arrays, of which it takes its own out. A place is its name and the place
-# that it is in, put together only where somebody asks.
+# A reader takes a fact, its place, and the arrays, from which it removes its own. A place is a name and the place
+# that contains it; the path is only put together if it is needed.
 _Place: TypeAlias = "tuple[_Place | None, str | int] | None"
 _Reader: TypeAlias = Callable[[Any, _Place, dict[str, Any]], Any]
 
@@ -139,7 +140,7 @@ def _path(place: _Place) -> str:
 
 @lru_cache
 def _reader(kind: Any) -> _Reader:
-    """Return what reads values of a type that `_fact` gave."""
+    """Return the reader of a type, for facts that `_fact` made."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _reader(parts[0])
@@ -251,7 +252,7 @@ def _array_reader(parts: tuple[Any, ...]) -> _Reader:
 
 
 def _made(kind: Callable[[Any], Any], place: _Place, fact: Any) -> Any:
-    """Return what a class makes of a value, or say why it refuses it."""
+    """Return ``kind(fact)``; ArchiveError with the reason if the class refuses it."""
     try:
         return kind(fact)
     except _REFUSALS as error:

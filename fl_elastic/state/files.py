@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 OWNER_ONLY = 0o600
-"""Permissions of what is kept: samples, weights and journals tell of somebody's data."""
+"""Permissions of state files: samples, weights and journals reveal personal data."""
 _FOLDER = 0o700
 _TEMPORARY = re.compile(r"\..+\.(\d+)\.tmp")
 
@@ -32,9 +32,11 @@ def write_atomically(
 ) -> Path:
     """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
 
-    Data may come in parts, which are written one after the other.
-    With a ``mode`` the file has exactly these permissions from its first byte on, whatever the umask, and a folder
-    that is made is its owner's alone where the file is. Without one both are as any new one: for what is handed on.
+    ``data`` may be several parts, which are written one after the other.
+
+    With a ``mode``, the file has exactly these permissions from its first byte on, whatever the umask; if the file
+    is its owner's alone, so is a folder made for it. Without a ``mode``, file and folder have default permissions,
+    which suits files that are handed on.
     """
     target = Path(path)
     if mode is None or mode & ~OWNER_ONLY:
@@ -47,7 +49,7 @@ def write_atomically(
             temporary, "wb", opener=partial(os.open, mode=0o666 if mode is None else mode)
         ) as stream:
             if mode is not None:
-                # One that an interrupted process left behind, or the umask, may have made it another.
+                # The umask, or a file left behind by an interrupted process, may have given it other permissions.
                 os.fchmod(stream.fileno(), mode)
             stream.writelines([data] if isinstance(data, bytes) else data)
             stream.flush()
@@ -59,7 +61,7 @@ def write_atomically(
 
 
 def private_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, with those above it that are missing, that only its owner can enter, whatever the umask."""
+    """Make a folder and its missing parents so that only their owner can enter, whatever the umask."""
     missing, here = [], Path(path).absolute()
     while not here.exists():
         missing.append(here)
@@ -68,15 +70,15 @@ def private_folder(path: str | os.PathLike[str]) -> None:
         try:
             each.mkdir(_FOLDER)
         except FileExistsError:
-            # Another process was quicker.
+            # Another process has made it meanwhile.
             continue
         each.chmod(_FOLDER)
 
 
 def private_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file that only its owner can read and write, made with its folder if it is not there.
+    """Open a file that only its owner can read and write; it and its folder are made if missing.
 
-    One that others could read is mended if this process may do that.
+    Wider permissions of an existing file are reduced if this process may do so.
     """
     private_folder(Path(path).parent)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
@@ -89,8 +91,8 @@ def private_file(path: str | os.PathLike[str], flags: int) -> int:
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
     """Delete the temporary files of `write_atomically` whose process is gone; return their names.
 
-    A process that was killed in the middle of writing leaves one. What cannot be deleted, or belongs to a process
-    that lives, stays.
+    A process that was killed while writing leaves one. A file that cannot be deleted, or whose process is alive,
+    stays. that lives, stays.
     """
     removed = []
     try:
@@ -111,19 +113,19 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
 
 @contextmanager
 def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a file, which is made, as long as the context lasts, or this process at the longest.
+    """Make a file and hold its lock until the context or this process ends.
 
     Raises
     ------
     BlockingIOError
-        If somebody else holds it.
+        If another process holds the lock.
     OSError
         If the file cannot be made or opened.
     """
-    # Not every system has it, and the rest of the library needs no lock.
+    # Not available on every system, and nothing else in the library needs it.
     import fcntl
 
-    # To lock it, reading is enough.
+    # Locking only needs a descriptor for reading.
     descriptor = private_file(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,7 +136,7 @@ def only_one(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def _lives(pid: int) -> bool:
     try:
-        # Asked for in this way, a process of another user shows too, also where /proc hides it.
+        # Signal 0 also finds processes of other users, even if /proc hides them.
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False

@@ -1,4 +1,4 @@
-"""Small blobs by key in one SQLite file that one process uses at a time, or in memory."""
+"""Small blobs by key, in a SQLite file that one process uses at a time, or in memory."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __all__ = ["Rows", "delete", "page_for", "room_of"]
 
 _SETTINGS = (
-    # What was deleted is overwritten, also in the journal, which is empty between two calls.
+    # Deleted data is overwritten, also in the journal, which is empty between two calls.
     "PRAGMA journal_mode = TRUNCATE",
     "PRAGMA secure_delete = ON",
-    # A killed process loses nothing; after a power cut a damaged file is found as such, and made anew.
+    # A killed process loses nothing; a file damaged by a power cut is detected and made again.
     "PRAGMA synchronous = OFF",
     "PRAGMA cell_size_check = ON",
-    # Held from the first transaction to the end.
+    # The lock is held from the first transaction to the end.
     "PRAGMA locking_mode = EXCLUSIVE",
 )
 _SCHEMA = (
@@ -33,30 +33,30 @@ _SCHEMA = (
     "CREATE TABLE about(digest BLOB NOT NULL)",
 )
 _DIGEST = 8
-# Key, digest, lengths and place of a row beside its data.
+# Bytes of a row beside its data: key, digest, lengths and place.
 _BESIDE = 48
-# SQLite keeps a row whole in a page where it fits, and else in pages of its own that it fills: larger pages waste
-# less of the first, and are written anew for each small row.
+# SQLite keeps a row in a shared page if it fits, else in pages of its own. Larger pages waste less of the shared
+# ones, but are rewritten for each small row.
 _PAGE, _LARGE_PAGE = 4096, 16_384
 _OF_PAGE = 36
-# Of the schema, and of the tree over the rows.
+# Pages of the schema and of the tree over the rows.
 _MORE_PAGES = 8
 # SQLite takes no more values in one query.
 _AT_ONCE = 500
 
 
 def page_for(row_bytes: int) -> int:
-    """Return the size of pages that waste least where many rows of so many bytes are added at once."""
+    """Return the page size that wastes least if many rows of this size are added at once."""
     return _LARGE_PAGE if row_bytes + _BESIDE <= _PAGE - _OF_PAGE else _PAGE
 
 
 def room_of(row_bytes: int, page: int = _PAGE) -> int:
-    """Return the bytes of a file that a row of so many bytes takes, the remainders of its pages included.
+    """Return the bytes of the file that a row takes, including the unused rest of its pages.
 
     >>> [room_of(size, page_for(size)) for size in (100, 2048, 12288)]
     [149, 2341, 12874]
     """
-    # "Database file format", section 1.6: what a leaf page keeps of a row, and what goes to pages of its own.
+    # "Database file format", section 1.6: how much of a row a leaf page keeps, and what goes to pages of its own.
     size, least, own = row_bytes + _BESIDE, (page - 12) * 32 // 255 - 23, page - 4
     here = size
     if size > page - _OF_PAGE:
@@ -67,39 +67,39 @@ def room_of(row_bytes: int, page: int = _PAGE) -> int:
 
 
 def delete(path: Path) -> None:
-    """Delete a file of rows that nobody uses."""
+    """Delete a file of rows that is not in use."""
     for each in (path, _journal_of(path)):
         each.unlink(missing_ok=True)
 
 
 class Rows:
-    """Blobs by key: each call is done whole or not at all, whenever the process is killed.
+    """Blobs by key; each call takes effect completely or not at all, even if the process is killed.
 
-    Every row proves that it is whole and was written under the same subject; one that is not is as if it were not
-    there. A file that is damaged, of another subject or too large is deleted and made anew.
+    Every row carries a digest of its content and the subject; a row whose digest does not fit is treated as
+    missing. A file that is damaged, of another subject or too large is deleted and made again.
 
     Parameters
     ----------
     path : Path or None
-        The file, made with its folder; None for memory.
+        The file; it and its folder are made if missing. None for memory.
     subject : bytes
-        What all rows are about.
+        The subject of all rows.
     most : int
-        Bytes that the file may take, some pages for its structure apart.
+        Most bytes of the file, not counting some pages for its structure.
     page : int
-        Size of the pages of a new file.
+        Page size of a new file.
 
     Attributes
     ----------
     places : dict of bytes to int
-        Where the row of each key is, in the order in which they were added.
+        Place of the row of each key, in the order in which rows were added.
 
     Raises
     ------
     BlockingIOError
         If another process uses the file.
     OSError
-        If it cannot be made.
+        If the file cannot be made.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class Rows:
         self._last = max(self.places.values(), default=0)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the data of each key; None of those that are not there."""
+        """Return the data of each key; None for missing ones."""
         wanted = [self.places[key] for key in keys if key in self.places]
         found: dict[bytes, bytes] = {}
         with suppress(sqlite3.DatabaseError):
@@ -142,12 +142,12 @@ class Rows:
         return [found.get(key) for key in keys]
 
     def add(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Add rows whose keys are new, all of them or none.
+        """Add rows with new keys, all of them or none.
 
         Raises
         ------
         OSError
-            If the disk does not take them, or the bound is reached.
+            If the disk does not take them, or the file would exceed its bound.
         """
         places = {key: self._last + i for i, (key, _) in enumerate(rows, 1)}
         written = [(places[key], key, self._digest(key, data), data) for key, data in rows]
@@ -159,7 +159,7 @@ class Rows:
         self._last += len(rows)
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Overwrite the rows of these keys; OSError if the disk does not do it."""
+        """Delete and overwrite the rows of these keys; OSError if the disk does not permit it."""
         gone = [(self.places[key],) for key in keys if key in self.places]
         if not gone:
             return
@@ -171,9 +171,9 @@ class Rows:
         self._proved.difference_update(keys)
 
     def close(self) -> None:
-        """Close the file, and let go of memory."""
+        """Close the file, or free the memory."""
         if self._path is not None:
-            # Empty, and nobody else's as long as the file is held.
+            # The journal is empty, and no other process uses it while the file is locked.
             _journal_of(self._path).unlink(missing_ok=True)
         self._connection.close()
 
@@ -193,7 +193,7 @@ class Rows:
                 if (places := self._found(connection)) is not None:
                     return connection, places
             except sqlite3.DatabaseError as error:
-                # A damaged file may also seem to be read-only, or of a later SQLite.
+                # A damaged file may also look read-only, or like that of a later SQLite.
                 if _code_of(error) == sqlite3.SQLITE_BUSY:
                     connection.close()
                     raise
@@ -212,7 +212,7 @@ class Rows:
         return sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
 
     def _found(self, connection: sqlite3.Connection) -> dict[bytes, int] | None:
-        """Return where each row is; None where the file is about something else, or too large."""
+        """Return the place of each row; None if the file has another subject or is too large."""
         self._set_up(connection)
         with connection:
             connection.execute("BEGIN EXCLUSIVE")
@@ -223,7 +223,7 @@ class Rows:
                 return None
             if connection.execute("SELECT digest FROM about").fetchall() != [(self._subject,)]:
                 return None
-            # One that can only be read would refuse all that comes.
+            # A write fails here if the file is read-only; such a file would refuse all additions.
             connection.execute("UPDATE about SET digest = digest")
             found = connection.execute("SELECT key, place FROM rows ORDER BY place").fetchall()
         return {key: place for key, place in found if isinstance(key, bytes)}
@@ -255,7 +255,7 @@ def _code_of(error: sqlite3.Error) -> int:
 
 @contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Raise what SQLite says as the OSError that it means."""
+    """Raise errors of SQLite as the corresponding OSError."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""One adaptation: train within the budget, check, and put back what made things worse."""
+"""One adaptation: train within the budget, check the result, and restore the weights if the model got worse."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ __all__ = ["Adaptation", "Engine", "Outcome", "score"]
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What one adaptation did.
+    """Record of one adaptation.
 
     Parameters
     ----------
     at : int
-        Labelled samples until then.
+        Number of labelled samples seen when it was made.
     drift : bool
-        Whether it answered a drift.
+        Whether it followed a drift.
     trained : tuple of str
-        The tensor groups of the last plan.
+        Tensor groups of the last plan.
     groups : int
-        How many there are.
+        Number of tensor groups of the model.
     steps : int
         Training steps.
     seconds, selection_seconds : float
-        Of training, and of choosing what to train; the first one also measures costs, which is in neither.
+        Seconds of training, and of choosing what to train; neither includes the measurement of costs.
     loss : float
-        Mean over the steps; NaN if it failed.
+        Mean training loss over the steps; NaN if training failed.
     before, after : Score
-        On held-out samples.
+        Scores on held-out samples.
     undone : str
-        Why it was put back; empty if it was kept.
+        Why the weights were restored; empty if the adaptation was kept.
     """
 
     at: int
@@ -72,7 +72,7 @@ class Adaptation:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """An adaptation, and what the next one starts from."""
+    """An adaptation, and the cost profile and selection state that the next one starts from."""
 
     adaptation: Adaptation
     profile: CostProfile | None
@@ -81,18 +81,18 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """How adaptations are made; the same for all of them.
+    """Settings that all adaptations share.
 
     Parameters
     ----------
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     optimizer_fn : callable
-        Makes the optimiser, anew each time: a momentum of older data does not push in the right direction.
+        Makes a new optimiser for each adaptation: momentum from older data would push in a wrong direction.
     budget, policy, options
         See `ElasticTrainer`.
     guard : Guard
-        Says what is worse.
+        Decides whether the model got worse.
     """
 
     loss_fn: LossFn
@@ -115,9 +115,9 @@ class Engine:
         at: int,
         drift: bool,
     ) -> Outcome:
-        """Train ``body`` on ``loader``; it is as before if the outcome says that it was undone.
+        """Train ``body`` on ``loader``; if the outcome says that it was undone, the weights are restored.
 
-        Random numbers of torch, as dropout draws them, depend on the seed alone, and its global state is left.
+        Torch's random numbers, as in dropout, depend on the seed alone; its global random state is unchanged.
 
         Raises
         ------
@@ -142,7 +142,7 @@ class Engine:
         except TrainingError as error:
             undone = str(error)
         except BaseException:
-            # Also one who stops the process does not leave half an adaptation.
+            # Stopping the process, too, must not leave half an adaptation.
             load_weights(module, manifest, weights)
             raise
         else:
@@ -164,7 +164,7 @@ class Engine:
         return Outcome(done, trainer.profile, selection if undone else trainer.state)
 
     def _broken(self, module: nn.Module, loader: Iterable[Batch]) -> str:
-        """Return why the model is of no use any more, whatever the window says; empty if it is."""
+        """Return why the model is unusable, whatever the held-out window says; empty if it is usable."""
         if not all(all_finite(each) for each in module.parameters()):
             return "a weight is no longer finite"
         with torch.no_grad():

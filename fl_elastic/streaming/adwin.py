@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 __all__ = ["AdaptiveWindow"]
 
 _DELTA = 0.002
-# Buckets of one size before the two oldest become one of twice the size.
+# When more buckets have one size, the two oldest are merged.
 _MOST_BUCKETS = 5
-# A part of fewer numbers is not compared, nor a window of fewer.
+# Least numbers of a part and of a window to be compared.
 _LEAST_PART, _LEAST = 5, 10
 
 
@@ -33,7 +33,7 @@ class AdaptiveWindow:
     width : int
         Numbers in the window.
     total : float
-        Their sum.
+        Sum of the numbers in the window.
 
     Examples
     --------
@@ -46,16 +46,16 @@ class AdaptiveWindow:
     width: int = 0
     total: float = 0.0
     _spread: float = 0.0
-    # By size, each oldest first.
+    # Buckets by size; in each row the oldest is first.
     _rows: list[list[_Bucket]] = field(default_factory=lambda: [[]])
 
     @property
     def mean(self) -> float:
-        """Of the numbers in the window; 0 if there is none."""
+        """Mean of the numbers in the window; 0 if it is empty."""
         return self.total / self.width if self.width else 0.0
 
     def add(self, number: float) -> bool:
-        """Take in a number; return whether an older part was dropped."""
+        """Add a number; return whether an older part was dropped."""
         if self.width:
             self._spread += self.width * (number - self.mean) ** 2 / (self.width + 1)
         self.width += 1
@@ -84,7 +84,7 @@ class AdaptiveWindow:
         return cut
 
     def _has_changed(self) -> bool:
-        """Whether two parts of the window differ by more than chance allows."""
+        """Return whether two parts of the window differ by more than chance allows."""
         old, old_total = 0, 0.0
         for place in reversed(range(len(self._rows))):
             for bucket in self._rows[place]:
@@ -100,7 +100,7 @@ class AdaptiveWindow:
         difference = abs(old_total / old - (self.total - old_total) / new)
         chance = math.log(2 * math.log(self.width) / _DELTA)
         size = 1 / (old - _LEAST_PART + 1) + 1 / (new - _LEAST_PART + 1)
-        # Rounding may leave less than nothing.
+        # Rounding may make it negative.
         variance = max(self._spread, 0.0) / self.width
         return difference > math.sqrt(2 * size * variance * chance) + 2 / 3 * chance * size
 

@@ -24,7 +24,7 @@ def head_tensors(classifier: Classifier) -> tuple[str, ...]:
 
 
 def labelled_weights(classifier: Classifier) -> LabelledWeights:
-    """Return a classifier's model with what its outputs stand for."""
+    """Return a classifier's weights together with the labels of its outputs."""
     return LabelledWeights(
         classifier.weights(), classifier.classes.labels, head_tensors(classifier)
     )
@@ -33,18 +33,18 @@ def labelled_weights(classifier: Classifier) -> LabelledWeights:
 def apply_round_result(
     change: RoundChange, classifier: Classifier, engine: Engine, held_out: Sequence[Row]
 ) -> str:
-    """Apply a round's change to the model; return why it was put back, empty if it was not.
+    """Apply a round's change to the model; return why it was undone, empty if it was kept.
 
     Parameters
     ----------
     change : RoundChange
-        What the round left.
+        The round's result.
     classifier : Classifier
-        The learner's model; new labels of the federation become classes of it, as many as it may have.
+        The learner's model; it learns new labels of the federation up to its limit of classes.
     engine : Engine
-        Its guard and loss.
+        Its guard and loss function are used.
     held_out : sequence of Row
-        The window that the guard looks at.
+        Samples on which the guard compares.
     """
     body = classifier.body
     if body is None:
@@ -80,7 +80,7 @@ def apply_round_result(
 
 
 def _misfit(present: LabelledWeights, change: RoundChange) -> str:
-    """Return why the change cannot be of this model; empty if it can."""
+    """Return why the change cannot apply to this model; empty if it can."""
     theirs = change.change
     if set(theirs.weights) != set(present.weights) or theirs.head != present.head:
         return "it is of a model with other tensors"

@@ -1,4 +1,4 @@
-"""A batch of samples that arrive together: their names, the model's predictions, and what came of each."""
+"""A batch of samples that arrive together: their names, the model's predictions, and the result for each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fl_elastic.streaming.places import Place
 
 __all__ = ["Arrivals", "Arrived", "LookAhead", "SenderIds", "noted_arrivals"]
 
-# More at once would only take more memory.
+# Most samples of one forward pass: a larger batch only needs more memory.
 _TOGETHER = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Samples that are there together, as many labels and names, None for what was not given."""
+    """Samples that arrive together, with one label and one name each; None for what was not given."""
 
     xs: Sequence[Any]
     ys: Sequence[Any]
@@ -32,7 +32,7 @@ class Arrivals:
 
     @classmethod
     def checked(cls, xs: Any, ys: Any, names: Sequence[str | None] | None) -> Arrivals:
-        """Return them; StreamError if there are not as many of each."""
+        """Return checked arrivals; StreamError if the numbers of samples, labels and names differ."""
         samples, labels = checked_batch(xs, ys)
         called = [None] * len(samples) if names is None else list(names)
         if len(called) != len(samples):
@@ -42,16 +42,16 @@ class Arrivals:
 
 @dataclass(frozen=True, eq=False)
 class Arrived:
-    """What came of one sample.
+    """Result of handling one sample.
 
     Parameters
     ----------
     seen : Observation
-        What is said of it.
+        The observation that is returned for the sample.
     number : int
-        Which it is; 0 if it was refused.
+        The sample's number; 0 if it was refused.
     x, label, name
-        As it was taken in; None for one that was known already.
+        The sample, label and name as taken in; None for a sample that was known already.
     """
 
     seen: Observation
@@ -61,14 +61,14 @@ class Arrived:
     name: str | None = None
 
     def unkept(self) -> Arrived:
-        """Return it as one that would not be known after a kill."""
+        """Return a copy without a sample id: the sample would be lost if the process were killed."""
         return replace(self, seen=replace(self.seen, sample_id=None))
 
 
 def noted_arrivals(
     seen: Sequence[Arrived], place: Place | None
 ) -> tuple[dict[str, Any], NDArray[Any] | None]:
-    """Return what is to be written down of samples, and the samples; nothing where nothing has changed."""
+    """Return the facts and the samples to write to the log; both are empty if nothing has changed."""
     taken = [each for each in seen if each.x is not None]
     refused = [each.seen.refused for each in seen if each.seen.refused]
     facts: dict[str, Any] = {"refused": refused} if refused else {}
@@ -84,14 +84,14 @@ def noted_arrivals(
 
 
 class SenderIds:
-    """The newest names that senders gave their samples: one that is sent again is known.
+    """The newest names that senders gave their samples, so that a sample that is sent again is recognised.
 
     Parameters
     ----------
     most : int
-        Names that are kept.
+        Most names that are kept.
     known : mapping of str to int
-        Of an earlier life, oldest first.
+        Names and sample numbers from before a restart, oldest first.
 
     Examples
     --------
@@ -107,30 +107,30 @@ class SenderIds:
         self._known = dict(known or {})
 
     def add(self, name: str, number: int) -> None:
-        """Remember which sample a name stands for."""
+        """Remember the sample number of a name."""
         self._known[name] = number
         while len(self._known) > self._most:
             del self._known[next(iter(self._known))]
 
     def number(self, name: str) -> int | None:
-        """Return which sample a name stands for; None if it is new, or forgotten."""
+        """Return the sample number of a name; None if the name is new or was forgotten."""
         return self._known.get(name)
 
     @property
     def known(self) -> dict[str, int]:
-        """Every name that is remembered, oldest first."""
+        """Every remembered name with its sample number, oldest first."""
         return dict(self._known)
 
 
 class LookAhead:
-    """Looks at samples in their order; at those to come, too, as long as the model stays what it is.
+    """Runs the model on samples in order, on several at once as long as the model does not change.
 
     Parameters
     ----------
     classifier : Classifier
-        It may learn labels between two looks.
+        The model; it may learn labels between two calls.
     xs : sequence
-        Samples as they came, unchecked.
+        Samples as they arrived, unchecked.
     """
 
     def __init__(self, classifier: Classifier, xs: Sequence[Any]) -> None:
@@ -138,17 +138,17 @@ class LookAhead:
         self._samples: dict[int, NDArray[Any]] = {}
         self._looks: dict[int, Look] = {}
         self._model: object = None
-        # Samples before this place are looked at alone: together the model did not take them.
+        # Samples before this place go through the model one by one, since it refused them as a batch.
         self._alone = 0
 
     def sample(self, place: int) -> NDArray[Any]:
-        """Return a sample, checked; raises Refused if it is none."""
+        """Return a checked sample; raises Refused if it is invalid."""
         if place not in self._samples:
             self._samples[place] = checked_sample(self._xs[place], self._classifier.like)
         return self._samples[place]
 
     def look(self, place: int) -> Look:
-        """Return what is kept of a sample, and its class scores; raises Refused if the model does not take it."""
+        """Return a sample's kept form and its class scores; raises Refused if the model does not accept it."""
         classifier = self._classifier
         if self._model != self._model_now():
             self._looks.clear()
@@ -160,7 +160,7 @@ class LookAhead:
         return self._looks.pop(place) if place in self._looks else self.look(place)
 
     def _model_now(self) -> object:
-        """Return what changes with the head's outputs and the frozen part."""
+        """Return a key that changes with the number of head outputs and with the frozen part."""
         return id(self._classifier.body), self._classifier.width
 
     def _look_together(self, place: int) -> None:

@@ -1,4 +1,4 @@
-"""What is trained on and kept of a sample: the inputs of the whole model, or features for its upper part."""
+"""The form in which samples are kept and trained on: inputs of the whole model, or features for its upper part."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Look = tuple[NDArray[Any], NDArray[np.float32]]
 
 
 def as_floats(inputs: Tensor) -> Tensor:
-    """Return floating inputs in single precision, others (such as words) as they are."""
+    """Return floating inputs in single precision, others (such as token ids) unchanged."""
     return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def scores_of(outputs: Any) -> Tensor:
-    """Return the class scores of a batch, shape (B, C); ModelError if the outputs are something else."""
+    """Return the class scores of a batch, shape (B, C); ModelError if the outputs have another form."""
     if not isinstance(outputs, Tensor) or outputs.ndim != 2:
         seen = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
         raise ModelError(
@@ -43,39 +43,39 @@ class Body(ABC):
     version: str | None = None
 
     def look(self, x: NDArray[Any]) -> Look:
-        """Return what is kept of one sample, and its class scores; see `looks`."""
+        """Return the kept form of one sample and its class scores; see `looks`."""
         kept, scores = self.looks(x[None])
         return kept[0], scores[0]
 
     @abstractmethod
     def looks(self, xs: NDArray[Any]) -> Look:
-        """Return what is kept of each sample of a batch, and their class scores.
+        """Return the kept form of each sample of a batch, and their class scores.
 
         Raises
         ------
         ModelError
-            If the model puts out no class scores.
+            If the model does not return class scores.
         RuntimeError, ValueError, TypeError, IndexError
-            If the model does not take the samples.
+            If the model does not accept the samples.
         """
 
     @abstractmethod
     def as_inputs(self, kept: NDArray[Any]) -> Tensor:
-        """Return what `module` takes, for a batch of what is kept."""
+        """Return the input of `module` for a batch of kept samples."""
 
     def close(self) -> None:  # noqa: B027
-        """Leave the model as any other."""
+        """Restore the model to an ordinary one."""
 
 
 class Upper(Body):
-    """The part of a model above a place, which takes the features there; what is below is frozen.
+    """The part of a model above a place, which takes the features there; the part below is frozen.
 
     Attributes
     ----------
     place : str
         The module at which the frozen part ends, or whose inputs are the features.
     frozen : tuple of str
-        Names of the tensors that the features depend on.
+        Names of the tensors on which the features depend.
     """
 
     place: str
@@ -83,19 +83,19 @@ class Upper(Body):
 
     @abstractmethod
     def by_its_names(self) -> nn.Module:
-        """Return the upper part as `module` is, with the whole model's tensors under the names they have there."""
+        """Return the upper part, callable like `module`, with its tensors under their names in the whole model."""
 
 
 class WholeModel(Body):
-    """Trains the model itself, on inputs as they came.
+    """Trains the model itself, on inputs as they arrive.
 
     Parameters
     ----------
     model : nn.Module
-        Gives class scores.
+        Returns class scores.
     prepare : callable
-        Turns a batch of samples into what the model takes, each time it is used: a change of scale or type, or a
-        random one for training.
+        Turns a batch of samples into the model's input, each time it is used: for example a change of scale or
+        type, or a random augmentation for training.
     """
 
     def __init__(self, model: nn.Module, prepare: Prepare = as_floats) -> None:
@@ -103,7 +103,7 @@ class WholeModel(Body):
         self._prepare = prepare
 
     def looks(self, xs: NDArray[Any]) -> Look:
-        """Return the samples themselves, and their class scores."""
+        """Return the samples themselves and their class scores."""
         with torch.no_grad():
             scores = scores_of(call_model(self.module, self.as_inputs(xs)))
         return xs, scores.float().cpu().numpy()

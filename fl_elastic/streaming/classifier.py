@@ -1,4 +1,4 @@
-"""A model that predicts labels, learns new ones, and shows its trained part."""
+"""A model that predicts labels, learns new ones, and provides the part that is trained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["Classifier", "ClassifierState", "SampleForm"]
 
 @dataclass(frozen=True)
 class SampleForm:
-    """What every sample looks like: numpy's name of its type, and its shape."""
+    """Dtype, by its numpy name, and shape of every sample."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,13 +47,13 @@ class ClassifierState:
     classes : tuple of int
         Labels of the first outputs.
     outputs : int or None
-        How many there are; None where no head says so.
+        Number of outputs; None if no head tells it.
     like : SampleForm or None
-        Of each sample; None before the first.
+        Form of each sample; None before the first one.
     features : str or None
-        What features of samples belong to, as in `Classifier.version`.
+        Version of the features of samples, as in `Classifier.version`.
     groups_above : int or None
-        Tensor groups above the place at which features are kept; None where there is no such place.
+        Number of tensor groups above the place where features are kept; None without such a place.
     weights : dict of str to array
         The model's tensors.
     """
@@ -67,35 +67,35 @@ class ClassifierState:
 
 
 class Classifier:
-    """A model, what its outputs stand for, and the body that is trained.
+    """A model, the labels of its outputs, and the body that is trained.
 
     Parameters
     ----------
     model : nn.Module
-        In eval mode from now on.
+        Put into eval mode.
     loss_fn : callable
-        Of outputs and class indices.
+        ``loss_fn(outputs, targets)`` of class scores and output indices.
     classes : sequence of int
-        Labels of its first outputs.
+        Labels of the model's first outputs.
     latent : Latent or None
-        Where the frozen part ends, if there is one.
+        Where the frozen part ends; None if nothing is frozen.
     last_layer : bool
-        Whether everything but the head is frozen, and takes no part in any training.
+        Whether everything but the head is frozen and excluded from training.
     prepare : callable
         See `WholeModel`.
     seed : int
-        Of new rows of the head.
+        Seed of new rows of the head.
     head : str
-        Its name; empty for the last linear layer.
+        Name of the head; empty for the last linear layer.
     most : int
-        More classes are refused.
+        Most classes; samples of further classes are refused.
 
     Attributes
     ----------
     like : array or None
-        What every sample looks like; None before the first one.
+        An array with the shape and dtype of every sample; None before the first one.
     body : Body or None
-        None before the first sample, where features are needed.
+        The trained part; None before the first sample if it takes features.
     """
 
     def __init__(
@@ -123,26 +123,26 @@ class Classifier:
 
     @property
     def version(self) -> str | None:
-        """What features belong to; None if there are none."""
+        """Version of the features that are kept; None if inputs are kept."""
         return None if self.body is None else self.body.version
 
     @property
     def width(self) -> int | None:
-        """How many class scores the model gives; None before it was asked."""
+        """Number of class scores that the model returns; None before its first call."""
         return self._width
 
     @property
     def head_name(self) -> str:
-        """Name of the layer that gives the class scores; ModelError if there is none."""
+        """Name of the layer that returns the class scores; ModelError if there is none."""
         return self._head or head_name(self.model)
 
     def look(self, sample: NDArray[Any]) -> Look:
-        """Return what is kept of a sample, and its class scores; raises Refused if the model does not take it."""
+        """Return a sample's kept form and its class scores; raises Refused if the model does not accept it."""
         kept, scores = self.looks(sample[None])
         return kept[0], scores[0]
 
     def looks(self, samples: NDArray[Any]) -> Look:
-        """Return what is kept of each sample of a batch, and their class scores; raises Refused for all or none."""
+        """Return kept form and class scores of each sample of a batch; raises Refused for the whole batch."""
         if self.model.training:
             self.model.eval()
         try:
@@ -161,12 +161,12 @@ class Classifier:
         return looked
 
     def predicted(self, scores: NDArray[np.float32]) -> int | None:
-        """Return the label with the highest score among those that are known."""
+        """Return the known label with the highest score; None if no label is known."""
         known = scores[: len(self.classes)]
         return self.classes.label(int(known.argmax())) if len(known) else None
 
     def refuse_unlearnable(self, label: int | None) -> None:
-        """Raise Refused for a new label that the model has no output for and cannot get one."""
+        """Raise Refused for a new label if the model has no output for it and cannot get one."""
         if label is None or label in self.classes:
             return
         if len(self.classes) >= self._most:
@@ -183,7 +183,7 @@ class Classifier:
                 )
 
     def learn(self, label: int) -> bool:
-        """Know a label from now on, with a new output if there is none left; return whether it was new."""
+        """Add a label to the known classes, with a new output if none is free; return whether it was new."""
         if label in self.classes:
             return False
         self.classes = self.classes.with_label(label)
@@ -192,25 +192,25 @@ class Classifier:
         return True
 
     def forget_newest(self, known: ClassMap) -> None:
-        """Know only these labels again, which are the first ones; outputs of the others stay, for those to come."""
+        """Go back to these labels, which are the first known ones; the other outputs stay for later labels."""
         self.classes = known
 
     def rebuild(self) -> None:
-        """Make the body anew, from the model as it is now."""
+        """Build the body again from the present model."""
         self.close()
         self.model.eval()
         if self.body is None and (self._latent is None or self.like is not None):
             self.body = self._made(self.like)
 
     def close(self) -> None:
-        """Leave the model as any other."""
+        """Restore the model to an ordinary one."""
         if self.body is not None:
             self.body.close()
         if self._latent is not None or self._last_layer:
             self.body = None
 
     def to_state(self) -> ClassifierState:
-        """Return what must be found again."""
+        """Return the state to save."""
         like, latent = self.like, self._latent
         return ClassifierState(
             self.classes.labels, self._outputs(), None if like is None else SampleForm(like.dtype.str, like.shape),
@@ -222,12 +222,12 @@ class Classifier:
         return weights_of(self.model, Manifest.of(self.model, whole=True))
 
     def restore(self, state: ClassifierState) -> None:
-        """Take over what an earlier life has saved.
+        """Restore a saved state.
 
         Raises
         ------
         StreamError
-            If it is of another model.
+            If the state belongs to another model.
         """
         try:
             if state.outputs is not None and state.outputs > (self._outputs() or np.inf):
@@ -243,7 +243,7 @@ class Classifier:
         self.rebuild()
 
     def _outputs(self) -> int | None:
-        """Return how many class scores there are; None if no head says so and no sample was seen."""
+        """Return the number of class scores; None if no head tells it and the model was not called."""
         if self._width is not None:
             return self._width
         try:

@@ -1,4 +1,4 @@
-"""A stream's head in closed form: from sums over its samples, new after each label, without a step of training."""
+"""A stream's head in closed form: solved from sums over its samples after each label, without training steps."""
 
 from __future__ import annotations
 
@@ -27,36 +27,38 @@ from fl_elastic.update.running_sums import KeptSums, RunningSums
 __all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "SolvedHeadState", "saved_sums"]
 
 HELD_OUT = 320
-"""So many stored samples tell which penalty it is."""
+"""Number of stored samples from which the penalty is chosen."""
 
-# The penalty is chosen first at so many samples, then each time there are twice as many.
+# The penalty is first chosen at this many samples, then each time their number has doubled.
 _FIRST_CHOICE = 16
-# A feature further from its mean than so many of its standard deviations is a fault: its square would swallow those
-# of all others. Before so many samples have come nobody knows.
+# A feature that is further from its mean than this many standard deviations is a fault: its square would outweigh
+# those of all others. Features are not limited before the second number of samples has come.
 _FURTHEST, _LEAST = 100.0, 16
-# What older samples count is kept as what newer ones count more, until that is e to the power of so much.
+# Newer samples get larger weights instead of older ones smaller weights. When the exponent of the newest weight
+# exceeds this number, all weights are rescaled.
 _LARGEST = 30.0
 
 
 @dataclass(frozen=True, eq=False)
 class ClosedForm:
-    """How a head in closed form learns from a stream.
+    """Settings of a head in closed form that learns from a stream.
 
     Parameters
     ----------
     remember : float, optional
-        A sample counts 1/e of a new one after so many further samples of the stream. All count alike if left out,
-        so that no order of classes makes it forget one; 1,000 to 3,000 suit streams whose classes change.
+        A sample's weight falls to 1/e of a new one's after this many further samples. By default all samples have
+        equal weight, so that no order of classes makes the head forget one; 1,000 to 3,000 suit streams whose
+        classes change.
     before : HeadSums, optional
-        What the head was made from before the stream began, as `fl_elastic.training.head_sums` gives it at home, or
-        a server; for the labels in ``classes`` of the learner, in order.
+        Sums from before the stream, as `fl_elastic.training.head_sums` computes them locally, or from a server;
+        for the labels in ``classes`` of the learner, in order.
     read : str
-        What the head reads: ``last`` for what enters the model's last layer, names of places such as
-        ``features.3@grid8+features.6@grid4``, or ``auto`` for those that the first 640 labelled samples of the
-        stream tell to be best. Until then it reads what enters the last layer; afterwards it is as if it had read
-        there from the beginning, but for what was said meanwhile.
+        Where the head reads: ``last`` for the input of the model's last layer, names of places such as
+        ``features.3@grid8+features.6@grid4``, or ``auto`` for the places that are best by the first 640 labelled
+        samples of the stream. Before that choice the head reads the input of the last layer. Afterwards it is the
+        same as if it had read the chosen places from the beginning; earlier predictions stay as they were.
     most_features : int
-        Bound of the features of an example where places are chosen: a sample's time grows with their square.
+        Most features of an example when places are chosen: the time per sample grows with their square.
 
     Examples
     --------
@@ -84,7 +86,7 @@ class ClosedForm:
 
 @dataclass(frozen=True)
 class Put:
-    """What came of a newer head: scores on the window, and why it was put back; empty if it was not."""
+    """Result of putting a newer head in: scores on the window, and why it was undone; empty if it was kept."""
 
     before: Score
     after: Score
@@ -98,19 +100,19 @@ class SolvedHeadState:
     Parameters
     ----------
     sums : KeptSums
-        Over all samples that it has learned.
+        Sums over all samples that the head has learned.
     penalty_index : int
-        Place of its penalty among those that are tried.
+        Index of the penalty among the candidates.
     newest, base : int
-        Numbers of the newest sample, and of the one that counts 1.
+        Numbers of the newest sample, and of the sample whose weight is 1.
     chosen_at : float
-        Weight of the sums when the penalty was chosen last.
+        Weight of the sums when the penalty was last chosen.
     remember : float or None
         As in `ClosedForm`.
     gone : frozenset of int
-        Samples whose part was subtracted, and that the store may hold still.
+        Samples that were subtracted from the sums and may still be in the store.
     changed : bool
-        Whether there is a newer head than the one in the model.
+        Whether a newer head than the one in the model can be solved.
     """
 
     sums: KeptSums
@@ -128,26 +130,26 @@ class SolvedHeadState:
 
 
 class SolvedHead:
-    """The head of a classifier, solved from the sums over the samples that it was told of.
+    """The head of a classifier, solved from the sums over the samples that it was given.
 
-    What came together changes it together, when it is asked to be `put`.
+    Samples wait until the next `put`, which adds them all at once.
 
     Parameters
     ----------
     how : ClosedForm
-        Its settings.
+        Settings.
     classifier : Classifier
-        Its last layer is written to.
+        The model; its last layer is overwritten.
 
     Attributes
     ----------
     gone : set of int
-        Samples whose part was subtracted, and that the store may hold still.
+        Samples that were subtracted from the sums and may still be in the store.
 
     Raises
     ------
     StreamError
-        If the sums from before are of another layer.
+        If the sums from before the stream belong to another layer.
     """
 
     def __init__(self, how: ClosedForm, classifier: Classifier) -> None:
@@ -159,7 +161,7 @@ class SolvedHead:
 
     @property
     def layer(self) -> nn.Linear:
-        """The layer that it is written into."""
+        """The layer into which the head is written."""
         body = self._classifier.body
         if body is not None:
             layer = body.module
@@ -170,29 +172,29 @@ class SolvedHead:
 
     @property
     def sums(self) -> RunningSums:
-        """Over all samples that it was told of until it was put last."""
+        """Sums over all samples that were learned up to the last `put`."""
         return self._head.sums
 
     @property
     def fades(self) -> bool:
-        """Whether older samples count less."""
+        """Whether older samples have less weight."""
         return self._how.remember is not None
 
     @property
     def has_changed(self) -> bool:
-        """Whether there is a newer head than the one that was put last."""
+        """Whether the head has changed since the last `put`."""
         grown = self.sums.targets.shape[1] < self.layer.out_features
         return self._changed or bool(self._waiting) or grown
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to choose the penalty anew."""
+        """Whether it is time to choose the penalty again."""
         weight = self._head.sums.weight
         one = float(self._counts([self._newest])[0])
         return weight >= max(2 * self._chosen_at, _FIRST_CHOICE * one)
 
     def kept(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Return features as they may be kept and learned: a wild one is as far out as any may be."""
+        """Return features as they are kept and learned: outliers are clipped to the furthest value allowed."""
         one = float(self._counts([self._newest])[0])
         if self.sums.weight < _LEAST * one:
             return features
@@ -200,22 +202,22 @@ class SolvedHead:
         return np.asarray(np.clip(features, mean - far, mean + far), features.dtype)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Do not learn these samples after all, of those that were not put yet."""
+        """Discard those of these samples that wait to be learned."""
         self._waiting = [row for row in self._waiting if row.number not in numbers]
 
     def learn(self, row: Row) -> None:
-        """Note a labelled sample, which is added to the sums at the next `put` at the latest."""
+        """Queue a labelled sample; it is added to the sums at the next `put` at the latest."""
         self._waiting.append(row)
 
     def relabel(self, row: Row, y: int) -> None:
-        """Let a sample that it has learned be of another class."""
+        """Move a learned sample to another class."""
         self._take_in()
         was, now = self._outputs([row]), self._classifier.classes.outputs(np.array([y], np.int64))
         self._head.relabel(row.x[None], was, now, self._counts([row.number]))
         self._changed = True
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """Subtract what these samples have added, once; the head is then that of all others."""
+        """Subtract these samples from the sums; the head is then that of all others."""
         self._take_in()
         self.gone |= {row.number for row in rows}
         if rows:
@@ -224,17 +226,17 @@ class SolvedHead:
             self._changed = True
 
     def learn_again(self, rows: Sequence[Row]) -> None:
-        """Take in samples that were to be forgotten after all."""
+        """Learn samples again that were forgotten, after the forgetting could not be saved."""
         self._waiting += rows
         self.gone -= {row.number for row in rows}
 
     def choose_penalty(self, rows: Sequence[Row]) -> None:
-        """Choose the penalty by what is held out of these samples, which it has learned."""
+        """Choose the penalty by the error on these learned samples when they are held out of the sums."""
         self._take_in()
         if rows:
             counts = self._counts([row.number for row in rows])
             with suppress(UpdateError):
-                # Which the next `put` tells.
+                # The next `put` reports the same error.
                 self._head.choose_penalty(
                     np.stack([row.x for row in rows]), self._outputs(rows), counts
                 )
@@ -242,16 +244,16 @@ class SolvedHead:
         self._chosen_at = self._head.sums.weight
 
     def put(self, engine: Engine, held_out: Sequence[Row], *, guarded: bool = True) -> Put:
-        """Write the newest head into the layer if it is no worse on the window, and there is one.
+        """Write the newest head into the layer, unless it is worse on the held-out window.
 
         Parameters
         ----------
         engine : Engine
-            Its guard and loss.
+            Its guard and loss function are used.
         held_out : sequence of Row
-            The window.
+            Samples of the held-out window.
         guarded : bool
-            Whether it matters that it is worse.
+            Whether a worse head is undone.
         """
         self._take_in()
         layer, classes, body = self.layer, self._classifier.classes, self._classifier.body
@@ -268,12 +270,12 @@ class SolvedHead:
         self._changed = False
         undone = engine.guard.worse(before, after) if guarded else ""
         if undone:
-            # The sums stay, and with the next sample another head comes of them.
+            # The sums stay: the next sample gives another head.
             self._write(*kept)
         return Put(before, before if undone else after, undone)
 
     def clear(self) -> None:
-        """Know only what was known before the stream began: features are another model's now."""
+        """Go back to the sums from before the stream; call it when the features are those of another model."""
         layer, before = self.layer, self._how.before
         sums = RunningSums(layer.in_features, layer.out_features)
         if before is not None:
@@ -295,7 +297,7 @@ class SolvedHead:
         self._chosen_at = sums.weight
 
     def to_state(self) -> SolvedHeadState:
-        """Return what must be found again; from now on it is as one that was restored."""
+        """Return the state to save; from now on this head equals one that was restored from it."""
         self._take_in()
         self._head.renew()
         return SolvedHeadState(
@@ -304,12 +306,12 @@ class SolvedHead:
         )  # fmt: skip
 
     def restore(self, state: SolvedHeadState) -> None:
-        """Take over what an earlier life has saved.
+        """Restore a saved state.
 
         Raises
         ------
         StreamError
-            If it counted older samples in another way.
+            If it was saved with another ``remember``.
         """
         if state.remember != self._how.remember:
             raise StreamDataError(
@@ -327,7 +329,7 @@ class SolvedHead:
             self.layer.bias.copy_(bias)
 
     def _take_in(self) -> None:
-        """Add the samples that wait, all together."""
+        """Add all waiting samples to the sums at once."""
         outputs = self.layer.out_features
         if self._head.sums.targets.shape[1] < outputs:
             self._head.grow(outputs)
@@ -345,7 +347,7 @@ class SolvedHead:
         self._changed = True
 
     def _counts(self, numbers: Iterable[int]) -> NDArray[np.float64]:
-        """Return what samples count by their numbers, in the unit of the sums."""
+        """Return the weights of samples by their numbers, in the unit of the sums."""
         return _counts(numbers, self._base, self._how.remember)
 
     def _outputs(self, rows: Sequence[Row]) -> NDArray[np.int64]:
@@ -353,7 +355,7 @@ class SolvedHead:
 
 
 def saved_sums(state: SolvedHeadState) -> RunningSums:
-    """Return the sums that a learner has saved, as if its newest sample counted 1."""
+    """Return the sums that a learner has saved, scaled so that the newest sample has weight 1."""
     sums = RunningSums.of_state(state.sums)
     newest = _counts([state.newest], state.base, state.remember)
     sums.scale(1.0 / float(newest[0]))

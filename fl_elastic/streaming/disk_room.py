@@ -1,4 +1,4 @@
-"""How large a store may become on this disk, with all that lies beside it."""
+"""How large a store may become on this disk, beside everything else that the stream writes there."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fl_elastic.streaming.write_ahead import log_bytes
 __all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes", "sums_bytes"]
 
 DEFAULT_CAPACITY = 64 * 2**20
-# Counters, points and adaptations of a saved state.
+# Bytes of counters, record points and adaptations in a saved state.
 _FACTS = 2**16
-# Samples that a saved state holds at most: the new ones and the window.
+# Most samples in a saved state: the new ones and the held-out window.
 _ROWS = 544
-# All that a stream writes into its folder, besides the store's files.
+# Everything that a stream writes into its folder, besides the store's files.
 _OWN = ("learner.state", "events.log", "profile.state", "summary.json", "report.html", ".lock")
-# Left over by a first start, so that a later one, which finds a few blocks less, needs no smaller store.
+# Spare bytes of a first start: a later start finds a few blocks less, and must not need a smaller store.
 _SPARE = 2**16
 
 
 def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
-    """Return about what a saved state takes, from the bytes of each tensor of the model and of a sample."""
+    """Return the approximate bytes of a saved state, from the bytes of each tensor of the model and of a sample."""
     return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
 
 
 def sums_bytes(features: int, outputs: int) -> int:
-    """Return what the running sums of a head in closed form take in a saved state.
+    """Return the bytes of the running sums of a head in closed form in a saved state.
 
     >>> sums_bytes(features=2, outputs=3)
     136
@@ -39,21 +39,21 @@ def sums_bytes(features: int, outputs: int) -> int:
 
 
 def fitting_capacity(folder: Path, wanted: int | None, state: int) -> int:
-    """Return the capacity of a store that fits onto the disk, so that no save fails for want of room.
+    """Return a capacity with which store and saved state fit onto the disk.
 
     Parameters
     ----------
     folder : Path
-        Of the state; it may not exist yet.
+        Folder of the state; it may not exist yet.
     wanted : int or None
-        What the user asked for; None for `DEFAULT_CAPACITY`, or less where that does not fit.
+        Capacity in bytes that the user asked for; None for `DEFAULT_CAPACITY`, or less if that does not fit.
     state : int
-        Bytes of a saved state: a new one is written beside the old one.
+        Bytes of a saved state; counted twice, since a new one is written beside the old one.
 
     Raises
     ------
     StreamError
-        If what is wanted does not fit, or not even the smallest store does.
+        If the wanted capacity does not fit, or not even the smallest store does.
     """
     free = _free(folder)
     spare = 0 if (folder / "samples.db").exists() else _SPARE
@@ -76,17 +76,17 @@ def _most(room: int) -> int:
     >>> all(size + log_bytes(size) <= room for room in (2**18, 2**20, 2**30) for size in [_most(room)])
     True
     """
-    # The log is an eighth of the capacity, but neither less nor more than so much.
+    # The log takes an eighth of the capacity, within a lower and an upper limit.
     return max(min(room - log_bytes(0), room * 8 // 9), room - log_bytes(room), 0)
 
 
 def _free(folder: Path) -> int:
-    """Return the bytes that are free, or that a stream there has taken already."""
+    """Return the bytes that are free, plus those that a stream in this folder already takes."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     own = [each for each in folder.glob("samples.db*") if "damaged" not in each.name]
     own += [folder / name for name in _OWN if (folder / name).exists()]
-    # What they take in whole blocks; a size of 29,574 bytes takes 32,768.
+    # Count whole blocks, as the disk does; a file of 29,574 bytes takes 32,768.
     taken = sum(512 * each.stat().st_blocks for each in own)
     return shutil.disk_usage(there).free + taken

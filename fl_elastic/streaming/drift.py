@@ -1,4 +1,4 @@
-"""Drift detectors: they watch the model's errors, one sample after the other."""
+"""Drift detectors: they watch the errors of the model, sample by sample."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["DRIFT_DETECTORS", "DriftDetector", "DriftMemory"]
 
 
 class DriftDetector(ABC):
-    """Watches the error of each sample, 0 or 1, or a loss."""
+    """Watches the error of each sample: 0 or 1, or a loss."""
 
     @abstractmethod
     def update(self, error: float) -> bool:
-        """Take in the next error; return whether errors have become more since some sample.
+        """Add the next error; return whether errors have increased.
 
-        What it says depends on the errors given since it was made, and on nothing else.
+        The answer must depend only on the errors given since the detector was made.
         """
 
 
@@ -31,18 +31,18 @@ DRIFT_DETECTORS: Factories[DriftDetector] = Factories("drift detector")
 
 
 class DriftMemory:
-    """A drift detector that begins anew after each drift, and goes on after a restart as if there had been none.
+    """A drift detector that starts again after each drift, and survives a restart without a difference.
 
-    The state of a detector is the errors that it was given, so that no object of a library need be stored: a
-    restart gives them once more. So that they do not grow for ever, the detector is now and then made anew from
-    the last ones; it then sees changes that are slower than these less well.
+    Its saved state is the list of errors that it was given, so that no object of a library has to be stored; after
+    a restart they are given again. To bound that list, the detector is now and then made again from the newest
+    errors; it then detects changes slower than these less well.
 
     Parameters
     ----------
     make : callable
         Makes the detector.
     remember : int
-        Errors from which it is made anew, each time there are twice as many.
+        Number of newest errors from which the detector is made again, each time it has had twice as many.
 
     Examples
     --------
@@ -60,11 +60,11 @@ class DriftMemory:
 
     @property
     def errors(self) -> NDArray[np.float64]:
-        """The errors that the detector knows: all that a restart needs."""
+        """The errors that the detector was given: all that a restart needs."""
         return np.array(self._errors, np.float64)
 
     def update(self, error: float) -> bool:
-        """Take in the next error; return whether there is a drift."""
+        """Add the next error; return whether there is a drift."""
         drift = self._detector.update(error)
         self._errors.append(error)
         if drift:
@@ -74,7 +74,7 @@ class DriftMemory:
         return drift
 
     def restore(self, errors: ArrayLike) -> None:
-        """Start from the errors of an earlier life, without a word about the drifts in them."""
+        """Start from the errors before a restart, without reporting the drifts in them."""
         self._detector = self._make()
         self._errors = np.asarray(errors, np.float64).tolist()
         for error in self._errors:
@@ -83,7 +83,7 @@ class DriftMemory:
 
 @DRIFT_DETECTORS.register("none")
 class NoDetector(DriftDetector):
-    """Never notices anything."""
+    """Never reports a drift."""
 
     def update(self, error: float) -> bool:
         """Return False."""
@@ -93,9 +93,9 @@ class NoDetector(DriftDetector):
 
 @DRIFT_DETECTORS.register("adwin")
 class Adwin(DriftDetector):
-    """ADWIN (Bifet and Gavaldà, SDM 2007), asked at every error.
+    """ADWIN (Bifet and Gavaldà, SDM 2007), updated with every error.
 
-    It also notices when errors become fewer, as after an adaptation; that is no drift here.
+    ADWIN also detects when errors decrease, as after an adaptation; that is not reported as a drift.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Append-only log of what came after the learner's state was saved; a killed process loses none of it."""
+"""Append-only log of events since the last saved state; a killed process loses none of them."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _HEAD = struct.Struct("<III")
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Something that happened to a learner.
+    """One event of a learner: samples or a label that arrived.
 
     Parameters
     ----------
     number : int
-        How many there were until then, itself among them.
+        Number of events so far, including this one.
     facts : mapping
-        What JSON can hold of it.
+        What the event says, as JSON can hold it.
     x : array or None
-        The samples, if there were any.
+        The samples, if the event has any.
     """
 
     number: int
@@ -41,19 +41,19 @@ class Event:
 
 
 class EventLog:
-    """A file to which events are added, each whole or not at all, and forgotten once a saved state knows them.
+    """A file of events; each is written whole or not at all, and removed once a saved state contains it.
 
     Parameters
     ----------
     path : Path
-        Made, with its folder, when the first one is added.
+        The file; it and its folder are made for the first event.
     most : int
-        Bytes beyond which none is added.
+        Most bytes of the file; beyond, no event is added.
 
     Attributes
     ----------
     size : int
-        Bytes that it takes now.
+        Bytes of the file now.
 
     Examples
     --------
@@ -74,7 +74,7 @@ class EventLog:
         self.size = 0
 
     def read(self) -> list[Event]:
-        """Return all events, and cut off what a killed process has left half; none where nothing can be read."""
+        """Return all events and cut off an incomplete one of a killed process; none if the file cannot be read."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -88,9 +88,9 @@ class EventLog:
         return found
 
     def add(self, event: Event) -> bool:
-        """Write an event; return whether the disk took it, it is as if it had never been tried if not.
+        """Write an event; return whether the disk took it. If not, the log is unchanged.
 
-        It is out of reach of whoever kills this process, and not yet of a power cut: that waits for the next save.
+        A kill of this process cannot lose the event; a power cut can, until the next save.
         """
         data = _bytes(event)
         if self.size + len(data) > self._most:
@@ -108,12 +108,12 @@ class EventLog:
         return False
 
     def drop_last(self, event: Event) -> None:
-        """Take back the event that was added last."""
+        """Remove the event that was added last."""
         self.size -= len(_bytes(event))
         self._cut(self.size)
 
     def clear(self) -> None:
-        """Forget all: a saved state knows them. One that could not be forgotten is passed over when it is read."""
+        """Remove all events once a saved state contains them. Any that remain are skipped when they are read."""
         self.size = 0
         self._cut(0)
 
@@ -142,7 +142,7 @@ def _bytes(event: Event) -> bytes:
 
 
 def _event(data: bytes, start: int) -> tuple[Event, int] | None:
-    """Return the event at a place, and where the next one begins; None where there is no whole one."""
+    """Return the event that starts at a byte, and where the next one starts; None if no whole event is there."""
     if start + _HEAD.size > len(data):
         return None
     length, rows, check = _HEAD.unpack_from(data, start)

@@ -1,4 +1,4 @@
-"""A folder as a source: files of samples, each moved away once it was read."""
+"""A folder as a source: files of samples, each moved away after it was read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
 
     A label is a whole number; NaN stands for none.
 
-    A file that was read to its end is moved to the folder ``done`` inside; write a new one under another name and
-    rename it, so that it is never read half. What cannot be read as such a file is refused, and moved as well.
+    A file that was read to its end is moved to the subfolder ``done``. Write a new file under another name and
+    rename it, so that it is never read incomplete. A file that cannot be read is refused, and moved as well.
     """
     path = Path(where)
     if not path.is_dir():
@@ -36,7 +36,7 @@ def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
 
 def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     begun = path / str(after.get("file", ""))
-    # The one that was being read comes first, whatever came meanwhile.
+    # The file that was being read comes first, even if other files have come since.
     if after and begun.is_file() and _digest(begun) == after.get("digest"):
         yield from _file(begun, after.get("digest", ""), int(after.get("rows", 0)))
         _put_away(begun)
@@ -64,7 +64,7 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         if len(x) != len(y):
             raise ValueError(f"{len(x)} samples, {len(y)} labels")
     except Exception as error:
-        # Somebody's file may be damaged in any way, and what reads it may raise anything: it costs itself alone.
+        # A file may be damaged in any way, and its reader may raise anything: only this file is lost.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
             yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
@@ -76,12 +76,12 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
 
 
 def _is_missing(label: Any) -> bool:
-    """Whether it is not a number: an array of labels has nothing else to say none with."""
+    """Return whether a label is missing: an array of labels can only say so by NaN."""
     return isinstance(label, np.floating) and bool(np.isnan(label))
 
 
 def _digest(file: Path) -> str:
-    """Return what tells a file from another one of the same name; empty where it cannot be read."""
+    """Return a digest that tells a file from another of the same name; empty if it cannot be read."""
     try:
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -95,7 +95,7 @@ def _put_away(file: Path) -> None:
         done.mkdir(exist_ok=True)
         file.rename(done / file.name)
     except FileNotFoundError:
-        # Somebody else has taken it away.
+        # Someone else has moved it already.
         return
     except OSError as error:
         raise StreamError(

@@ -1,4 +1,4 @@
-"""Let a stream's model forget samples, by selective synaptic dampening on what the store holds."""
+"""Make a stream's model forget samples, by selective synaptic dampening with the samples in the store."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from fl_elastic.update.squared_gradients import SquaredGradients
 
 __all__ = ["Forgotten", "dampen_body"]
 
-# What the others matter is told by so many of them: each takes a pass of its own.
+# Most other samples whose squared gradients are computed: each takes a pass of its own.
 _MOST_OTHERS = 1000
 _AT_ONCE = 64
-# Share of the loss that is no change of what a model knows.
+# Relative change of the loss below which the model counts as unchanged.
 _NO_CHANGE = 0.01
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What came of forgetting.
+    """Result of forgetting.
 
     Attributes
     ----------
     examples : int
-        Labelled samples that the model was made to forget.
+        Number of labelled samples that the model was made to forget.
     deleted : int
-        Samples that are in no file of the learner any more.
+        Number of samples that were deleted from all files of the learner.
     weights : int
-        Weights that were made smaller.
+        Number of weights that were dampened.
     theirs_before, theirs_after : Score
-        Loss and accuracy on the labelled samples that were to be forgotten: whether they were.
+        Loss and accuracy on the labelled samples to be forgotten; they show whether the model forgot them.
     before, after : Score
-        The same on the window that is held out, without those.
+        Loss and accuracy on the held-out window, without these samples.
     exact : bool
-        Whether the model is now as one that never saw them: a head in closed form, from whose sums they were taken.
+        Whether the model is now exactly one that never saw them: a head in closed form, with their sums subtracted.
     """
 
     examples: int
@@ -57,7 +57,7 @@ class Forgotten:
 
     @property
     def changed_nothing(self) -> bool:
-        """Whether the model is as right about labelled samples as before, with as small a loss, to a hundredth."""
+        """Whether forgetting had no effect: accuracy on the samples not lower, their loss at most 1 % higher."""
         before, after = self.theirs_before, self.theirs_after
         return (
             self.examples > 0
@@ -78,7 +78,7 @@ def dampen_body(
     alpha: float | None,
     seed: int,
 ) -> int:
-    """Make smaller what matters far more to these labelled samples than to all; return how many weights it was.
+    """Dampen weights that matter far more to these labelled samples than to all; return the number of weights.
 
     Parameters
     ----------
@@ -87,24 +87,24 @@ def dampen_body(
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     rows : collection of Row
-        What is to be forgotten.
+        Samples to be forgotten.
     store : SampleStore
-        Holds what else the model has learned from, as far as anybody knows.
+        Holds the other samples from which the model has learned, as far as they are known.
     held_out : collection of Row
-        Known as well.
+        Further samples that count among the others.
     classes : ClassMap
-        Of all labels.
+        Maps labels to outputs.
     alpha : float or None
         See `fl_elastic.update.squared_gradients.dampening`.
     seed : int
-        Of the draw of others, where there are many.
+        Seed for drawing from the other samples if there are many.
 
     Raises
     ------
     StreamError
-        If the store holds nothing else.
+        If there is no other labelled sample.
     UpdateError
-        If ``alpha`` means nothing, or is too large for that many samples.
+        If ``alpha`` is invalid, or too large for this number of samples.
     """
     gone = {row.number for row in rows}
     version = body.version

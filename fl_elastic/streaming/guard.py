@@ -1,4 +1,4 @@
-"""Guard: compare the model before and after an adaptation on samples that it was not trained on."""
+"""Guard: compares the model before and after an adaptation on samples that it was not trained on."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Row:
     x : array
         Input or features.
     y : int or None
-        Label; None if it has not come.
+        Label; None if it has not arrived.
     number : int
-        Its place in the stream, by which it is known everywhere; 0 where that is not known.
+        Number of the sample in the stream, its id everywhere; 0 if unknown.
     """
 
     x: NDArray[Any]
@@ -44,20 +44,20 @@ class Score:
 
 @dataclass(frozen=True)
 class Guard:
-    """Which samples are held out, and what counts as worse.
+    """Settings: which samples are held out, and when the model counts as worse.
 
     Parameters
     ----------
     every : int
-        Every so many labelled samples one goes to the window, and to training only once it has left it.
+        One in this many labelled samples goes to the held-out window, and to training only after it has left it.
     size : int
-        Samples in the window.
+        Number of samples in the window.
     least : int
-        With fewer in the window only a loss that is not finite is told.
+        Samples that the window needs for a comparison; with fewer, only a loss that is not finite counts as worse.
     tolerance : float
-        Fall of the accuracy that is taken, beside one standard error of what so few samples can tell.
+        Accepted fall of the accuracy, on top of one standard error at this number of samples.
     loss_tolerance : float
-        Rise of the loss that is taken where the accuracy has not risen.
+        Accepted rise of the loss if the accuracy has not risen.
     """
 
     every: int = 10
@@ -96,14 +96,14 @@ class Guard:
 
 
 def _chance(before: Score, after: Score) -> float:
-    """Return the standard error of an accuracy on so many samples, at least one sample's share."""
+    """Return the standard error of an accuracy on that many samples, at least the share of one sample."""
     share = (before.accuracy + after.accuracy) / 2
     samples = min(before.samples, after.samples)
     return max(math.sqrt(share * (1 - share) / samples), 1 / samples) + 1e-9
 
 
 class HeldOut:
-    """The window: the newest of every so many labelled samples.
+    """The held-out window: the newest held-out samples, one in ``Guard.every`` labelled ones.
 
     >>> window = HeldOut(Guard(every=2, size=1))
     >>> import numpy as np
@@ -120,18 +120,18 @@ class HeldOut:
         self.counted = counted
 
     def takes(self) -> bool:
-        """Count a labelled sample; return whether it is one to be held out."""
+        """Count a labelled sample; return whether it is to be held out."""
         self.counted += 1
         return self.counted % self._guard.every == 0
 
     def hold(self, row: Row) -> list[Row]:
-        """Take a sample in; return those that leave, free to be trained on."""
+        """Add a sample; return the samples that leave the window, which may be trained on."""
         self.rows.append(row)
         surplus = max(len(self.rows) - self._guard.size, 0)
         leaving, self.rows = self.rows[:surplus], self.rows[surplus:]
         return leaving
 
     def clear(self) -> list[Row]:
-        """Let all go, since they are of a world that has changed; return them."""
+        """Empty the window after a drift, since its samples are out of date; return them."""
         leaving, self.rows = self.rows, []
         return leaving

@@ -1,4 +1,4 @@
-"""New classes: which output of the model stands for which label, and a head that grows."""
+"""New classes: which label each output of the model stands for, and a head that grows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SMALL = 0.01
 
 @dataclass(frozen=True)
 class ClassMap:
-    """The labels of a stream in the order in which they first appeared; a label's place is its output.
+    """The labels of a stream in the order of first appearance; a label's index is its output.
 
     Parameters
     ----------
     labels : tuple of int
-        Each once.
+        Distinct labels.
 
     Examples
     --------
@@ -46,11 +46,11 @@ class ClassMap:
         return label in self.labels
 
     def with_label(self, label: int) -> ClassMap:
-        """Return the map that knows the label; itself if it does."""
+        """Return a map with the label added; itself if it has the label already."""
         return self if label in self.labels else replace(self, labels=(*self.labels, int(label)))
 
     def outputs(self, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the output of each label; StreamError for a label that is not known."""
+        """Return the output of each label; StreamError for an unknown label."""
         places = {label: place for place, label in enumerate(self.labels)}
         try:
             return np.array([places[label] for label in labels.tolist()], np.int64)
@@ -65,12 +65,12 @@ class ClassMap:
 
 
 def head_name(model: nn.Module) -> str:
-    """Return the name of the last linear layer: the one whose outputs are taken for class scores.
+    """Return the name of the last linear layer, whose outputs are taken for class scores.
 
     Raises
     ------
     ModelError
-        If there is none.
+        If the model contains no linear layer, or is one itself.
     """
     names: list[str] = [
         name for name, module in model.named_modules() if isinstance(module, nn.Linear)
@@ -84,22 +84,22 @@ def head_name(model: nn.Module) -> str:
 
 
 def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
-    """Give a linear layer more outputs, in place of the old one; return whether that was needed.
+    """Replace a linear layer by one with more outputs; return whether that was needed.
 
-    Old rows stay bit for bit as they were. Each new row depends on the seed and its place alone, so that growing
-    by two is growing twice; it is small (normal, standard deviation 0.01, no bias), so that a class says little
-    until it has been learned.
+    Old rows stay bit for bit the same. Each new row depends only on the seed and its index, so that growing by two
+    equals growing twice by one. New rows are small (normal, standard deviation 0.01, zero bias), so that a new
+    class has little influence until it is learned.
 
     Parameters
     ----------
     model : nn.Module
-        Changed in place: the layer is another module afterwards, with other parameters.
+        Changed in place: the layer is a new module afterwards, with new parameters.
     name : str
-        Of the layer.
+        Name of the layer.
     outputs : int
-        How many it is to have.
+        Number of outputs afterwards.
     seed : int
-        Of the new rows.
+        Seed of the new rows.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:
     if users > 1:
         raise ModelError(f"the weight of {name!r} is tied to another layer, so it cannot grow")
     weight = old.weight.detach()
-    # Its own first weights are thrown away; to draw them must not move anybody's random numbers.
+    # The initial weights are overwritten; drawing them must not change the global random state.
     with preserved_rng():
         new = nn.Linear(
             old.in_features, outputs, bias=old.bias is not None,

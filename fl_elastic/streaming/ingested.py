@@ -1,4 +1,4 @@
-"""Which samples of a stream its store has been given, written in the store's own transactions."""
+"""Which samples of a stream its store was given; written in the store's own transactions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IngestedSamples:
     beside : frozenset of int
         Samples up to ``number`` that were not given.
     events : int
-        Events of the learner whose changes have been written.
+        Number of the learner's events whose changes have been written.
 
     Examples
     --------
@@ -43,15 +43,15 @@ class IngestedSamples:
         return cls(number, frozenset(each for each in beside if 0 < each <= number), events)
 
     def without(self, number: int) -> IngestedSamples:
-        """Return the same once a sample has left the store."""
+        """Return a copy in which the store was not given this sample, because it has left the store."""
         return replace(self, beside=self.beside | {number})
 
     def has(self, number: int) -> bool:
-        """Whether the store was given a sample; one without a number was not."""
+        """Return whether the store was given a sample; False for a sample without a number."""
         return 0 < number <= self.number and number not in self.beside
 
     def to_text(self) -> str:
-        """Return it as short text, with runs of neighbours as pairs."""
+        """Return a short text, with runs of neighbouring numbers as pairs."""
         spans: list[list[int]] = []
         for each in sorted(self.beside):
             if spans and each == spans[-1][1] + 1:
@@ -62,7 +62,7 @@ class IngestedSamples:
 
     @classmethod
     def from_text(cls, text: str) -> IngestedSamples:
-        """Read what `to_text` wrote; other text means that nothing was given."""
+        """Read the text of `to_text`; any other text means that nothing was given."""
         try:
             number, spans, events = json.loads(text)
             beside = [each for first, last in spans for each in range(first, last + 1)]

@@ -1,4 +1,4 @@
-"""What a stream hands over, checked: samples and labels that mean something."""
+"""Checks of the samples and labels that a stream delivers."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ __all__ = [
 _NO_LABEL = -1
 _KINDS = "biuf"
 _LARGEST_LABEL = 2**31
-# Letters of a value that are told.
+# Most characters of a value in a message.
 _SHOWN = 24
 
 
 class Refused(Exception):
-    """Says why something means nothing; never leaves the learner or the store."""
+    """Why a sample or label is invalid; never leaves the learner or the store."""
 
 
 class Unreadable(str):
-    """What a source gives in place of a sample that it cannot read: the reason."""
+    """The reason why a source cannot read a sample; it yields this in place of the sample."""
 
     __slots__ = ()
 
 
 class Like(Protocol):
-    """Says what every sample of a stream looks like."""
+    """Shape and dtype of every sample of a stream."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of its numbers."""
+        """Dtype of its numbers."""
 
 
 def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
@@ -57,14 +57,14 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     Parameters
     ----------
     x : array-like or Tensor
-        What came.
+        The sample as it arrived.
     like : array, Like or None
-        One of the others, or what they look like; None for the first.
+        Another sample, or anything with its shape and dtype; None for the first sample.
 
     Raises
     ------
     Refused
-        If it has another shape, or its numbers are none.
+        If it has another shape or type, or is not an array of finite numbers.
     """
     if isinstance(x, Unreadable):
         raise Refused(str(x))
@@ -92,7 +92,7 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
 
 
 def checked_batch(xs: Any, ys: Any) -> tuple[list[Any], list[Any]]:
-    """Return samples and labels as lists of the same length, None for a label that was not given.
+    """Return samples and labels as lists of the same length, with None for labels that were not given.
 
     >>> checked_batch([[1.0], [2.0]], None)
     ([[1.0], [2.0]], [None, None])
@@ -110,12 +110,12 @@ def checked_batch(xs: Any, ys: Any) -> tuple[list[Any], list[Any]]:
 
 
 def checked_label(y: Any) -> int | None:
-    """Return a label as a whole number, None for one that has not come yet.
+    """Return a label as an integer; None for one that has not arrived yet.
 
     Raises
     ------
     Refused
-        If it is no class number.
+        If it is not an integer in the range of class numbers.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def checked_label(y: Any) -> int | None:
 
 
 def kept_label(label: int | None) -> int:
-    """Return the number under which a label lies on the disk: -1 is none, so negative classes are one further down.
+    """Return a label's number on disk: -1 for no label, so negative labels are stored one lower.
 
     >>> [kept_label(each) for each in (None, 3, 0, -1, -2)], [label_of(each) for each in (-1, 3, 0, -2, -3)]
     ([-1, 3, 0, -2, -3], [None, 3, 0, -1, -2])
@@ -145,7 +145,7 @@ def kept_label(label: int | None) -> int:
 
 
 def label_of(kept: int) -> int | None:
-    """Return the label that lies on the disk as a number; see `kept_label`."""
+    """Return the label for a number on disk; see `kept_label`."""
     if kept == _NO_LABEL:
         return None
     return kept if kept >= 0 else kept + 1

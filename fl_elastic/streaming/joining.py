@@ -1,4 +1,4 @@
-"""How much of the federation's model a device takes: shares that are tried on its newest samples."""
+"""How much of the federation's model a device takes: candidate shares are tried on its newest samples."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fl_elastic.errors import StreamError
 __all__ = ["JOININGS", "shares_to_try"]
 
 JOININGS = {"measured": (0.5, 0.0, 0.25, 0.75, 1.0), "replace": (1.0,)}
-"""Shares by name: five that are tried, or all of the federation's model, as federated averaging takes."""
+"""Candidate shares by name: five to try, or the whole of the federation's model, as in federated averaging."""
 
 
 def shares_to_try(joining: str | Sequence[float]) -> tuple[float, ...]:
-    """Return shares of the federation's model, from 0 to 1; StreamError if they mean nothing.
+    """Return candidate shares of the federation's model, from 0 to 1; StreamError if they are invalid.
 
-    The one that is right most often on the device's newest samples is taken, the first where there are none.
+    The share with the highest accuracy on the device's newest samples is taken; without samples, the first one.
 
     >>> shares_to_try("replace"), shares_to_try([0.25])
     ((1.0,), (0.25,))

@@ -1,6 +1,6 @@
-"""Weights of models whose heads have different labels: align the rows of the heads, and mix the rest.
+"""Weights of models whose heads have different labels: align the rows of the heads, and mix the other tensors.
 
-A row that only one side has a label for is kept as it is.
+A row whose label only one side has is kept as it is.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["LabelledWeights", "Shares", "extended", "joined", "kept", "overlaid"
 
 @dataclass(frozen=True, eq=False)
 class LabelledWeights:
-    """A model's tensors, and what the rows of its head stand for.
+    """A model's tensors, and the labels of the rows of its head.
 
     Parameters
     ----------
     weights : mapping of str to array
         All tensors.
     labels : tuple of int
-        Of the head's first rows, in order; further rows stand for nothing yet.
+        Labels of the head's first rows, in order; further rows have no label yet.
     head : tuple of str
-        Names of the tensors with a row per output.
+        Names of the tensors with one row per output.
     """
 
     weights: Mapping[str, NDArray[Any]]
@@ -41,23 +41,23 @@ class Shares:
     Parameters
     ----------
     share : float
-        Of every tensor but the fixed ones.
+        Share for every tensor that is not fixed.
     fixed : frozenset of str
-        Names of tensors that are the federation's altogether.
+        Names of the tensors that are taken wholly from the federation.
     """
 
     share: float
     fixed: frozenset[str] = frozenset()
 
     def of(self, name: str) -> float:
-        """Return the share of a tensor."""
+        """Return the federation's share of a tensor."""
         return 1.0 if name in self.fixed else self.share
 
 
 def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:
-    """Return the device's model with a row for every label of the other one; a new row is the other's.
+    """Return the device's model with a row for every label of the other model, copied from there if it is new.
 
-    New rows take the places after the known ones; the head is longer only where it has too few.
+    New rows follow the known ones; the head is lengthened only if it has too few rows.
 
     Examples
     --------
@@ -80,9 +80,9 @@ def extended(own: LabelledWeights, other: LabelledWeights) -> LabelledWeights:
 
 
 def overlaid(base: LabelledWeights, top: LabelledWeights) -> LabelledWeights:
-    """Return the tensors of ``top`` in the order and size of ``base``'s head.
+    """Return the tensors of ``top``, with rows in the order and number of ``base``'s head.
 
-    Rows that ``top`` has no label for are those of ``base``.
+    Rows whose label ``top`` lacks are those of ``base``.
 
     Examples
     --------
@@ -102,9 +102,9 @@ def overlaid(base: LabelledWeights, top: LabelledWeights) -> LabelledWeights:
 
 
 def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> LabelledWeights:
-    """Return the device's model joined with the federation's: every label of both, the device's first.
+    """Return the device's model mixed with the federation's; it has all labels of both, the device's first.
 
-    Tensors of whole numbers are never mixed: they are the federation's where its share is 1.
+    Integer tensors are not mixed: they are the federation's if its share is 1, else the device's.
 
     Examples
     --------
@@ -127,9 +127,9 @@ def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> L
 def kept(
     before: LabelledWeights, trained: LabelledWeights, received: LabelledWeights, shares: Shares
 ) -> LabelledWeights:
-    """Return the joined model with as much of its training on the device as of each tensor was the device's own.
+    """Return the joined model plus the device's share of its own training, for each tensor.
 
-    Rows of the head that the federation does not know are the device's own altogether.
+    Rows of the head whose label the federation does not know are the device's own.
 
     Examples
     --------
@@ -156,5 +156,5 @@ def _mixed(here: NDArray[Any], there: NDArray[Any], share: float) -> NDArray[Any
         return np.array(there)
     if share == 0 or here.dtype.kind != "f":
         return np.array(here)
-    # From here, so that what is equal on both sides stays bit for bit as it is.
+    # Computed as a change, so that equal values stay bit for bit the same.
     return np.asarray(here + share * (there - here), here.dtype)

@@ -1,4 +1,4 @@
-"""The last linear layer of a model, on what enters it: all that a head in closed form depends on."""
+"""The last linear layer of a model and its input: all that a head in closed form depends on."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["LastLayer"]
 
 
 class LastLayer(Upper):
-    """The layer that gives the class scores; everything below it is frozen, and nothing needs to be below it.
+    """The layer that returns the class scores; everything below it is frozen, and there may be nothing below it.
 
     Parameters
     ----------
     model : nn.Module
-        Can be called as ever.
+        The whole model; it can still be called as usual.
     head : str
         Name of the layer.
     prepare : callable
-        See `WholeModel`; it may not be random here, as features are made once.
+        See `WholeModel`; it must not be random here, since features are computed once.
 
     Raises
     ------
     ModelError
-        If that is no linear layer with a bias, or its weight is another layer's as well.
+        If this is not a linear layer with a bias, or its weight is tied to another layer.
 
     Examples
     --------
@@ -65,22 +65,22 @@ class LastLayer(Upper):
         tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())
         below = {n: each for n, each in tensors.items() if not n.startswith(f"{head}.")}
         self.frozen = tuple(name for name in model.state_dict() if name in below)
-        # Short, since every stored sample carries it.
+        # Short, since every stored sample has a copy.
         self.version = fingerprint([], f"{head}/input", sorted(below.items())).hex()[:16]
 
     def by_its_names(self) -> nn.Module:
-        """Return the layer with the whole model's tensors under the names they have there."""
+        """Return the layer, with its tensors under their names in the whole model."""
         return AsTheWhole(self._model, self.module)
 
     def looks(self, xs: NDArray[Any]) -> Look:
-        """Return what enters the layer, and the class scores.
+        """Return the layer's inputs and the class scores.
 
         Raises
         ------
         ModelError
-            If it is not this layer that puts out the scores.
+            If the scores are not the output of this layer.
         TrainingError
-            If what enters it is not finite.
+            If the layer's input is not finite.
         """
         inputs = self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
         seen: list[tuple[Tensor, Any]] = []

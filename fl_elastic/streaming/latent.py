@@ -1,4 +1,4 @@
-"""Latent replay: the lower part of the model is frozen for good, and the store keeps what it puts out."""
+"""Latent replay: the lower part of the model is frozen for good, and the store keeps its outputs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Latent:
     Parameters
     ----------
     groups : int
-        At least so many tensor groups, counted from the output, are above; the nearest place is taken from which
-        the rest of the model sees one tensor alone.
+        Least number of tensor groups above the cut, counted from the output; the nearest place is taken at
+        which the rest of the model depends on a single tensor.
     """
 
     groups: int
@@ -43,7 +43,7 @@ class Latent:
             raise StreamError(f"{self.groups} groups above the frozen part: give at least 1")
 
     def cut(self, model: nn.Module, loss_fn: LossFn, inputs: Tensor) -> tuple[Any, Cut]:
-        """Return the graph of a step and the place in it.
+        """Return the graph of a training step and the cut in it.
 
         Raises
         ------
@@ -51,9 +51,9 @@ class Latent:
             If there is no such place.
         """
         with untouched(model), torch.enable_grad():
-            # Everything counts as trained, also what an earlier life has frozen.
+            # All parameters count as trainable, including those frozen before a restart.
             model.requires_grad_(True)
-            # Two, since a norm of batches takes no single one.
+            # Two samples, since BatchNorm does not accept a single one in training.
             two = inputs[:1].repeat(2, *[1] * (inputs.dim() - 1))
             targets = torch.zeros(2, dtype=torch.long, device=inputs.device)
             graph = trace_step(model, loss_fn, (two, targets)).graph
@@ -68,20 +68,20 @@ class Latent:
 
 
 class UpperPart(Upper):
-    """Trains what is above a cut, on the features at the cut.
+    """Trains the part above a cut, on the features at the cut.
 
     Parameters
     ----------
     model : nn.Module
-        Its lower part is frozen and in eval mode from now on; it can be called as ever.
+        Its lower part is frozen and put into eval mode; the model can still be called as usual.
     latent : Latent
         Where the cut is.
     loss_fn : callable
-        Of outputs and class indices.
+        ``loss_fn(outputs, targets)`` of class scores and output indices.
     example : array
         One sample.
     prepare : callable
-        See `WholeModel`; it may not be random here, as features are made once.
+        See `WholeModel`; it must not be random here, since features are computed once.
 
     Raises
     ------
@@ -103,7 +103,7 @@ class UpperPart(Upper):
         self._split = SplitModel(model, graph, cut)
         prefix = self._split.prefix_modules
         place = f"{cut.module}/{'input' if cut.at_input else 'output'}"
-        # Short, since every stored sample carries it.
+        # Short, since every stored sample has a copy.
         self.version = fingerprint(prefix, place, self._split.loose_tensors).hex()[:16]
         parameters = [each for module in prefix for each in module.parameters()]
         self.place = cut.module
@@ -126,11 +126,11 @@ class UpperPart(Upper):
         self.module = _FromCut(model, lambda features: self._above(features, inputs))
 
     def by_its_names(self) -> nn.Module:
-        """Return the upper part as `module` is, with the whole model's tensors under the names they have there."""
+        """Return the upper part, callable like `module`, with its tensors under their names in the whole model."""
         return AsTheWhole(self._model, self.module)
 
     def looks(self, xs: NDArray[Any]) -> Look:
-        """Return the samples' features, and their class scores."""
+        """Return the samples' features and their class scores."""
         inputs = self._inputs(xs)
         features = self._split.features(inputs)
         with torch.no_grad():
@@ -142,7 +142,7 @@ class UpperPart(Upper):
         return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))
 
     def close(self) -> None:
-        """Let the model run as a whole again."""
+        """Make the model run as a whole again."""
         self._split.__exit__(None, None, None)
         for parameter, trainable in self._trainable:
             parameter.requires_grad_(trainable)
@@ -153,13 +153,13 @@ class UpperPart(Upper):
         return self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
 
     def _above(self, features: Tensor, inputs: Tensor) -> Any:
-        # Only the number of inputs matters: nothing is computed from them.
+        # Only the batch size of the inputs matters: nothing is computed from their values.
         shape = (len(features), *inputs.shape[1:])
         return self._split.outputs(inputs.expand(shape), features)
 
 
 class _FromCut(nn.Module):
-    """The model as it is called with features."""
+    """The model, called with features instead of inputs."""
 
     def __init__(self, model: nn.Module, run: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _FromCut(nn.Module):
 
 
 class AsTheWhole(nn.Module):
-    """A model's own parts and tensors, and another module that is called in its place."""
+    """A model's own parts and tensors, with another module that is called instead."""
 
     def __init__(self, model: nn.Module, called: nn.Module) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class AsTheWhole(nn.Module):
             self.register_buffer(name, buffer, persistent=name in kept)
         for name, child in model.named_children():
             self.add_module(name, child)
-        # Known by one name each.
+        # Not registered as a submodule, so that no tensor appears under a second name.
         self.__dict__["_called"] = called
 
     def forward(self, features: Tensor) -> Any:

@@ -61,66 +61,65 @@ from fl_elastic.training.trainer import check_parts
 __all__ = ["StreamLearner"]
 
 _LOG = logging.getLogger("fl_elastic")
-# Newest labelled samples that are kept for the next adaptation beside the store, predictions that wait for their
-# label, names of senders that are remembered to recognise a sample that is sent again, points of the record.
+# Newest labelled samples that are kept for the next adaptation beside the store; predictions that wait for their
+# label; sender names that are kept to recognise samples that are sent again; points of the record.
 _NEW, _WAITING, _NAMES, _POINTS = 512, 10_000, 1000, 256
-# What a sample counts in the prequential accuracy when the next one comes.
+# Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99
 
 
 class StreamLearner:
     """Predicts each sample of a stream, keeps it, and adapts the model within the device's budget when it is time.
 
-    After a restart it goes on where it was, with the same random numbers: whatever it has told anybody of is in the
-    saved state or in a log of what came since, and goes to the store once. It must be the only one that adds to its
-    store.
+    After a restart it continues where it was, with the same random numbers: everything that it has reported is in
+    the saved state or in the log of later events, and reaches the store exactly once. Nothing else may add samples
+    to its store.
 
     Parameters
     ----------
     model : nn.Module
-        Gives one table of class scores; trained in place, and given more outputs as new classes come.
+        Returns one table of class scores; trained in place, and given more outputs for new classes.
     store : SampleStore
-        Memory of the stream, for replay. It stays the caller's to close.
+        Memory of the stream, for replay. The caller closes it.
     budget : Budget, optional
-        What one adaptation may spend; no bound if left out.
+        Limit for one adaptation; by default there is none.
     policy : str or Policy
-        A registered name, or an object with options of its own; a drift makes it look anew at what each tensor is
-        worth.
+        A registered name, or a configured policy object; after a drift it computes importances anew.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)`` returning a torch optimiser; called for each adaptation. Not needed with a head
+        ``optimizer_fn(parameters)`` returns a torch optimiser; called for each adaptation. Not needed with a head
         in closed form.
     loss_fn : callable
         ``loss_fn(outputs, targets)`` of class scores and output indices.
     trigger : Trigger, optional
         When to adapt; by default every 50 labelled samples, and 32 after a drift.
     detector : str or callable
-        Registered drift detector, or what makes one.
+        Name of a registered drift detector, or a function that makes one.
     replay : Replay, optional
-        How many rows of a batch come out of the store; half of 32 if left out.
+        How many rows of a batch come from the store; by default half of 32.
     guard : Guard, optional
-        What is held out, and what is worse.
+        Which samples are held out, and when the model counts as worse.
     state_dir : path-like
-        Folder of the state; made if it is not there.
+        Folder of the saved state; made if missing.
     seed : int
-        Of every random choice.
+        Seed of every random choice.
     classes : sequence of int
-        Labels that the model's outputs stand for already, in order; others follow as they appear.
+        Labels of the model's present outputs, in order; further labels follow as they appear.
     latent : Latent, optional
-        Freeze the model below a place and keep features of samples instead of inputs. The budget then counts
-        against training what is above.
+        If given, the model is frozen below a place, and features of samples are kept instead of inputs. The budget
+        then relates to training the part above.
     head : ClosedForm, optional
-        Nothing is trained: the last linear layer is the best one for all labelled samples, solved from running sums
-        after each label, and everything below it stays as it is. Features are kept instead of inputs. Budget,
-        policy, trigger and replay then have no say; the guard has.
+        If given, nothing is trained by steps: after each label the last linear layer is solved for all labelled
+        samples, from running sums, and everything below stays as it is. Features are kept instead of inputs.
+        Budget, policy, trigger and replay then have no effect; the guard has.
     prepare : callable
-        Turns a batch of samples into what the model takes; see `WholeModel`.
+        Turns a batch of samples into the model's input; see `WholeModel`.
     options : StreamOptions, optional
-        Everything else.
+        All other settings.
 
     Raises
     ------
     StreamError
-        If a setting means nothing, or the saved state is of another model.
+        If a setting is invalid, or the saved state belongs to another model.
 
     Examples
     --------
@@ -167,7 +166,7 @@ class StreamLearner:
             check_read(head.read, model)
             optimizer_fn = optimizer_fn or _no_steps
         if budget is None and head is not None:
-            # A head in closed form takes no steps that a budget could be for.
+            # A head in closed form takes no steps that a budget could limit.
             budget = Budget()
         check_parts(model, loss_fn, optimizer_fn, budget)
         assert optimizer_fn is not None and budget is not None
@@ -188,7 +187,7 @@ class StreamLearner:
         self._profile = self._folder.profile()
         self._unsaved = self._replaying = False
         state = self._folder.load()
-        # All that has come, until it is chosen where a head in closed form reads.
+        # Everything that has arrived, until it is decided where a head in closed form reads.
         self._first: FirstSamples | None = None
         if head is not None and head.read != LAST:
             if state is None:
@@ -203,7 +202,7 @@ class StreamLearner:
         self._restore(state)
 
     def _begin(self, model: nn.Module) -> None:
-        """Know nothing yet, with this model."""
+        """Start with this model and without any knowledge of the stream."""
         options, head, inside = self.options, self._how, isinstance(model, Readout)
         self._classifier = Classifier(
             model, self._engine.loss_fn, self._given, latent=self._latent, prepare=self._prepare, seed=self._seed,
@@ -230,7 +229,7 @@ class StreamLearner:
 
     @property
     def reads(self) -> str:
-        """Where its head in closed form reads, ``last`` for its last layer; empty until that is chosen."""
+        """Where the head in closed form reads, ``last`` for the last layer; empty until that is chosen."""
         return "" if self._head is None or self._first is not None else reads_of(self.model)
 
     @property
@@ -240,7 +239,7 @@ class StreamLearner:
 
     @property
     def places(self) -> Mapping[str, Mapping[str, Any]]:
-        """By source, the place up to which its samples are known; see `observe_batch`."""
+        """By source, the place up to which its samples have been read; see `observe_batch`."""
         return self._memory.places
 
     @places.setter
@@ -253,14 +252,15 @@ class StreamLearner:
         Parameters
         ----------
         x : array
-            One sample; each of the same shape.
+            One sample; all samples have the same shape.
         y : int, optional
-            Its label, any whole number; None if it has not come yet, see `label`.
+            Its label, any integer; None if it has not arrived yet, see `label`.
 
         Raises
         ------
         ElasticError
-            If a setting does not fit the model. What is wrong with a sample is counted, and told in ``refused``.
+            If a setting does not fit the model. An invalid sample raises nothing: it is counted, and the reason is
+            in ``refused``.
         """
         return self.observe_batch([x], [y])[0]
 
@@ -272,27 +272,29 @@ class StreamLearner:
         names: Sequence[str | None] | None = None,
         place: Place | None = None,
     ) -> list[Observation]:
-        """Predict samples that are there together, keep them, and adapt if it is time: all in one go, so faster.
+        """Predict samples that arrive together, keep them, and adapt if it is time; faster than one by one.
 
-        What comes of it is the same as with one `observe` after the other, but for this: nothing is trained between
-        the samples of a batch, whatever a trigger says of them. It is asked after the last one, whose observation
-        says whether the model was adapted. Known after a kill are all or none.
+        The result equals that of one `observe` after the other, with one difference: no training takes place
+        between the samples of a batch. The trigger is asked after the last sample, whose observation says whether
+        the model was adapted. If the process is killed, either all samples of the batch are known afterwards or
+        none.
 
         Parameters
         ----------
         xs : sequence of array
-            Samples; those that make no sense cost themselves alone.
+            Samples; an invalid one is refused and does not affect the others.
         ys : sequence of int, optional
-            Their labels; None for those that have not come.
+            Their labels; None for those that have not arrived.
         names : sequence of str or None, optional
-            What their sender calls them: one of the newest that comes again is recognised, and counts once.
+            The sender's names for them: a sample whose name is among the newest is recognised and not counted
+            again.
         place : Place, optional
-            How far their source has been read with the last of them; see `places`.
+            How far their source has been read after the last of them; see `places`.
 
         Raises
         ------
         StreamError
-            If there are not as many labels or names as samples.
+            If the numbers of samples, labels and names differ.
         """
         self.apply_round_result()
         batch = Arrivals.checked(xs, ys, names)
@@ -317,14 +319,14 @@ class StreamLearner:
         return found
 
     def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
-        """Take in samples; return what came of each.
+        """Take in samples; return the result for each.
 
         Parameters
         ----------
         batch : Arrivals
             Samples, labels and names.
         first : int, optional
-            The number of the first one, where an earlier life has numbered them.
+            Number of the first one, if it was assigned before a restart.
         """
         ahead, found = LookAhead(self._classifier, batch.xs), []
         for place in range(len(batch.xs)):
@@ -346,7 +348,7 @@ class StreamLearner:
             before = self._classifier.version
             kept, scores = ahead.look(place)
             if self._head is not None:
-                # As they will be read: what is subtracted one day must be what was added.
+                # As a reader of the store will see them: what is subtracted later must equal what was added.
                 kept = self.store.as_kept(self._head.kept(kept))
         except Refused as refused:
             return Arrived(self._refused(str(refused)))
@@ -370,10 +372,10 @@ class StreamLearner:
         return Arrived(said, number, sample, label, name)
 
     def label(self, sample_id: int | str, y: int) -> Observation:
-        """Give an observed sample its label, late; it counts in the prequential accuracy now.
+        """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
-        A label that is given again corrects the store alone. A name that the sender gave the sample does as well as
-        its id.
+        A second label for the same sample only corrects the store, and the head in closed form. The sample is given
+        by its id, or by the name that its sender gave it.
         """
         try:
             label = checked_label(y)
@@ -395,7 +397,7 @@ class StreamLearner:
         }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
-        # Until it is chosen where to read, nobody knows what features there will be.
+        # Before the choice of the place to read, the features are not known.
         noted = self._note(facts, None if row is None or self._first is not None else row.x)
         return self._then(seen if noted else replace(seen, sample_id=None))
 
@@ -403,7 +405,7 @@ class StreamLearner:
         late = self._memory.label(number, label, row)
         if not late.waited:
             if late.stored:
-                # A later life would find it in the store.
+                # After a restart the label would be found in the store.
                 self._unsaved |= self._classifier.learn(label)
             if self._head is not None and row is not None:
                 if row.y is None:
@@ -415,16 +417,16 @@ class StreamLearner:
         return Observation(late.prediction, correct, drift, sample_id=number)
 
     def _number(self, sample_id: int | str) -> int:
-        """Return the number of a sample; raises Refused if it can be none."""
+        """Return the number of a sample; raises Refused if there cannot be such a sample."""
         number = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
         if number is None or not 0 < number < 2**63:
             raise Refused("no such sample")
         return int(number)
 
     def tick(self) -> Observation:
-        """Do what is due although no sample has come, such as what an earlier life had no time for.
+        """Do what is due without a new sample, such as an adaptation that a restart has interrupted.
 
-        Call it at the start, and now and then while the stream is silent.
+        Call it at the start, and from time to time while no sample arrives.
         """
         self.apply_round_result()
         return self._then(Observation())
@@ -432,8 +434,8 @@ class StreamLearner:
     def adapt(self) -> Adaptation | None:
         """Adapt now; None if there is no labelled sample yet.
 
-        To adapt a head in closed form is to choose its penalty anew, by the error on stored samples that are held
-        out of its sums.
+        For a head in closed form, adapting means to choose its penalty again, by the error on stored samples that
+        are held out of its sums.
         """
         self._learn_stored_labels()
         if self._head is not None:
@@ -459,7 +461,7 @@ class StreamLearner:
         return self._adapted(outcome.adaptation)
 
     def _adapted(self, done: Adaptation) -> Adaptation:
-        """Remember an adaptation, and save the state."""
+        """Record an adaptation, and save the state."""
         if done.undone:
             _LOG.warning("an adaptation was undone: %s", done.undone)
         self.adaptations = [*self.adaptations, done][-self.options.history :]
@@ -485,7 +487,7 @@ class StreamLearner:
         return self._adapted(done)
 
     def _learned_rows(self, most: int) -> list[Row]:
-        """Return stored samples that the head has learned, the newest where older ones count less."""
+        """Return stored samples that the head has learned; the newest ones if older samples have less weight."""
         assert self._head is not None
         version = self._classifier.version
         if self._head.fades:
@@ -496,11 +498,11 @@ class StreamLearner:
         return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Let a head in closed form be that of all labels; return why not, None where nothing has changed."""
+        """Put in the newest closed-form head; return why it was undone, empty if kept, None if nothing changed."""
         if self._head is None or self._classifier.body is None or not self._head.has_changed:
             return None
         undone = self._head.put(self._engine, self._memory.held_out, guarded=guarded).undone
-        # Nobody trains on them.
+        # These samples are not needed for training steps.
         self._memory.adapted()
         if undone:
             self.progress.rolled_back += 1
@@ -508,7 +510,7 @@ class StreamLearner:
         return undone
 
     def ids_of(self, label: int) -> list[int]:
-        """Return the ids of all samples of a class that are in the store or held out."""
+        """Return the ids of all samples of a class that are stored or held out."""
         if self._first is not None:
             return self._first.ids_of(label)
         ids = self.store.ids().tolist()
@@ -516,26 +518,27 @@ class StreamLearner:
         return sorted({row.number for row in rows if row.y == label})
 
     def forget(self, sample_ids: Iterable[int | str], *, alpha: float | None = None) -> Forgotten:
-        """Let the model forget samples, without training, and delete them wherever this learner keeps them.
+        """Make the model forget samples, without training, and delete them wherever this learner keeps them.
 
-        See `fl_elastic.forget` for what that can do. A head in closed form is afterwards, exactly, what it would be
-        without them: their part of the sums is subtracted. Samples without a label are deleted alone, as nothing
-        was learned from them. One that the store no longer holds cannot be forgotten. If this process dies
-        meanwhile, forget them again.
+        See `fl_elastic.forget` for what this can achieve. A head in closed form is afterwards exactly what it would
+        be without the samples: they are subtracted from its sums. Samples without a label are only deleted, since
+        nothing was learned from them. A sample that the store no longer holds cannot be forgotten. If the process
+        dies meanwhile, call this again.
 
         Parameters
         ----------
         sample_ids : iterable of int or str
-            Ids, or names that their sender gave them.
+            Ids of the samples, or names that their sender gave them.
         alpha : float, optional
-            How many times as much a weight must matter to them as to all; found by their share if left out.
+            Factor by which a weight must matter more to these samples than to all; by default derived from their
+            share.
 
         Raises
         ------
         StreamError
-            If nothing of them is here, the store holds nothing else, or the state could not be saved.
+            If none of the samples is here, the store holds no others, or the state could not be saved.
         UpdateError
-            If ``alpha`` means nothing, or is too large for that many samples.
+            If ``alpha`` is invalid, or too large for this number of samples.
         """
         if self._first is not None and not self._choose(now=True):
             raise StreamError(
@@ -561,9 +564,9 @@ class StreamLearner:
             )  # fmt: skip
         after = [score(body, loss_fn, some, classes) for some in (learned, kept)]
         self._memory.forget(numbers)
-        # A policy may remember examples that it looked at.
+        # A policy may remember examples that it has used.
         self.selection = SelectionState()
-        # First what was forgotten, then what it was: the other way round nobody could forget it again.
+        # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
             if self._head is not None:
                 self._head.learn_again(subtracted)
@@ -580,11 +583,11 @@ class StreamLearner:
         )  # fmt: skip
 
     def _subtracted(self, head: SolvedHead, rows: Sequence[Row]) -> list[Row]:
-        """Let a head in closed form be that of all but these samples; return those that it had learned."""
+        """Subtract these samples from a head in closed form; return those that it had learned."""
         beside = {row.number for row in self._memory.held_out} | head.gone
         learned = [row for row in rows if row.number not in beside]
         head.forget(learned)
-        # What was chosen by them is forgotten, too.
+        # The penalty was chosen with these samples: choose it again without them.
         head.choose_penalty(self._learned_rows(HELD_OUT))
         self._newest_head(guarded=False)
         return learned
@@ -596,9 +599,9 @@ class StreamLearner:
             return None
 
     def apply_round_result(self) -> bool:
-        """Take up what a round of the federation has left, if that is no worse; return whether there was something.
+        """Apply the result of a federation round unless it is worse; return whether there was a result.
 
-        Done at each sample and each `tick`.
+        Called with each sample and each `tick`.
         """
         change = None if self._claimed or self._first is not None else self._inbox.claim()
         if change is None:
@@ -616,18 +619,18 @@ class StreamLearner:
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)
             self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
-        # It is deleted once the state that knows it is on disk.
+        # The result's file is deleted once a saved state includes it.
         self._claimed = True
         self.save()
         return True
 
     def save(self) -> bool:
-        """Save the state; return whether the disk took it, the old one is there if not.
+        """Save the state; return whether the disk took it. If not, the previous state is still there.
 
-        Until it is chosen where a head reads, there is no state: all that has come is in the log.
+        No state is written until it is chosen where the head reads: before that, everything is in the log.
         """
         if self._first is not None:
-            # Beyond a gap in the log a state alone makes everything whole.
+            # If the log has a gap, only a saved state makes the record complete.
             return self._ahead.is_whole or (self._choose(now=True) and not self._unsaved)
         self._memory.settle()
         taken = self._folder.save(
@@ -648,7 +651,7 @@ class StreamLearner:
         return taken
 
     def close(self) -> bool:
-        """Save the state and leave the model as any other; return whether it was saved. The store stays open."""
+        """Save the state, restore the model, and leave the store open; return whether the state was saved."""
         saved = self.save()
         self._ahead.close()
         self._classifier.close()
@@ -662,14 +665,14 @@ class StreamLearner:
         if self.record.scored(correct, drift, self.progress.labelled):
             self.record.mark(self.progress.labelled, self.store.used_bytes, self.store.classes)
         if drift:
-            # What was worth training before need not be now; and the window is of the old world.
+            # Importances and the held-out window date from before the drift.
             self.selection = SelectionState()
             self._memory.world_changed()
         self._unsaved |= self._classifier.learn(label)
         return correct, drift
 
     def _note(self, facts: Mapping[str, Any], x: Any) -> bool:
-        """Write down what has come, before anybody is told; return whether it will be known after a kill."""
+        """Write an event to the log before it is reported; return whether it survives a kill."""
         if self._replaying or not facts:
             return True
         self._memory.events = self._ahead.events + 1
@@ -684,7 +687,7 @@ class StreamLearner:
         return noted
 
     def _then(self, seen: Observation, *, save: bool = False) -> Observation:
-        """Adapt or save if that is due; return the observation with what came of it."""
+        """Adapt or save if that is due; return the observation with the result."""
         if self._first is not None and self._choose():
             seen = replace(seen, adapted=True)
         undone = self._newest_head()
@@ -707,9 +710,9 @@ class StreamLearner:
         return Observation(refused=why)
 
     def _choose(self, *, now: bool = False) -> bool:
-        """Choose where the head reads, and go on as if it had read there from the beginning.
+        """Choose where the head reads, and continue as if it had read there from the beginning.
 
-        Return whether it was chosen. What was said of samples meanwhile, and how right that was, stays.
+        Return whether it was chosen. The counts of earlier predictions are kept.
         """
         first, model = self._first, self._classifier.model
         assert first is not None
@@ -730,7 +733,7 @@ class StreamLearner:
         told, self._first = (self.progress, self.record), None
         self.progress, self.record = Progress(), StreamRecord(most=_POINTS)
         self._classifier.close()
-        # A learner whose state was lost may have left some.
+        # A learner whose state was lost may have left samples in the store.
         stored = self.store.ids(labelled=False).tolist()
         self.store.delete([number for number in stored if number not in first])
         self._begin(chosen or model)
@@ -742,7 +745,7 @@ class StreamLearner:
         return True
 
     def _relive_all(self, events: Sequence[Event]) -> None:
-        """Take in all that has come since the beginning."""
+        """Take in everything that has arrived since the beginning."""
         self._replaying = True
         for event in events:
             self._relive(event, anew=True)
@@ -757,7 +760,7 @@ class StreamLearner:
             self._memory.keep_to(self._classifier.version, None)
             found = self._ahead.since(0)
             if not self._ahead.is_whole:
-                # What joins on to a state that is lost says nothing without it.
+                # Events that follow a lost state cannot be used without it.
                 found.clear()
                 self._ahead.saved()
             for event in found:
@@ -781,7 +784,7 @@ class StreamLearner:
             self._learn_stored(self._head, known)
 
     def _take_over(self, state: LearnerState) -> int:
-        """Be as the state says, and return how many events it knows of."""
+        """Restore a saved state, and return the number of events that it includes."""
         self.progress, self.record, self.selection = state.progress, state.record, state.selection
         self.adaptations, self.rounds = list(state.adaptations), state.rounds
         self._names = SenderIds(_NAMES, state.names)
@@ -798,16 +801,16 @@ class StreamLearner:
         ):
             self._head.restore(state.head)
             if self._head.gone:
-                # An earlier life has subtracted them, and ended before the store had erased them.
+                # They were subtracted before a restart, which came before the store had erased them.
                 self.store.erase(self._head.gone)
                 self._head.gone.clear()
         self._memory.events = state.events
         return state.events
 
     def _relive(self, event: Event, *, anew: bool = False) -> None:
-        """Take in what came after the last save, as it was then; nothing is trained meanwhile.
+        """Repeat an event that came after the last save; no training steps are taken.
 
-        Anew, features of samples that were labelled late are those that they have now.
+        With ``anew``, samples that were labelled late get the features of the present model.
         """
         facts, self._ahead.events = event.facts, event.number
         self._memory.events = event.number
@@ -827,23 +830,23 @@ class StreamLearner:
         self._newest_head()
 
     def _learn_stored(self, head: SolvedHead, known: int) -> None:
-        """Let the head learn what has come after a sample and is nowhere but in the store."""
+        """Learn samples that came after sample ``known`` and are only in the store."""
         for some in self._memory.stored(known):
             for row in some:
                 head.learn(row)
             self._unsaved |= self._newest_head() is not None
-        # That from before the stream, where nothing has come.
+        # Without such samples this puts in the head from before the stream.
         self._newest_head()
 
     def _learn_stored_labels(self) -> None:
-        """Know every label that is in the store, also those of samples that came after the last save."""
+        """Learn every label that is in the store, including those of samples after the last save."""
         for label in self.store.classes:
             if label is not None:
                 self._unsaved |= self._classifier.learn(label)
 
 
 def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleStore) -> None:
-    """Raise StreamError unless features can be summed and subtracted again."""
+    """Raise StreamError unless features can be added to the sums and subtracted exactly."""
     if not isinstance(head, ClosedForm):
         raise StreamError(
             f"head {head!r} means nothing: give ClosedForm(), or leave it out to train by steps"

@@ -1,4 +1,4 @@
-"""What a round of the federation sees of a learner: its saved state and its store."""
+"""The view that a federation round has of a learner: its saved state and its store."""
 
 from __future__ import annotations
 
@@ -44,36 +44,36 @@ __all__ = ["LearnerSnapshot", "load_snapshot", "open_store"]
 _STORE = "samples.db"
 _NEWEST = 512
 _ROOM = 16 * 2**20
-# Of the examples such a share is none.
+# A smaller share of the examples is taken for rounding error.
 _NOTHING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class LearnerSnapshot:
-    """A learner as it was last saved: copies of everything but the store, which is shared.
+    """A learner as it was last saved; everything is a copy except the store, which is shared.
 
     Parameters
     ----------
     classifier : Classifier
-        A copy of its model, with every class of state and store.
+        A copy of the learner's model, with every class of state and store.
     saved : LabelledWeights
-        The model as it was saved.
+        The model's weights as they were saved.
     progress : Progress
-        Its counters.
+        Counters of the learner.
     rounds : RoundsTaken
-        What it has taken up of earlier rounds.
+        Record of earlier rounds whose results the learner has applied.
     held_out, new : sequence of Row
-        Its window, and the samples that it has not trained on yet.
+        The held-out window, and the samples that the learner has not trained on yet.
     waiting : collection of int
-        Samples whose label had not come.
+        Numbers of the samples that had no label yet.
     number : int
-        Of the newest sample.
+        Number of the newest sample.
     store : SampleStore
         Open for reading.
     sums : RunningSums, optional
-        What its head was made from, if that is in closed form.
+        Sums of the head, if it is in closed form.
     fades : bool
-        Whether older samples count less in them.
+        Whether older samples have less weight in the sums.
     """
 
     classifier: Classifier
@@ -90,24 +90,24 @@ class LearnerSnapshot:
 
     @property
     def body(self) -> Body:
-        """The model with what turns samples into its inputs."""
+        """The body, which turns samples into inputs of the model."""
         assert self.classifier.body is not None
         return self.classifier.body
 
     @property
     def upper(self) -> Upper | None:
-        """The part above the place at which the learner keeps features, if it does."""
+        """The part above the place where the learner keeps features; None if it keeps inputs."""
         return self.body if isinstance(self.body, Upper) else None
 
     @property
     def trained(self) -> nn.Module:
-        """What takes the body's inputs, with the model's tensors under their names."""
+        """The module that takes the body's inputs, with tensors under their names in the whole model."""
         return self.classifier.model if self.upper is None else self.upper.by_its_names()
 
     def loader(
         self, replay: Replay, steps: int, seed: tuple[int, ...], position: StreamPosition
     ) -> ReplayLoader:
-        """Return batches of samples that came after the position, and of all stored ones.
+        """Return batches of samples that came after the position, mixed with stored ones.
 
         Raises
         ------
@@ -123,12 +123,12 @@ class LearnerSnapshot:
         return ReplayLoader(pool, replay, steps, seed, self.body.as_inputs)
 
     def every_sample(self, labels: Sequence[int], size: int) -> OnePass:
-        """Return each labelled sample once, in batches of ``size``; targets are its label's place among ``labels``.
+        """Return each labelled sample once, in batches of ``size``; the target is its label's index in ``labels``.
 
         Raises
         ------
         StreamError
-            If there is none of these labels.
+            If no sample has one of these labels.
         """
         ids = self.store.ids(version=self.classifier.version)
         there = {*ids.tolist()}
@@ -139,22 +139,23 @@ class LearnerSnapshot:
         return OnePass(pool, labels, size, self.body.as_inputs)
 
     def head_sums(self, weight: str, labels: Sequence[int]) -> HeadSums | None:
-        """Return the sums of a head in closed form as they travel, without looking at every sample.
+        """Return the sums of a head in closed form as they travel, without a pass over all samples.
 
-        Some stored samples are apart, for the choice of the penalty, unless older ones count less.
+        Some stored samples are kept apart in folds, for the choice of the penalty, unless older ones have less
+        weight.
 
         Parameters
         ----------
         weight : str
             Name of the head's weight.
         labels : sequence of int
-            What the columns stand for; None is returned where there are samples of other labels as well, which
-            cannot be told apart in the sums, or no sums.
+            Labels of the columns. The result is None without sums, and if there are samples of other labels as
+            well, which cannot be separated in the sums.
         """
         known, sums = self.classifier.classes, self.sums
         if sums is None or sums.weight < 1:
             return None
-        # Up to rounding; the model may know more labels by now.
+        # A column counts as filled beyond rounding error; the model may know more labels by now.
         filled = np.flatnonzero(sums.targets[-1] > min(0.5, _NOTHING * sums.weight)).tolist()
         if any(known.label(place) not in labels for place in filled):
             return None
@@ -163,12 +164,12 @@ class LearnerSnapshot:
         return found if self.fades else replace(found, folds=self._folds(sums, labels))
 
     def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
-        """Return five folds of stored samples, as many as others hold out of their data."""
+        """Return five folds of stored samples, as many samples as other clients hold out of their data."""
         draw = np.random.default_rng(self.number)
         ids = self.store.draw(
             held_out(len(sums.origin)), version=self.classifier.version, generator=draw
         )
-        # What came after the state was saved, or had no label then, is not in the sums.
+        # Samples that came after the state was saved, or had no label then, are not in the sums.
         ours = [each for each in ids.tolist() if each <= self.number and each not in self.waiting]
         found = self.store.take(sorted(ours))
         wanted = np.array([labels.index(each) for each in found.y.tolist()], np.int64)
@@ -185,11 +186,11 @@ class LearnerSnapshot:
         return inputs, torch.from_numpy(self.classifier.classes.outputs(labels))
 
     def untrained(self) -> list[Row]:
-        """Return the newest samples that the learner's model was not trained on, the window among them."""
+        """Return the newest samples that the learner's model was not trained on, including the held-out window."""
         return [*self.held_out, *self.new][-_NEWEST:]
 
     def position(self, before: StreamPosition) -> StreamPosition:
-        """Return the position of the stream now."""
+        """Return the present position in the stream, after one more round than ``before``."""
         progress = self.progress
         return StreamPosition(
             progress.observed,
@@ -200,7 +201,7 @@ class LearnerSnapshot:
         )
 
     def _since(self, position: StreamPosition) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the samples that came after a position, each once: of the store and of the saved state."""
+        """Return the samples that came after a position, each once, from the store and the saved state."""
         stored = self.store.take(self.store.ids()[-_NEWEST:].tolist())
         late = np.flatnonzero(stored.ids > position.newest)
         there = set(stored.ids[late].tolist())
@@ -211,12 +212,12 @@ class LearnerSnapshot:
 
 
 def open_store(path: Path) -> SampleStore:
-    """Open a store that is there already, with the settings it was made with.
+    """Open an existing store with the settings it was made with.
 
     Raises
     ------
     StoreError
-        If there is none.
+        If there is no store, or it cannot be read.
     """
     if not path.is_file():
         raise StoreError(f"there is no sample store {path}: start fl-elastic stream there first")
@@ -226,7 +227,7 @@ def open_store(path: Path) -> SampleStore:
         policy, encoding, seed = (kept[key] for key in ("policy", "encoding_name", "seed"))
     except (sqlite3.Error, KeyError) as error:
         raise StoreError(f"cannot read the sample store {path}: {error}") from None
-    # Nothing is added here: any bound does that is not below what it takes now, or in a moment.
+    # Nothing is added here: any capacity does that is not below the store's size, which may still grow.
     capacity = 2 * path.stat().st_size + _ROOM
     return SampleStore(path, capacity, policy=policy, encoding=encoding, seed=int(seed))
 
@@ -247,14 +248,14 @@ def load_snapshot(
     folder : Path
         The learner's state folder, with the store ``samples.db`` in it.
     model : nn.Module
-        Of the learner's kind; it is copied.
+        Model of the learner's architecture; it is copied.
     loss_fn, prepare, seed, head
         See `StreamLearner`.
 
     Raises
     ------
     StreamError
-        If nothing was saved yet, the state is of another model, or the learner's features are.
+        If nothing was saved yet, or the state or its features belong to another model.
     StoreError
         If there is no store.
     """
@@ -294,13 +295,13 @@ def load_snapshot(
 
 
 def _with_outputs(model: nn.Module, head: str, outputs: int | None) -> nn.Module:
-    """Return a copy with at most so many outputs: the learner may have begun with fewer than the server."""
+    """Return a copy with at most that many outputs: the learner may have begun with fewer than the server."""
     made = copy.deepcopy(model)
     name = head or head_name(made)
     layer = made.get_submodule(name)
     if outputs is not None and isinstance(layer, nn.Linear) and layer.out_features > outputs:
         parent, _, own = name.rpartition(".")
-        # Its weights are those of the saved state in a moment; to draw them must not move anybody's numbers.
+        # The weights are loaded from the saved state later; drawing initial ones must not change the random state.
         with preserved_rng():
             shorter = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
         setattr(made.get_submodule(parent), own, shorter.to(layer.weight).train(layer.training))

@@ -1,4 +1,4 @@
-"""State of a learner that survives a restart, in one file that is written atomically."""
+"""State of a learner that survives a restart: one file, written atomically."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ _STATE, _PROFILE = "learner.state", "profile.state"
 
 @dataclass(frozen=True, eq=False)
 class LearnerState:
-    """Everything that a learner keeps but its samples.
+    """Everything that a learner keeps except its samples.
 
     Parameters
     ----------
     progress, record, selection, adaptations, rounds, classifier, recent
-        As the learner has them.
+        As in the learner.
     events : int
-        What has come until now, of samples and labels: what came later is in the log.
+        Number of events (samples and labels) included; later events are in the log.
     number : int
-        Of the newest sample.
+        Number of the newest sample.
     places : dict of str to mapping
         How far each source has been read.
     names : dict of str to int
-        Which sample a sender's name stands for.
+        Sample number of each sender's name.
     errors : array
-        What the drift detector knows.
+        Errors that the drift detector was given.
     head : SolvedHeadState or None
-        Of a head in closed form.
+        State of the head in closed form, if there is one.
     """
 
     progress: Progress
@@ -78,17 +78,17 @@ class LearnerState:
 
 
 def save_state(path: Path, state: LearnerState) -> None:
-    """Write the state; OSError if the disk does not take it, the old state is then still there."""
+    """Write the state; OSError if the disk does not take it, in which case the old state is still there."""
     write_state(path, _KIND, state)
 
 
 def load_state(path: Path) -> LearnerState | None:
-    """Read what `save_state` wrote; None if there is no file, or a damaged one, which is put aside.
+    """Read the state that `save_state` wrote; None if there is no file, or a damaged one, which is put aside.
 
     Raises
     ------
     StreamError
-        If the file cannot be read, is of another version, or is whole and holds something else.
+        If the file cannot be read, is of another version, or is intact and not a learner's state.
     """
     try:
         archive = read_archive(path, _KIND)
@@ -125,25 +125,25 @@ def _start_afresh(path: Path, why: str) -> None:
 
 
 class StateFolder:
-    """The folder in which a learner keeps its state and what it has measured of its device.
+    """The folder in which a learner keeps its state and the measured costs of its device.
 
     Parameters
     ----------
     path : path-like
-        Made when it is first written to.
+        The folder; it is made with the first write.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     def load(self) -> LearnerState | None:
-        """Return the state; see `load_state`. What killed processes left half written is deleted."""
+        """Return the state, see `load_state`, after deleting incomplete files of killed processes."""
         for place in (self.path, self.path / "inbox", self.path / "rounds"):
             remove_leftovers(place)
         return load_state(self.path / _STATE)
 
     def save(self, state: LearnerState) -> bool:
-        """Write the state; return whether the disk took it, the old one is there if not."""
+        """Write the state; return whether the disk took it. If not, the previous state is still there."""
         try:
             save_state(self.path / _STATE, state)
         except (OSError, ArchiveError) as error:
@@ -152,7 +152,7 @@ class StateFolder:
         return True
 
     def profile(self) -> CostProfile | None:
-        """Return the measured costs; None if there are none that can be read."""
+        """Return the measured costs; None if there are no readable ones."""
         path = self.path / _PROFILE
         try:
             return load_profile(path) if path.exists() else None
@@ -161,7 +161,7 @@ class StateFolder:
             return None
 
     def keep_profile(self, profile: CostProfile) -> None:
-        """Write measured costs; a disk that does not take them costs another measurement after a restart."""
+        """Write measured costs; if the disk does not take them, they are measured again after a restart."""
         try:
             save_profile(profile, self.path / _PROFILE)
         except ProfileError as error:

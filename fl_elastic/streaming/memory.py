@@ -25,23 +25,23 @@ __all__ = ["LateLabel", "StreamMemory"]
 
 _LOG = logging.getLogger("fl_elastic")
 _INGESTED, _PLACES = "ingested", "places"
-# Changes that wait until they are written together, and the bytes of their samples: to write each by itself would
-# write a page of every index for it.
+# Most changes that wait to be written together, and most bytes of their samples: written one by one, each change
+# would rewrite a page of every index.
 _MOST_CHANGES, _MOST_BYTES = 256, 2**20
 
 
 @dataclass(frozen=True)
 class LateLabel:
-    """What a late label has found.
+    """Result of a late label.
 
     Parameters
     ----------
     stored : bool
         Whether the sample was in the store.
     waited : bool
-        Whether this is the first label that came of it.
+        Whether this is the sample's first label.
     prediction : int or None
-        What was predicted of it.
+        The prediction for the sample.
     """
 
     stored: bool
@@ -52,32 +52,32 @@ class LateLabel:
 class StreamMemory:
     """The store of a stream and the newest samples in memory.
 
-    Changes of the store are gathered and written together; with them goes which samples the store has been given,
-    so that none is given twice whenever this process ends.
+    Changes of the store are gathered and written together. The same transaction records which samples the store was
+    given, so that none is given twice, whenever the process ends.
 
     Parameters
     ----------
     store : SampleStore
-        Nobody else adds to it.
+        Nothing else may add samples to it.
     guard : Guard
-        Says what is held out.
+        Decides which samples are held out.
     new, waiting : int
         See `Recent`.
     learned : callable
-        Told of each labelled sample once it may be learned from: when it comes, or when it leaves the window.
+        Called with each labelled sample once it may be learned from: when it arrives, or when it leaves the window.
     settles : bool
-        Whether anything reaches the store as yet.
+        Whether changes are written to the store; if not, they stay in memory.
 
     Attributes
     ----------
     version : str or None
-        What features belong to that are kept from now on; None for inputs.
+        Version of the features that are kept; None if inputs are kept.
     number : int
-        Of the newest sample.
+        Number of the newest sample.
     events : int
-        Of the learner, with the one that is being handled.
+        Number of the learner's events, including the one being handled.
     places : mapping
-        By source, where the stream stands.
+        How far each source has been read, by source.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StreamMemory:
         self._given, self._waits = IngestedSamples(), False
         self.version: str | None = None
         self.events = 0
-        # Also samples that somebody else has added.
+        # Includes samples that others have added.
         self.number = int(store.noted("last_id") or 0)
         self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
         store.settled_by(self.settle)
@@ -103,12 +103,12 @@ class StreamMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many changes are gathered that it is time to `settle` them."""
+        """Whether enough changes are gathered that it is time to `settle` them."""
         return len(self._pending) >= _MOST_CHANGES or self._bytes >= _MOST_BYTES
 
     def keep(self, row: Row, prediction: int | None) -> bool:
-        """Hold a sample out or give it to the store; return whether a store of this capacity can have it."""
-        # Whose array it is may be filled with the next sample.
+        """Hold a sample out or give it to the store; return whether it can fit into a store of this capacity."""
+        # Copied, since the caller may reuse the array for the next sample.
         row = replace(row, x=np.array(row.x))
         if row.y is not None:
             if self._recent.held_out.takes():
@@ -122,16 +122,16 @@ class StreamMemory:
         return self.store.fits(row.x.nbytes)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Do not give these samples to the store after all: nothing says that they came, if this process dies."""
+        """Discard these samples before they reach the store, since they could not be logged."""
         self._pending = [each for each in self._pending if each[1].number not in numbers]
 
     def find(self, sample_id: int) -> Row | None:
-        """Return a sample of the store; None if it is not there."""
+        """Return a stored sample; None if it is not in the store."""
         found = self.store.found([sample_id])
         row = Row(found.x[0], found.y.tolist()[0], sample_id) if len(found) else None
         for _, each in self._pending:
             if each.number == sample_id and isinstance(each, Offer):
-                # As a later life would read it.
+                # As a reader of the store would see it.
                 x = self.store.as_kept(np.asarray(each.x))
                 row = Row(x, each.y, sample_id)
             elif each.number == sample_id and isinstance(each, Relabelled) and row is not None:
@@ -141,18 +141,18 @@ class StreamMemory:
         return row
 
     def is_waited_for(self, sample_id: int) -> bool:
-        """Whether the label of a sample has not come yet."""
+        """Return whether the label of a sample has not arrived yet."""
         return self._recent.is_waited_for(sample_id)
 
     def label(self, sample_id: int, y: int, row: Row | None) -> LateLabel:
-        """Give a sample its label; the first one makes it a new sample to learn from, or to hold out.
+        """Give a sample its label; after its first label the sample is learned from or held out.
 
         Parameters
         ----------
         sample_id, y : int
-            Which sample, and its label.
+            Number of the sample, and its label.
         row : Row or None
-            What `find` said of it, in this life or in an earlier one.
+            Result of `find`, now or before a restart.
         """
         if not self._recent.is_waited_for(sample_id):
             if row is not None:
@@ -161,7 +161,7 @@ class StreamMemory:
         prediction = self._recent.answered(sample_id)
         if row is not None:
             row = replace(row, y=y)
-            # What the store says of it was before this label, or after it.
+            # The store may hold the sample as it was before this label, or after it.
             known = self.events <= self._given.events and self._given.has(sample_id)
             if self._recent.held_out.takes():
                 if not known:
@@ -178,7 +178,7 @@ class StreamMemory:
         return LateLabel(row is not None, waited=True, prediction=prediction)
 
     def known(self, numbers: Iterable[int]) -> list[Row]:
-        """Return those of these samples that are in the store or held out, labelled or not."""
+        """Return those of these samples that are stored or held out, labelled or not."""
         wanted = list(dict.fromkeys(numbers))
         self.settle()
         found = self.store.take(wanted)
@@ -195,26 +195,26 @@ class StreamMemory:
         ]
 
     def stored(self, after: int) -> Iterator[list[Row]]:
-        """Yield the labelled samples of the store that came after one, in their order, some at a time."""
+        """Yield the stored labelled samples whose number is above ``after``, in order, several at a time."""
         found = self.store.ids(version=self.version)
         ids = sorted(found[found > after].tolist())
         for start in range(0, len(ids), _MOST_CHANGES):
             yield self.known(ids[start : start + _MOST_CHANGES])
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Give up these samples, wherever they are besides the store."""
+        """Delete these samples everywhere except in the store."""
         self._recent.forget(numbers)
 
     def world_changed(self) -> None:
-        """Let the held-out samples go to the store: they are of a world that is no more."""
+        """Release the held-out samples to the store after a drift: they are out of date."""
         self._let_go(self._recent.held_out.clear())
 
     def adapted(self) -> None:
-        """Forget which samples were new."""
+        """Empty the list of new samples, after an adaptation."""
         self._recent.new.clear()
 
     def pool(self, classes: ClassMap) -> Pool | None:
-        """Return what batches are made of; None if there is no labelled sample."""
+        """Return the samples that batches are made of; None if there is no labelled sample."""
         rows = list(self._recent.new)
         x = np.stack([row.x for row in rows]) if rows else np.zeros(0, np.float32)
         y = np.array([row.y for row in rows], np.int64)
@@ -227,9 +227,9 @@ class StreamMemory:
         Parameters
         ----------
         version : str or None
-            The present one; None where inputs are kept.
+            The present version; None if inputs are kept.
         before : str or None
-            That of the samples in memory; None if there are none.
+            Version of the samples in memory; None if there are none.
         """
         self.settle()
         self.version = version
@@ -242,29 +242,29 @@ class StreamMemory:
             self._recent.forget_samples()
 
     def to_state(self) -> RecentSamples:
-        """Return what is in memory alone, once all changes are settled."""
+        """Return the state of the samples in memory; call `settle` before."""
         return self._recent.to_state()
 
     def restore(self, state: RecentSamples, number: int) -> None:
-        """Take over what `to_state` gave when ``number`` was the newest sample."""
+        """Restore the result of `to_state`, saved when ``number`` was the newest sample."""
         self._recent.restore(state)
         self.number = number
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Take up once more what came after the restored state: what the store has, it is not given again."""
+        """Within this context, repeat the events after the restored state; the store is given nothing twice."""
         self._given = given = IngestedSamples.from_text(self.store.noted(_INGESTED))
         window = self._recent.held_out
         ahead = _places(self.store.noted(_PLACES))
         with self.unsettled():
             yield
-        # Only where something that came is written nowhere else: it has left the window unseen.
+        # Happens only if an event was lost: the sample has left the window without a record.
         for row in [row for row in window.rows if self._given.has(row.number)]:
             window.rows.remove(row)
             self._learned(row)
         self._given = IngestedSamples()
         if given.number > self.number:
-            # What has come between is nowhere but in the store, such as after a power cut or without a state.
+            # The samples in between are only in the store, for example after a power cut or without a state.
             _LOG.warning(
                 "%s samples that the store was given are not in the learner's state: they are not read again; "
                 "to learn them anew, start with another state folder",
@@ -275,7 +275,7 @@ class StreamMemory:
 
     @contextmanager
     def unsettled(self) -> Iterator[None]:
-        """Let nothing reach the store that is not written down elsewhere yet: who looks at it sees it as it was."""
+        """Within this context, write nothing to the store, so that it never holds what is not yet in the log."""
         self._waits = True
         try:
             yield
@@ -283,7 +283,7 @@ class StreamMemory:
             self._waits = False
 
     def settle(self) -> None:
-        """Write the gathered changes."""
+        """Write the gathered changes to the store."""
         if self._waits or not self._settles or not self._pending:
             return
         pending, self._pending, self._bytes = self._pending, [], 0
@@ -291,7 +291,7 @@ class StreamMemory:
             self.store.change([change for _, change in some], version, self._note)
 
     def _note(self, left: Sequence[Change]) -> dict[str, object]:
-        """Return what the store is to know of itself when only these changes are left to be made."""
+        """Return the facts to store together with the changes when only the changes in ``left`` remain."""
         beside = [row.number for row in self._recent.held_out.rows]
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
@@ -300,7 +300,7 @@ class StreamMemory:
         }
 
     def _let_go(self, rows: Sequence[Row]) -> None:
-        """Give the store samples that have left the window; they may be learned from now on."""
+        """Give the store samples that have left the window, and learn them."""
         self._give(rows)
         for row in rows:
             self._learned(row)

@@ -1,4 +1,4 @@
-"""What a learner says of one sample."""
+"""The learner's answer for one sample."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ __all__ = ["Observation"]
 
 @dataclass(frozen=True)
 class Observation:
-    """What came of one sample, or of its label.
+    """The result for one sample, or for its label.
 
     Parameters
     ----------
     prediction : int or None
-        Label that the model gave before it learned anything of the sample; None if it knew no class, or the
-        sample was refused.
+        Label predicted before the model learned from the sample; None if no class was known or the sample was
+        refused.
     correct : bool or None
-        Whether that was right; None without a label.
+        Whether the prediction was right; None without a label.
     drift, adapted, rolled_back : bool
-        What it gave rise to.
+        Whether the sample led to a drift, to an adaptation, or to one that was undone.
     sample_id : int or None
-        By which its label can be told later; None if it was refused, or would not be known after a kill.
+        Id for giving the label later; None if the sample was refused, or would be lost if the process were killed.
     again : bool
-        Whether the sample was known already, by the name that its sender gave it: it counts once.
+        Whether the sample was known already by its sender's name; it is not counted again.
     refused : str
-        Why it was; empty if it was not.
+        Reason for refusing it; empty if it was accepted.
     """
 
     prediction: int | None = None

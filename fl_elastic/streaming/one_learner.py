@@ -1,4 +1,4 @@
-"""One learner per state folder: two of them would overwrite each other's state."""
+"""Allow one learner per state folder: two would overwrite each other's state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOCK = ".lock"
 
 @contextmanager
 def one_learner(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Keep other learners out of a state folder, which is made, while the context or this process lasts.
+    """Make a state folder and lock other learners out of it while the context or this process lasts.
 
-    Rounds of the federation do not need it: they leave their results in the inbox.
+    Rounds of the federation do not need the lock: they leave their results in the inbox.
 
     Raises
     ------

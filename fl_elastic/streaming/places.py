@@ -1,4 +1,4 @@
-"""Where in its sources a learner stands."""
+"""How far a learner has read each of its sources."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 __all__ = ["MOST_PLACES", "Place", "with_place"]
 
 MOST_PLACES = 16
-"""Sources that are remembered; the one that was read last longest ago is forgotten."""
+"""Most sources that are remembered; the one read longest ago is forgotten first."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """How far a source has been read once a sample is handled.
+    """How far a source has been read, once a sample is handled.
 
     Parameters
     ----------
     source : str
-        Which.
+        Name of the source.
     at : mapping
-        What the source needs to go on from there; JSON can hold it.
+        What the source needs in order to continue from there, as JSON can hold it.
     """
 
     source: str
@@ -29,7 +29,7 @@ class Place:
 
 
 def with_place(places: Mapping[str, Mapping[str, Any]], new: Place) -> dict[str, Mapping[str, Any]]:
-    """Return places by source with one more.
+    """Return the places by source with one added or updated.
 
     >>> with_place({"csv:a": {"offset": 3}, "csv:b": {"offset": 9}}, Place("csv:a", {"offset": 5}))
     {'csv:b': {'offset': 9}, 'csv:a': {'offset': 5}}

@@ -1,4 +1,4 @@
-"""Where a learner stands: what it has counted."""
+"""Progress of a learner: its counters."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _MOST_REASONS = 50
 
 @dataclass
 class Progress:
-    """Counters of a learner; all that is in it survives a restart.
+    """Counters of a learner; they all survive a restart.
 
     Attributes
     ----------
     observed, labelled, right : int
-        Samples that made sense, those whose label has come, and those of them that were predicted.
+        Numbers of valid samples, of those with a label, and of those that were predicted correctly.
     hits, weight : float
-        The same two for the prequential accuracy: older samples count ever less.
+        Correct predictions and labelled samples for the prequential accuracy; older samples have ever less weight.
     rejected : dict of str to int
-        Samples that made no sense, by reason.
+        Number of refused samples and labels, by reason.
     drifts, adaptations, rolled_back, saves_failed : int
-        How often.
+        Number of drifts, adaptations, undone adaptations and failed saves.
     since : int
-        Labelled samples since the last adaptation.
+        Number of labelled samples since the last adaptation.
     since_drift : int or None
-        Labelled samples since a drift that nothing was done about yet.
+        Number of labelled samples since a drift that no adaptation has followed yet; None without one.
     """
 
     observed: int = 0
@@ -43,7 +43,7 @@ class Progress:
     since_drift: int | None = None
 
     def refused(self, why: str) -> None:
-        """Count a sample that made no sense."""
+        """Count a refused sample or label."""
         known = why in self.rejected or len(self.rejected) < _MOST_REASONS
         reason = why if known else "other"
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
@@ -54,7 +54,7 @@ class Progress:
         return self.hits / self.weight if self.weight else float("nan")
 
     def scored(self, correct: bool, drift: bool, fading: float) -> None:
-        """Count a prediction whose label is known now."""
+        """Count a prediction whose label is now known."""
         self.labelled += 1
         self.right += correct
         self.hits, self.weight = correct + fading * self.hits, 1.0 + fading * self.weight

@@ -1,4 +1,4 @@
-"""Damaged files are renamed, so that somebody may look at them; only the newest few stay."""
+"""Damaged files are renamed for later inspection; only the newest few are kept."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 __all__ = ["KEPT", "forget_oldest", "quarantine", "quarantine_path"]
 
 KEPT = 3
-"""Damaged files of one name that stay."""
+"""Number of damaged files of one name that are kept."""
 # A database has a log beside it, and the log's index.
 _BESIDE = ("", "-wal", "-shm")
 
 
 def quarantine(path: Path) -> Path:
-    """Rename a damaged file, with the log and index of a database; return its new path.
+    """Rename a damaged file, and the log and index of a database; return the new path.
 
     Raises
     ------
     OSError
-        If the folder does not let it be renamed.
+        If the folder does not permit renaming.
     """
     aside = quarantine_path(path)
     for end in _BESIDE:
@@ -31,7 +31,7 @@ def quarantine(path: Path) -> Path:
 
 
 def quarantine_path(path: Path) -> Path:
-    """Return where a damaged file goes: beside it, under a number that is higher than all before.
+    """Return the new path for a damaged file: beside it, with a number higher than all before.
 
     >>> quarantine_path(Path("nowhere/samples.db")).as_posix()
     'nowhere/samples.db.damaged-1'
@@ -40,12 +40,12 @@ def quarantine_path(path: Path) -> Path:
 
 
 def forget_oldest(path: Path) -> None:
-    """Delete what was put aside of a file, and what lay beside that, but for the newest.
+    """Delete all damaged copies of a file, with their logs and indices, except the newest few.
 
     Raises
     ------
     OSError
-        If one cannot be deleted.
+        If a file cannot be deleted.
     """
     found = _aside(path)
     for number in sorted(found)[:-KEPT]:
@@ -54,7 +54,7 @@ def forget_oldest(path: Path) -> None:
 
 
 def _aside(path: Path) -> dict[int, list[Path]]:
-    """Return files by number; a database has up to three of them."""
+    """Return the damaged copies by number; each number has up to three files of a database."""
     pattern = re.compile(re.escape(path.name) + r"\.damaged-(\d+)(?:-wal|-shm)?")
     found: dict[int, list[Path]] = {}
     for file in path.parent.glob("*.damaged-*"):

@@ -1,4 +1,4 @@
-"""What a source of a stream gives, and the kinds of sources there are."""
+"""Readings that a source of a stream yields, and the registry of sources."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ __all__ = ["LONGEST_LINE", "POLL_SECONDS", "SOURCES", "TOO_LONG", "Reading", "So
 
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20
-"""Bytes; what is longer is no sample, and not kept in memory to find out."""
+"""Most bytes of a line; a longer one is not a sample, and is not kept in memory."""
 TOO_LONG = f"line too long: more than {LONGEST_LINE} bytes"
 
 
 def nobody(_: dict[str, Any]) -> None:
-    """Hear nothing of what came of a reading."""
+    """Ignore the result of a reading."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a source gives next.
+    """The next item from a source: a sample, a late label, or silence.
 
     Parameters
     ----------
     x, y : object
-        As `StreamLearner.observe` takes them, unchecked, or `Unreadable` in place of ``x``; with none of ``x``,
-        ``y`` and ``sample_id`` nothing has come for a moment.
+        Sample and label as for `StreamLearner.observe`, unchecked, or `Unreadable` in place of ``x``. If ``x``,
+        ``y`` and ``sample_id`` are all None, nothing has arrived for a moment.
     sample_id : int, str or None
-        The sample that ``y`` is a late label of.
+        The sample whose late label ``y`` is.
     answer : callable
-        Is told what came of it.
+        Called with the result of handling it.
     ends : bool
-        Whether it is the last of a file, which is put away once a further reading is asked for.
+        Whether it is the last one of a file, which is moved away when the next reading is requested.
     place : mapping or None
-        From where the source goes on after it, if it can be read again; JSON can hold it.
+        Where the source continues after it, as JSON can hold it; None if the source cannot be read again.
     name : str or None
-        What the sender calls the sample.
+        The sender's name for the sample.
     """
 
     x: Any = None
@@ -51,16 +51,16 @@ class Reading:
 
     @property
     def is_silence(self) -> bool:
-        """Whether nothing has come."""
+        """Whether nothing has arrived."""
         return self.x is None and self.y is None and self.sample_id is None
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether it is a late label, or its sender is told what came of it: then it is handled by itself."""
+        """Whether it must be handled alone: a late label, or a sample whose sender waits for an answer."""
         return self.sample_id is not None or self.answer is not nobody
 
 
 Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
-"""``(where, after, follow)`` to readings that come after a place, which is empty at the beginning."""
+"""``(where, after, follow)`` to the readings that come after a place; the place is empty at the beginning."""
 
 SOURCES: Registry[Source] = Registry("source")

@@ -1,4 +1,4 @@
-"""Where in the model a stream's head reads, chosen by the first samples of the stream itself."""
+"""Where in the model a stream's head reads, chosen by the first samples of the stream."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ __all__ = [
 ]
 
 AUTO, LAST = "auto", "last"
-# Until it is chosen where to read, everything is in the log, and hardly anything in the store.
+# Until the place is chosen, all samples are in the log and hardly any in the store.
 _MOST_BYTES = 2**25
-# Places are not told apart by fewer, and no more are waited for.
+# Labelled samples without which no place is chosen, and samples after which the choice is not delayed further.
 _FEWEST, _MOST_SAMPLES = 64, 8 * EXAMPLES
 _AT_ONCE = 64
 
 
 def check_read(read: str, model: nn.Module | None = None) -> None:
-    """Raise an error unless a head can be told to read there: `AUTO`, `LAST`, or names of places.
+    """Raise an error unless a head can read there: `AUTO`, `LAST`, or names of places.
 
     Raises
     ------
     PlanError
-        If it is no name of a place.
+        If it does not name places.
     StreamError
-        If the model reads at places of its own already.
+        If the model already reads at places of its own.
     """
     if read not in (AUTO, LAST):
         parse_places(read)
@@ -60,7 +60,7 @@ def check_read(read: str, model: nn.Module | None = None) -> None:
 
 
 def reads_of(model: nn.Module) -> str:
-    """Return the names of the places where a model's head reads; `LAST` for what enters its last layer.
+    """Return the names of the places where a model's head reads; `LAST` for the input of its last layer.
 
     >>> reads_of(nn.Linear(2, 2))
     'last'
@@ -69,7 +69,7 @@ def reads_of(model: nn.Module) -> str:
 
 
 def kept_until_chosen(capacity_bytes: int) -> int:
-    """Return the bytes that samples may take, beside a store of this capacity, until it is chosen where to read.
+    """Return the bytes that samples may take beside a store of this capacity until the place to read is chosen.
 
     >>> kept_until_chosen(2**17), kept_until_chosen(64 * 2**20)
     (131072, 33554432)
@@ -80,23 +80,23 @@ def kept_until_chosen(capacity_bytes: int) -> int:
 def saved_readout(
     model: nn.Module, read: str, state: ClassifierState, prepare: Prepare
 ) -> nn.Module:
-    """Return the model that reads where the one did whose state was saved.
+    """Return the model that reads at the places of the saved state.
 
     Parameters
     ----------
     model : nn.Module
-        As it was given.
+        The model that the caller gave.
     read : str
-        What is asked for now.
+        The places that the caller asks for now.
     state : ClassifierState
-        What its classifier has saved.
+        Saved state of the classifier.
     prepare : callable
         See `fl_elastic.streaming.body.WholeModel`.
 
     Raises
     ------
     StreamError
-        If it reads elsewhere than it is to.
+        If the saved head reads elsewhere than asked for.
     """
     places = places_of(state.weights)
     if read not in (AUTO, places or LAST):
@@ -114,21 +114,21 @@ def saved_readout(
 
 
 class FirstSamples:
-    """All that has come to a learner until it is chosen where its head reads.
+    """All samples and labels of a learner until the place where its head reads is chosen.
 
     Parameters
     ----------
     read : str
-        `AUTO`, or names of places, which need no label.
+        `AUTO`, or names of places, which can be used without any label.
     most_features : int
-        Of an example, of all chosen places together.
+        Most features of an example, all chosen places together.
     events : iterable of Event
-        Of earlier lives.
+        Events before a restart.
 
     Attributes
     ----------
     events : list of Event
-        Since the beginning of the stream.
+        All events since the beginning of the stream.
     """
 
     def __init__(self, read: str, most_features: int, events: Iterable[Event] = ()) -> None:
@@ -148,11 +148,11 @@ class FirstSamples:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many have come that no further ones are waited for."""
+        """Whether so many samples have arrived that the choice is not delayed further."""
         return len(self._xs) >= _MOST_SAMPLES
 
     def add(self, event: Event) -> None:
-        """Keep what has come."""
+        """Add an event."""
         self.events.append(event)
         facts = event.facts
         if "label" in facts:
@@ -164,26 +164,26 @@ class FirstSamples:
                     self._label(number, y)
 
     def drop_last(self) -> None:
-        """Take back what was added last."""
+        """Remove the event that was added last."""
         events, self.events = self.events[:-1], []
         self._clear()
         for event in events:
             self.add(event)
 
     def readout(self, model: nn.Module, prepare: Prepare, *, now: bool = False) -> nn.Module | None:
-        """Return the model that reads at the best places; None where too little is known of them as yet.
+        """Return the model that reads at the best places; None if there are too few labelled samples as yet.
 
-        The first `EXAMPLES` labelled samples choose them, in the order of their labels; twice as many, and so on,
-        where they are all of one class. What is chosen does not depend on when it is asked for.
+        The first `EXAMPLES` labelled samples, in the order of their labels, decide; if they all have one class,
+        twice as many, and so on. The choice does not depend on when this is called.
 
         Parameters
         ----------
         model : nn.Module
-            Whose outputs are at least as many as there are labels.
+            A model with at least as many outputs as there are labels.
         prepare : callable
             See `fl_elastic.streaming.body.WholeModel`.
         now : bool
-            Whether fewer will do, as many as there are.
+            Whether to choose with the samples that are there, even if they are fewer.
         """
         if self.read != AUTO:
             if not self._xs:
@@ -214,7 +214,7 @@ class FirstSamples:
 
     def _label(self, number: int, label: int) -> None:
         if self._labels.get(number, label) != label:
-            # Of those that were looked at, some may be of another class now.
+            # A sample that was already considered may have another class now.
             self._due = EXAMPLES
         self._labels[number] = label
 
@@ -223,7 +223,7 @@ class FirstSamples:
 
 
 def _enough(labels: Sequence[int], now: bool) -> int:
-    """Return how many of the first labelled samples tell places apart; 0 where they do not.
+    """Return how many of the first labelled samples decide between places; 0 if they cannot yet.
 
     >>> _enough([0, 1] * 400, False), _enough([0] * 640 + [1], False), _enough([0, 1] * 40, True)
     (640, 0, 80)

@@ -18,11 +18,11 @@ class RecentSamples:
     Parameters
     ----------
     new, held_out : tuple of Row
-        Samples to be trained on, and the window, oldest first.
+        Samples to train on, and the held-out window, oldest first.
     counted : int
-        Labelled samples since the last one that was held out.
+        Number of labelled samples counted by the window.
     waiting : dict of int to int or None
-        What was predicted of each sample whose label has not come.
+        Prediction for each sample whose label has not arrived.
     """
 
     new: tuple[Row, ...] = ()
@@ -32,16 +32,16 @@ class RecentSamples:
 
 
 class Recent:
-    """New samples to be trained on, those held out, and predictions whose label has not come.
+    """New samples to train on, held-out samples, and predictions whose label has not arrived.
 
     Parameters
     ----------
     guard : Guard
-        Says what is held out.
+        Decides which samples are held out.
     new : int
-        Newest labelled samples that are kept for the next adaptation.
+        Most labelled samples that are kept for the next adaptation.
     waiting : int
-        Predictions that are kept for a late label; the oldest are given up.
+        Most predictions that are kept for a late label; the oldest are dropped.
     """
 
     def __init__(self, guard: Guard, new: int, waiting: int) -> None:
@@ -51,31 +51,31 @@ class Recent:
         self._waiting: dict[int, int | None] = {}
 
     def wait(self, sample_id: int, prediction: int | None) -> None:
-        """Keep a prediction until its label comes."""
+        """Keep a prediction until its label arrives."""
         self._waiting[sample_id] = prediction
         while len(self._waiting) > self._waiting_bound:
             del self._waiting[next(iter(self._waiting))]
 
     def is_waited_for(self, sample_id: int) -> bool:
-        """Whether the label of a sample has not come yet."""
+        """Return whether the label of a sample has not arrived yet."""
         return sample_id in self._waiting
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The samples whose label has not come yet."""
+        """The samples whose label has not arrived yet."""
         return frozenset(self._waiting)
 
     def answered(self, sample_id: int) -> int | None:
-        """Return what was predicted of a sample whose label has come."""
+        """Return and remove the prediction for a sample whose label has arrived."""
         return self._waiting.pop(sample_id)
 
     def forget_samples(self) -> None:
-        """Give up all samples: they are features of a frozen part that is no more."""
+        """Drop all samples: they are features of a frozen part that no longer exists."""
         self.new.clear()
         self.held_out.clear()
 
     def forget(self, numbers: Collection[int]) -> None:
-        """Give up these samples, and what was predicted of them."""
+        """Drop these samples and their predictions."""
         kept = [row for row in self.new if row.number not in numbers]
         self.new.clear()
         self.new.extend(kept)
@@ -84,12 +84,12 @@ class Recent:
             self._waiting.pop(number, None)
 
     def to_state(self) -> RecentSamples:
-        """Return what must be found again."""
+        """Return the state to save."""
         held = self.held_out
         return RecentSamples(tuple(self.new), tuple(held.rows), held.counted, dict(self._waiting))
 
     def restore(self, state: RecentSamples) -> None:
-        """Take over what `to_state` gave."""
+        """Restore the result of `to_state`."""
         self.new.extend(state.new)
         self.held_out = HeldOut(self._guard, state.held_out, state.counted)
         for sample_id, said in state.waiting.items():

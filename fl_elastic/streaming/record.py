@@ -1,4 +1,4 @@
-"""History of a stream: accuracy and memory along it, and where drifts were detected."""
+"""History of a stream: accuracy and store size over time, and where drifts were detected."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import dataclass, field
 __all__ = ["NO_LABEL", "Point", "StreamRecord", "label_name"]
 
 NO_LABEL = "none"
-"""Stands in summaries for samples without a label."""
+"""Name in summaries for samples without a label."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was so at one moment of a stream.
+    """Measurements at one moment of a stream.
 
     Parameters
     ----------
     labelled : int
-        Labelled samples until then.
+        Number of labelled samples so far.
     accuracy : float
-        Share of right predictions since the point before.
+        Share of correct predictions since the previous point.
     samples : int
-        How many predictions that are.
+        Number of these predictions.
     store_bytes : int
-        Of the store's file.
+        Bytes of the store.
     stored : mapping of str to int
-        Samples in the store by label; "none" for those without.
+        Number of samples in the store by label; "none" for those without.
     """
 
     labelled: int
@@ -40,20 +40,20 @@ class Point:
 class StreamRecord:
     """Points at equal distances along a stream of any length, never more than ``most``.
 
-    When there are too many, each two become one, and the distance doubles.
+    When there are too many points, each two are merged into one, and the distance doubles.
 
     Parameters
     ----------
     most : int
-        Points that are kept.
+        Most points that are kept.
     every : int
-        Labelled samples from one point to the next.
+        Number of labelled samples between two points.
     points : list of Point
-        So far.
+        Points so far.
     drifts : list of int
-        Labelled samples before each of the newest ``most`` drifts.
+        Number of labelled samples at each of the newest ``most`` drifts.
     right, samples : int
-        Since the last point.
+        Correct and all predictions since the last point.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class StreamRecord:
         return labelled % self.every == 0
 
     def mark(self, labelled: int, store_bytes: int, stored: Mapping[int | None, int]) -> None:
-        """Keep a point."""
+        """Add a point."""
         by_label = {label_name(label): count for label, count in stored.items() if count}
         accuracy = self.right / max(self.samples, 1)
         self.points.append(Point(labelled, accuracy, self.samples, store_bytes, by_label))
@@ -101,10 +101,10 @@ class StreamRecord:
                 )  # fmt: skip
                 hits = samples = 0.0
         self.points = kept
-        # What came after the last of them belongs to the next.
+        # Predictions after the last point belong to the next one.
         self.right, self.samples = self.right + round(hits), self.samples + int(samples)
 
 
 def label_name(label: int | None) -> str:
-    """Return what a summary calls a label."""
+    """Return the name of a label in a summary."""
     return NO_LABEL if label is None else str(label)

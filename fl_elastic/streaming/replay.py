@@ -1,4 +1,4 @@
-"""Experience replay: which rows of a training batch are new, and which come out of the store."""
+"""Experience replay: how many rows of a training batch are new, and how many come from the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Replay:
     rows : int
         Rows of a batch.
     stored_share : float
-        Share of them that comes out of the store, from 0 to 1; with 0 the model forgets what does not come again.
+        Share of rows that come from the store, from 0 to 1; with 0 the model forgets whatever does not recur.
 
     Examples
     --------
@@ -38,10 +38,10 @@ class Replay:
 
     @property
     def stored_rows(self) -> int:
-        """Rows that come out of the store."""
+        """Number of rows that come from the store."""
         return round(self.rows * self.stored_share)
 
     @property
     def new_rows(self) -> int:
-        """Rows of samples that the model has not been trained on."""
+        """Number of rows of samples that the model has not been trained on."""
         return self.rows - self.stored_rows

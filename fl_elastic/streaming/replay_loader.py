@@ -1,4 +1,4 @@
-"""Batches of new and stored samples, the same ones each time they are read."""
+"""Batches of new and stored samples, the same ones at each pass."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
 Row: TypeAlias = tuple[NDArray[Any], np.int64]
 """Sample and label."""
 
-# Batches are read ahead, up to so many bytes: one question to the file instead of one for each of them.
+# Batches are read ahead up to this size: one query to the file instead of one per batch.
 _AHEAD_BYTES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Samples that some rows of a batch are to have.
+    """Samples that were drawn for some rows of a batch.
 
     Parameters
     ----------
     rows : int
-        How many rows.
+        Number of rows.
     places : array of int
-        Ids in the store, or places among the new samples.
+        Ids in the store, or indices of new samples.
     stored : bool
-        Which of the two.
+        Whether ``places`` are ids in the store.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class Drawn:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Where rows come from.
+    """New and stored samples, from which the rows of batches are drawn.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class Pool:
     y : array of int, shape (N,)
         Their labels.
     store : SampleStore
-        Of the others.
+        Holds the other samples.
     classes : ClassMap
-        Knows every label of both.
+        Maps every label of both to an output.
     version : str or None
-        Only stored samples of this version; None for all.
+        Use only stored samples of this version; None for all.
     """
 
     x: NDArray[Any]
@@ -70,7 +70,7 @@ class Pool:
     version: str | None = None
 
     def everything(self, at_once: int) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """Yield samples and labels of all labelled ones, each once, in groups of up to ``at_once``."""
+        """Yield samples and labels of all labelled samples, each once, in groups of up to ``at_once``."""
         ids = self.store.ids(version=self.version)
         for start in range(0, len(ids), at_once):
             found = self.store.take(ids[start : start + at_once].tolist())
@@ -80,14 +80,14 @@ class Pool:
             yield self.x[start : start + at_once], self.y[start : start + at_once]
 
     def draw(self, rows: int, generator: np.random.Generator, *, stored: bool) -> Drawn:
-        """Return which samples some rows are to have; none is read yet.
+        """Draw the samples of some rows without reading them.
 
-        Where there are no stored or no new ones the others stand in.
+        If there are no stored samples, new ones are drawn instead, and the other way round.
 
         Raises
         ------
         StreamError
-            If there is neither.
+            If there are neither.
         """
         if stored or not len(self.x):
             ids = self.store.draw(rows, version=self.version, generator=generator)
@@ -98,14 +98,14 @@ class Pool:
         return Drawn(rows, generator.permutation(len(self.x)), stored=False)
 
     def read(self, drawn: Sequence[Drawn]) -> list[list[Row]]:
-        """Return as many rows of each as were drawn for, reading each stored sample once.
+        """Return as many rows for each draw as it asks for, reading each stored sample once.
 
-        Where there are fewer samples they repeat; for stored ones that are all gone new ones stand in.
+        If there are fewer samples than rows, they repeat. If all drawn stored samples are gone, new ones are used.
 
         Raises
         ------
         StreamError
-            If all stored ones are gone by now, and there is no new one.
+            If all stored samples are gone by now and there is no new one.
         """
         found = self.store.take(
             {number for each in drawn if each.stored for number in each.places.tolist()}
@@ -118,7 +118,7 @@ class Pool:
             rows = [by_id[number] for number in drawn.places.tolist() if number in by_id]
         else:
             rows = [(self.x[place], self.y[place]) for place in drawn.places.tolist()]
-        # They may have been deleted meanwhile.
+        # Stored samples may have been deleted since the draw.
         rows = rows or list(zip(self.x, self.y, strict=True))
         if not rows:
             raise StreamError("every stored sample is gone, and there is no new one")
@@ -126,20 +126,20 @@ class Pool:
 
 
 class ReplayLoader:
-    """A loader for `ElasticTrainer`: so many batches of new and stored samples.
+    """A loader for `ElasticTrainer` that yields a fixed number of batches of new and stored samples.
 
     Parameters
     ----------
     pool : Pool
-        Where rows come from.
+        The samples to draw from.
     replay : Replay
-        How many rows of a batch are new and how many stored.
+        How many rows of a batch are new, and how many stored.
     steps : int
-        Batches.
+        Number of batches.
     seed : sequence of int
-        Of every draw: reading the loader again gives the same batches, as long as the store is the same.
+        Seed of every draw: each pass gives the same batches, as long as the store does not change.
     as_inputs : callable
-        Turns rows as they are kept into what is trained on.
+        Turns kept samples into inputs for training.
     """
 
     def __init__(
@@ -158,16 +158,16 @@ class ReplayLoader:
 
     @property
     def dataset_size(self) -> int:
-        """Rows of all batches."""
+        """Number of rows in all batches."""
         return self._steps * self._replay.rows
 
     @property
     def distinct_examples(self) -> int:
-        """How many samples there are to draw from, of which an epoch meets a part."""
+        """Number of samples to draw from, of which an epoch uses a part."""
         return len(self._pool.store) + len(self._pool.x)
 
     def present(self) -> Iterator[Tensor]:
-        """Yield the inputs of every sample that there is: what was made of others may go."""
+        """Yield the inputs of all present samples: whatever was cached for others may be deleted."""
         for x, _ in self._pool.everything(self._replay.rows):
             yield self._as_inputs(x)
 
@@ -190,12 +190,12 @@ class ReplayLoader:
             for _ in range(ahead):
                 yield self._batch([row for _ in parts for row in next(rows)])
             left -= ahead
-            # Who wants the first batch only, does not wait for all of them.
+            # Read few batches at first: a caller that only needs the first one need not wait for all of them.
             ahead *= 2
 
     @property
     def _most_ahead(self) -> int:
-        """How many batches may be read together."""
+        """Number of batches that may be read together."""
         example = self._pool.x[:1].nbytes * self._replay.rows
         return max(_AHEAD_BYTES // example, 1) if example else 1
 
@@ -206,23 +206,23 @@ class ReplayLoader:
 
 
 class OnePass:
-    """Every labelled sample once, stored or new: for what is counted over all data instead of trained on.
+    """Every labelled sample once, stored or new: for statistics over all data rather than for training.
 
     Parameters
     ----------
     pool : Pool
-        Where they are.
+        The samples.
     labels : sequence of int
-        A target is a label's place here; samples of other labels are left out.
+        A target is the index of its label here; samples of other labels are left out.
     size : int
-        Of a batch; costs are known by the batches that are trained on.
+        Batch size; use that of training, for which costs are measured.
     as_inputs : callable
-        Turns samples as they are kept into what the model takes.
+        Turns kept samples into inputs of the model.
 
     Raises
     ------
     StreamError
-        If there is no sample of these labels.
+        If no sample has one of these labels.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Inbox for a round's result, which may come from another process: a file that is written atomically."""
+"""Inbox for a round's result, which may come from another process: one file, written atomically."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _KIND = Kind("fl_elastic.round", 2)
 
 @dataclass(frozen=True)
 class RoundsTaken:
-    """What a learner remembers of rounds, in its saved state.
+    """A learner's record of rounds, part of its saved state.
 
     Parameters
     ----------
     last : str
-        Which result was taken up last; empty for none.
+        Name of the result that was applied last; empty for none.
     taken, undone : int
-        How many were, and how many of them the guard put back.
+        Number of results that were tried, and of those that the guard undid.
     """
 
     last: str = ""
@@ -39,22 +39,22 @@ class RoundsTaken:
     undone: int = 0
 
     def with_one(self, name: str, *, undone: bool) -> RoundsTaken:
-        """Return it with one more."""
+        """Return the record with one more result."""
         return RoundsTaken(name, self.taken + 1, self.undone + undone)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundChange:
-    """What a round has changed of the model that the learner had saved.
+    """The changes that a round made to the learner's saved model.
 
     Parameters
     ----------
     name : str
-        Of this result, unlike any other's.
+        Unique name of this result.
     after : str
-        `RoundsTaken.last` of the state that the round started from.
+        `RoundsTaken.last` of the saved state from which the round started.
     change : LabelledWeights
-        Differences; of tensors that hold whole numbers, and of the rows of new labels, the values themselves.
+        Differences of the weights; for integer tensors and for the rows of new labels, the values themselves.
     new : tuple of int
         Labels that the saved state did not have.
     """
@@ -70,7 +70,7 @@ class RoundChange:
 
 
 def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWeights:
-    """Return what has to be added to ``before`` to make ``now``, which may have more labels after the same ones.
+    """Return the change that added to ``before`` gives ``now``, whose labels may be followed by new ones.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWei
             rows = slice(0, len(known)) if name in now.head else ...
             change[rows] -= known
             if name in now.head:
-                # A row that stood for nothing before has no difference either.
+                # The row of a new label holds its value, since there is nothing to subtract.
                 fresh = slice(len(before.labels), len(now.labels))
                 change[fresh] = value[fresh]
         changes[name] = change
@@ -97,18 +97,19 @@ def change_between(before: LabelledWeights, now: LabelledWeights) -> LabelledWei
 def applied(
     present: LabelledWeights, change: RoundChange, known: tuple[int, ...]
 ) -> LabelledWeights:
-    """Return the present model with a round's change: what was learned meanwhile stays.
+    """Return the present model plus a round's change, so that whatever was learned meanwhile stays.
 
-    A label that the present model has no row for is passed over.
+    A label for which the present model has no row is skipped.
 
     Parameters
     ----------
     present : LabelledWeights
         The learner's model, with rows for the round's new labels.
     change : RoundChange
-        What the round has changed.
+        The changes that the round made.
     known : tuple of int
-        Labels that the learner knew before it made those rows: a new label that it has met meanwhile keeps its row.
+        Labels that the learner knew before those rows were added: a new label that it has met meanwhile keeps its
+        row.
 
     Examples
     --------
@@ -139,7 +140,7 @@ def applied(
 class RoundInbox:
     """The place in a learner's folder where rounds leave their results.
 
-    A later result takes the place of one that nobody has taken yet: both start from the same saved state.
+    A later result replaces one that was not claimed yet: both start from the same saved state.
 
     Parameters
     ----------
@@ -152,13 +153,13 @@ class RoundInbox:
         self._left, self._claimed = place / "round.state", place / "claimed.state"
 
     def leave(self, change: RoundChange) -> None:
-        """Leave a result; OSError if the disk does not take it."""
+        """Write a result; OSError if the disk does not take it."""
         write_state(self._left, _KIND, change)
 
     def claim(self) -> RoundChange | None:
-        """Return a result that waits, taken out of reach of later rounds until `done`; None if there is none.
+        """Return the waiting result and reserve it until `done`; None if there is none.
 
-        One that was claimed by a process that died is given again. One that cannot be read is deleted.
+        A result that was claimed by a process that died is returned again. One that cannot be read is deleted.
         """
         if not self._claimed.exists():
             try:
@@ -173,7 +174,7 @@ class RoundInbox:
             return None
 
     def done(self) -> None:
-        """Delete what was claimed."""
+        """Delete the claimed result."""
         try:
             self._claimed.unlink(missing_ok=True)
         except OSError as error:

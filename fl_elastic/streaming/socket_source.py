@@ -1,4 +1,4 @@
-"""A socket as a source: lines of JSON from whoever connects, each answered."""
+"""A socket as a source: lines of JSON from any client, each answered."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["lines_over_socket"]
 
 _PART = 2**16
 _MOST_CONNECTIONS = 100
-# Answers that a client has not read; it is not listened to while there are more.
+# Bytes of unread answers above which a client's lines are not read.
 _MOST_UNREAD = 2**18
-# Bytes of lines that have no end yet, of all clients together.
+# Most bytes of unfinished lines, all clients together.
 _MOST_UNFINISHED = 4 * LONGEST_LINE
-# How long a client may leave its answers unread and take none of them before it is sent away.
+# Seconds without progress in reading its answers after which a client is disconnected.
 _PATIENCE_SECONDS = 60.0
 _LONGEST_NAME = 100
 _MOST_ID = 2**63
@@ -33,13 +33,13 @@ _MOST_ID = 2**63
 
 @SOURCES.register("socket")
 def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
-    """Listen, and yield the lines of whoever connects, one of each in turn.
+    """Listen, and yield the lines of all clients in turn.
 
     A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
-    by a line that says what was predicted and by which ``sample_id`` the label can be told. What was answered with
-    one is not lost, whatever happens to this process; what was not may be sent again, and counts once if it has an
-    ``id`` of its sender's beside its ``x``. Who does not read the answers is not listened to. There is no lock on
-    this door: listen on the loopback, or behind one.
+    by a line with the prediction and the ``sample_id`` under which a label can be given later. A sample whose
+    answer has a ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once
+    if it carries the sender's own ``id`` beside its ``x``. A client that does not read its answers is not read
+    from. There is no authentication: listen on the loopback interface, or behind something that authenticates.
     """
     del after, follow
     host, _, port = where.rpartition(":")
@@ -54,7 +54,7 @@ def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Ite
 
 @dataclass(eq=False)
 class _Client:
-    """One who is connected: what it has sent and is not handled, what it has been told and has not read."""
+    """A connected client: the lines that wait to be handled, and the answers that it has not read."""
 
     connection: socket.socket
     lines: deque[bytes] = field(default_factory=deque)
@@ -64,7 +64,7 @@ class _Client:
     stuck_since: float | None = None
 
     def receive(self) -> None:
-        """Read what there is, once."""
+        """Read the available bytes, once."""
         try:
             data = self.connection.recv(_PART)
         except BlockingIOError:
@@ -72,7 +72,7 @@ class _Client:
         except OSError:
             data = b""
         if not data:
-            # A line without its end was cut off on its way.
+            # An unfinished line was cut off in transit and is dropped.
             self.ended = True
             return
         start = len(self.part)
@@ -87,18 +87,18 @@ class _Client:
             self.refuse()
 
     def refuse(self) -> None:
-        """Take no more of the line that it sends: it is told so, and sent away."""
+        """Drop the line that it is sending, answer that the line is too long, and disconnect."""
         self.lines.append(b"")
         self.part.clear()
         self.ended = True
 
     def answer(self, said: dict[str, Any]) -> None:
-        """Tell it, now or once it reads."""
+        """Queue an answer and send as much as possible."""
         self.unread += json.dumps(said).encode() + b"\n"
         self.send()
 
     def send(self) -> None:
-        """Send as much as it takes."""
+        """Send as much as the client accepts."""
         if not self.unread:
             return
         try:
@@ -106,7 +106,7 @@ class _Client:
         except BlockingIOError:
             sent = 0
         except OSError:
-            # It is gone: what it sent counts all the same.
+            # The client is gone: the lines that it sent still count.
             self.unread.clear()
             self.ended, self.stuck_since = True, None
             return
@@ -118,12 +118,12 @@ class _Client:
 
     @property
     def is_heard(self) -> bool:
-        """Whether it reads its answers, so that it may say more."""
+        """Whether the client reads its answers, so that its lines are read."""
         return len(self.unread) <= _MOST_UNREAD
 
     @property
     def wants(self) -> int:
-        """What to wait for of it."""
+        """Events of the socket to wait for, as a `selectors` mask."""
         reads = self.is_heard and not self.lines and not self.ended
         return (selectors.EVENT_READ if reads else 0) | (
             selectors.EVENT_WRITE if self.unread else 0
@@ -131,7 +131,7 @@ class _Client:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is to be expected of it any more."""
+        """Whether the connection can be closed."""
         stuck = self.stuck_since is not None
         if stuck and time.monotonic() - (self.stuck_since or 0) > _PATIENCE_SECONDS:
             return True
@@ -139,14 +139,14 @@ class _Client:
 
 
 class _Door:
-    """Where clients come in."""
+    """The listening socket and its clients."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._clients: list[_Client] = []
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what clients say, for ever: one line of each in turn."""
+        """Yield the clients' lines for ever, one of each client in turn."""
         self._listening.setblocking(False)
         with self._listening:
             try:
@@ -162,7 +162,7 @@ class _Door:
                 self._close(list(self._clients))
 
     def _looked(self, seconds: float) -> bool:
-        """Let in, receive and send; return whether there was anything to receive."""
+        """Accept, receive and send; return whether there was anything to receive."""
         with selectors.DefaultSelector() as selector:
             if len(self._clients) < _MOST_CONNECTIONS:
                 selector.register(self._listening, selectors.EVENT_READ)
@@ -187,11 +187,11 @@ class _Door:
         try:
             connection, _ = self._listening.accept()
         except OSError:
-            # Gone again, or more than there are file descriptors for.
+            # The client has gone, or there are no file descriptors left.
             time.sleep(0.01)
             return
         connection.setblocking(False)
-        # An answer is one small packet: it need not wait for another one.
+        # Send each answer at once: it is one small packet.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._clients.append(_Client(connection))
 
@@ -220,7 +220,7 @@ def _message(line: bytes, client: _Client) -> Reading:
 
 
 def _check_id(sample_id: Any) -> None:
-    """Raise ValueError if it is neither a whole number nor a short name."""
+    """Raise ValueError if an id is neither an integer nor a short name."""
     number = isinstance(sample_id, int) and not isinstance(sample_id, bool)
     if number and abs(sample_id) < _MOST_ID:
         return

@@ -1,4 +1,4 @@
-"""Where a stream comes from: a table, a folder of arrays, or lines over a socket."""
+"""Sources of a stream: a CSV table, a folder of arrays, or lines over a socket."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_elastic.streaming.reading import SOURCES, Reading
 
 __all__ = ["SOURCES", "Reading", "open_source", "source_name"]
 
-# Imported, they are registered.
+# Importing these modules registers their sources.
 _OWN = (folder_source, socket_source, table_source)
 
 
@@ -26,21 +26,21 @@ def open_source(
     spec : str
         ``csv:FILE``, ``dir:FOLDER`` or ``socket:HOST:PORT``.
     after : mapping, optional
-        The `Reading.place` of the last one that was handled before.
+        The `Reading.place` of the last reading that was handled before.
     follow : bool
         Whether to wait for more at the end of a table or folder; a socket always waits.
 
     Raises
     ------
     StreamError
-        If there is no such source, or it is not what was read before.
+        If there is no such source, or its content before the place has changed.
     """
     kind, where = _parts(spec)
     return SOURCES.get(kind)(where, after or {}, follow)
 
 
 def source_name(spec: str) -> str:
-    """Return the name under which a source is remembered, the same from whatever folder it is called."""
+    """Return the name under which a source is remembered; it does not depend on the working directory."""
     kind, where = _parts(spec)
     return f"{kind}:{Path(where).absolute()}" if Path(where).exists() else spec
 

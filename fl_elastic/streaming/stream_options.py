@@ -1,4 +1,4 @@
-"""Settings of a learner that seldom need a change."""
+"""Rarely changed settings of a learner."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["StreamOptions"]
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Settings of `StreamLearner` that seldom need a change.
+    """Rarely changed settings of `StreamLearner`.
 
     Parameters
     ----------
     steps : int
-        Training steps of one adaptation, if the budget pays for them.
+        Training steps of one adaptation, if the budget allows them.
     save_every : int
-        Samples after which the state is saved even without an adaptation; 0 for never.
+        Number of samples after which the state is saved even without an adaptation; 0 for never.
     most_classes : int
-        Labels beyond so many different ones are refused, so that nonsense does not grow the head for ever.
+        Most classes; further labels are refused, so that invalid ones do not make the head grow without end.
     head : str
-        Name of the layer that gives the class scores; the last linear one if empty.
+        Name of the layer that returns the class scores; empty for the last linear layer.
     history : int
-        Adaptations that are remembered.
+        Number of adaptations that are remembered.
     training : TrainerOptions
-        Of each adaptation.
+        Options of each adaptation's training.
     """
 
     steps: int = 50

@@ -1,4 +1,4 @@
-"""How far a stream had come at the last round of the federation."""
+"""How far a stream had been read at the last round of the federation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KIND = Kind("fl_elastic.stream_position")
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far a stream had come at the last round; later samples are new to the federation.
+    """How far a stream had been read at the last round; later samples are new to the federation.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class StreamPosition:
     newest : int
         Number of the newest sample, which is its id in the store.
     rounds : int
-        How many rounds there were.
+        Number of rounds so far.
     """
 
     observed: int = 0
@@ -37,12 +37,12 @@ class StreamPosition:
 
     @classmethod
     def load(cls, folder: Path) -> StreamPosition:
-        """Return the position kept in a learner's folder; the beginning if none can be read."""
+        """Return the position saved in a learner's folder; the beginning of the stream if none can be read."""
         try:
             return read_state(cls, folder / _FILE, _KIND)
         except (OSError, ArchiveError):
             return cls()
 
     def save(self, folder: Path) -> None:
-        """Keep it in a learner's folder; OSError if the disk does not take it."""
+        """Save it in a learner's folder; OSError if the disk does not take it."""
         write_state(folder / _FILE, _KIND, self)

@@ -17,9 +17,9 @@ FORMAT = "fl_elastic.stream_summary"
 def stream_summary(learner: StreamLearner) -> dict[str, Any]:
     """Return counts, accuracy, drifts, adaptations and the store's contents along the stream.
 
-    Accuracies are prequential: of predictions made before anything was learned of the sample. ``points`` are those
-    of `StreamRecord`; ``groups`` names what was ever trained, in the model's order, and ``trained`` of each
-    adaptation are positions in it.
+    Accuracies are prequential: each prediction is made before the model learns from the sample. ``points`` are
+    those of `StreamRecord`. ``groups`` names all groups that were ever trained, in the model's order; ``trained``
+    of each adaptation holds indices into it.
     """
     progress, record = learner.progress, learner.record
     groups = _in_order(learner)
@@ -57,12 +57,12 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
 
 
 def _in_order(learner: StreamLearner) -> list[str]:
-    """Return the names of all groups that were trained, as they come in the model."""
+    """Return the names of all groups that were trained, in the model's order."""
     trained = dict.fromkeys(name for each in learner.adaptations for name in each.trained)
     names = [name for name, _ in learner.model.named_parameters()]
 
     def place(group: str) -> int:
-        # A body of features puts a name of its own before those of the model.
+        # A body of features puts a prefix before the model's own names.
         own = group.removeprefix("model.")
         return next((i for i, name in enumerate(names) if name.startswith(own)), len(names))
 

@@ -1,4 +1,4 @@
-"""A table as a source: rows of a CSV file, which may grow, and be rotated away."""
+"""A table as a source: rows of a CSV file, which may grow and be rotated."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Line", "TableFile", "fields_of", "named", "table"]
 
 _LOG = logging.getLogger("fl_elastic")
 _PART = 2**16
-# By so many bytes before it a place is recognised.
+# Number of bytes before a place whose checksum identifies it.
 _TAIL = 256
-# Letters of a field that are told.
+# Most characters of a field, and of a header, in a message.
 _SHOWN, _HEADER_SHOWN = 24, 60
 _LINE_END = re.compile(rb"\r\n?|\n")
 
@@ -35,12 +35,12 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header.
 
-    The column ``label`` (or else the last one) is the label, a whole number, empty for none; a column ``time`` is
-    passed over; all others are the sample. What cannot be read is handed on with the reason, for the learner to
-    refuse.
+    The column ``label`` (or else the last one) is the label: an integer, or empty for none. A column ``time`` is
+    skipped; all others form the sample. A row that cannot be read is passed on with the reason, and the learner
+    refuses it.
 
-    A table that is followed may be renamed and a new one begun in its place: the old one is read to its end first.
-    One that is cut off, or has other bytes before the place, is refused: nobody knows which of its rows are new.
+    A followed table may be renamed and a new one begun in its place: the old one is read to its end first. A table
+    that was truncated, or changed before the place, is refused: there is no telling which of its rows are new.
     """
     path = Path(where)
     if not path.is_file():
@@ -52,7 +52,7 @@ def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readin
 
 
 def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
-    """Return the file to begin with, at its place."""
+    """Return the file to begin with, positioned at its place."""
     file = TableFile(path)
     if not after or file.go_to(after):
         return file
@@ -63,7 +63,7 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
             f"the table {path} is not as it was when {rows} rows of it were learned: it is shorter now, or was "
             "changed before that place. Put it back, or learn it from its beginning with another --state-dir"
         )
-    # Renamed while nobody read: what it had more is read first.
+    # The table was renamed while nothing read it: read the rest of the old one first.
     for other in sorted(path.parent.glob(f"{path.name}*")):
         if other.stat().st_ino == inode and (old := TableFile(other)).go_to(after):
             return old
@@ -82,10 +82,10 @@ def _rows(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
                 return
             at = file.place(file.end)
         while not path.is_file():
-            # Between the renaming of the old one and the first row of the new one.
+            # The old table was renamed, and the new one does not exist yet.
             yield from _pause()
         file = TableFile(path)
-        # One that was written anew with all its rows goes on where it was.
+        # A file that was rewritten with the same rows continues where it was.
         if not file.go_to(at):
             _LOG.warning("%s is a new table: it is read from its beginning", path)
             file.close()
@@ -93,9 +93,9 @@ def _rows(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
 
 
 def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
-    """Yield the rows of one file, to its end or until another one is in its place."""
+    """Yield the rows of one file, until its end or until another file has taken its place."""
     while True:
-        # Asked before reading: what was written before the renaming is read in any case.
+        # Checked before reading, so that rows written before the renaming are read in any case.
         replaced = follow and file.is_replaced(path)
         for line in file.lines(final=replaced or not follow):
             if file.header is None:
@@ -109,7 +109,7 @@ def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
 
 
 def _with_samples(names: list[str], path: Path) -> list[str]:
-    """Return the names of a header's columns; StreamDataError if the label, and perhaps the time, are all."""
+    """Return the names of a header's columns; StreamDataError if no column is left for the sample."""
     if not set(names) - {"label" if "label" in names else names[-1], "time"}:
         raise StreamDataError(
             f"the table {path} has no column for a sample, only {', '.join(names)[:_HEADER_SHOWN]!r}: put a header "
@@ -153,7 +153,7 @@ def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadab
 
 
 def _number(text: str) -> float | str:
-    """Return a number; what is none as it stands there, to be refused by its name."""
+    """Return text as a number; unchanged if it is not one, so that the refusal can quote it."""
     try:
         return float(text)
     except ValueError:
@@ -162,7 +162,7 @@ def _number(text: str) -> float | str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line without its end, and the byte after it; the text is empty where it was too long."""
+    """A line without its line end, and the offset after it; the text is empty if the line was too long."""
 
     text: str
     end: int
@@ -170,7 +170,7 @@ class Line:
 
 
 def fields_of(text: str) -> list[str] | Unreadable:
-    """Return the fields of a line, or why it cannot be taken apart."""
+    """Return the fields of a line, or the reason why it cannot be parsed."""
     try:
         return next(csv.reader([text]), [])
     except csv.Error as error:
@@ -183,16 +183,16 @@ class TableFile:
     Parameters
     ----------
     path : Path
-        Where it is now; it may be renamed while it is read.
+        Its present path; it may be renamed while it is read.
 
     Attributes
     ----------
     header : list of str or None
-        Names of its columns in small letters; None until they were read.
+        Lower-case names of its columns; None until the header was read.
     rows : int
-        Read so far.
+        Number of rows read so far.
     inode : int
-        By which the file system knows it.
+        Its inode number.
 
     Raises
     ------
@@ -206,9 +206,9 @@ class TableFile:
         self.inode = os.fstat(self._file).st_ino
         self.header: list[str] | None = None
         self.rows = 0
-        # What was read and not given yet, where it begins, and how far it was searched for an end of a line.
+        # Bytes that were read but not yielded, their offset, and how far they were searched for a line end.
         self._buffer, self._start, self._searched = b"", 0, 0
-        # As the first line ends: some programs write a carriage return alone.
+        # Line end of the first line: some programs write a carriage return alone.
         self._newline: bytes | None = None
         self._overlong = False
         self._seen_end: int | None = None
@@ -220,15 +220,15 @@ class TableFile:
         self.close()
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._file)
 
     def place(self, end: int) -> dict[str, Any]:
-        """Return the place after a byte."""
+        """Return the place at an offset."""
         return {"offset": end, "rows": self.rows, "tail": self._tail(end), "inode": self.inode}
 
     def go_to(self, place: Mapping[str, Any]) -> bool:
-        """Go on from a place; return whether the file has the bytes before it that it had then."""
+        """Continue from a place; return whether the bytes before it are unchanged."""
         first = next(self.lines(final=True), None)
         self.header = None if first is None else named(first.text)
         rows, end = int(place["rows"]), int(place["offset"])
@@ -238,23 +238,23 @@ class TableFile:
         return True
 
     def lines(self, *, final: bool) -> Iterator[Line]:
-        """Yield the lines that are there; the last one without its end only if that is ``final``.
+        """Yield the available lines; an unfinished last one only if it is ``final``.
 
         Raises
         ------
         StreamError
-            If the file was cut off, or changed before where it is read.
+            If the file was truncated, or changed before the offset up to which it was read.
         """
         while (line := self._line(final)) is not None:
             yield line
 
     @property
     def end(self) -> int:
-        """The byte after the last line that was given."""
+        """The offset after the last line that was yielded."""
         return self._start
 
     def is_replaced(self, path: Path) -> bool:
-        """Whether another file is at a path now, or none."""
+        """Return whether another file is at the path now, or none."""
         try:
             return os.stat(path).st_ino != self.inode
         except OSError:
@@ -279,18 +279,18 @@ class TableFile:
         return Line(said, self._start, overlong)
 
     def _line_end(self) -> int:
-        """Return where the next line ends in the buffer; -1 if that has not been read."""
+        """Return where the next line ends in the buffer; -1 if its end has not been read."""
         start = max(self._searched - 1, 0)
         if self._newline is None:
             found = _LINE_END.search(self._buffer, start)
-            # What comes after a carriage return tells whether it stands alone.
+            # The next byte tells whether a carriage return stands alone.
             if found is None or (found[0] == b"\r" and found.end() == len(self._buffer)):
                 return -1
             self._newline = b"\r" if found[0] == b"\r" else b"\n"
         return self._buffer.find(self._newline, start)
 
     def _more(self) -> bool:
-        """Read on; return whether there was anything."""
+        """Read more bytes; return whether there were any."""
         at = self._start + len(self._buffer)
         data = os.pread(self._file, _PART, at)
         if not data:
@@ -298,7 +298,7 @@ class TableFile:
                 self._refuse(at)
             self._seen_end = self._tail(at)
             return False
-        # While nobody looked it may have been cut off, and have grown again.
+        # Since the last look it may have been truncated and have grown again.
         if self._seen_end is not None and self._tail(at) != self._seen_end:
             self._refuse(at)
         self._seen_end = None
@@ -318,7 +318,7 @@ class TableFile:
 
 
 def named(text: str) -> list[str]:
-    """Return the names of a header's columns in small letters."""
+    """Return the lower-case names of a header's columns."""
     fields = fields_of(text.removeprefix("\ufeff"))
     names = [] if isinstance(fields, Unreadable) else [name.strip().lower() for name in fields]
     return names or [""]

@@ -11,14 +11,14 @@ __all__ = ["Trigger"]
 
 @dataclass(frozen=True)
 class Trigger:
-    """After so many labelled samples, and after a drift.
+    """Adapt after a number of labelled samples, and after a drift.
 
     Parameters
     ----------
     samples : int, optional
-        Labelled samples from one adaptation to the next; None for after drifts alone.
+        Labelled samples from one adaptation to the next; None to adapt after drifts only.
     after_drift : int, optional
-        Labelled samples of the changed world that are waited for after a drift; None to do nothing about drifts.
+        Labelled samples to wait for after a drift; None to ignore drifts.
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Trigger:
         samples : int
             Labelled samples since the last adaptation.
         since_drift : int or None
-            Labelled samples since a drift that nothing was done about yet; None if there is none.
+            Labelled samples since a drift that no adaptation has followed yet; None if there is none.
         """
         if self.samples is not None and samples >= self.samples:
             return True

@@ -1,4 +1,4 @@
-"""Write-ahead: every event is in the log or the saved state, safe from a kill, before anybody is told of it."""
+"""Write-ahead: every event is in the log or the saved state, safe from a kill, before it is reported."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["WriteAhead", "log_bytes"]
 _LOG = logging.getLogger("fl_elastic")
 _FILE = "events.log"
 _LEAST, _MOST = 2**16, 2**23
-# Events between two attempts to save where the disk takes no line.
+# Number of events between two attempts to save while the log cannot be written.
 _PATIENCE = 64
 
 
 def log_bytes(capacity_bytes: int) -> int:
-    """Return the bytes that events may take beside a store of this capacity before the state is saved.
+    """Return the bytes that the log may take beside a store of this capacity before the state is saved.
 
     >>> log_bytes(2**17), log_bytes(64 * 2**20)
     (65536, 8388608)
@@ -30,27 +30,27 @@ def log_bytes(capacity_bytes: int) -> int:
 
 
 class WriteAhead:
-    """The log of what has come since the last save.
+    """The log of all events since the last save.
 
     Parameters
     ----------
     folder : Path
-        Of the state.
+        Folder of the state.
     most : int
-        Bytes after which it is time to save.
+        Bytes of the log after which it is time to save.
     save : callable
-        Saves the state, with everything that was noted; returns whether the disk took it.
+        Saves the state, including all events so far; returns whether the disk took it.
 
     Attributes
     ----------
     most : int
-        Bytes after which it is time to save.
+        Bytes of the log after which it is time to save.
     events : int
-        How many there were, in all lives.
+        Number of events since the beginning of the stream, across restarts.
     """
 
     def __init__(self, folder: Path, most: int, save: Callable[[], bool]) -> None:
-        # One event may be long, and the state may be hard to save.
+        # The file may grow beyond ``most``: one event may be long, and saving may fail for a while.
         self._log = EventLog(folder / _FILE, 4 * most)
         self.most, self._save = most, save
         self.events = 0
@@ -68,7 +68,7 @@ class WriteAhead:
         return not self._gap
 
     def since(self, events: int) -> list[Event]:
-        """Return what came after so many events; nothing of what does not join on to them."""
+        """Return the events that follow the first ``events`` ones; none after a gap."""
         self.events = events
         found: list[Event] = []
         for event in self._log.read():
@@ -76,21 +76,21 @@ class WriteAhead:
                 found.append(event)
             elif event.number > events:
                 _LOG.warning("events that do not join on to the saved state were left out")
-                # What comes now would not join on to them either: the next one waits for a saved state.
+                # Later events would not follow on either: the next one needs a saved state first.
                 self._gap = events + len(found) + 1
                 break
         return found
 
     def note(self, facts: Mapping[str, Any], x: NDArray[Any] | None, *, learned: bool) -> bool:
-        """Write an event; return whether it will be known after a kill.
+        """Write an event; return whether it survives a kill.
 
         Parameters
         ----------
         facts, x
             See `Event`.
         learned : bool
-            Whether any sample has made sense yet. What was refused before is written once one does: a learner
-            whose settings do not fit the stream leaves nothing behind.
+            Whether any sample has been valid yet. Refusals before that are written with the first valid sample: a
+            learner whose settings do not fit the stream leaves no files behind.
         """
         self.events += 1
         event = Event(self.events, facts, x)
@@ -103,13 +103,13 @@ class WriteAhead:
         if not self._gap:
             self._gap = self.events
             _LOG.warning("what comes cannot be written to the state folder: its disk may be full")
-        # After a gap only a saved state makes everything whole.
+        # After a gap, only a saved state makes the record complete.
         if self._has_room(event) or (self.events - self._gap) % _PATIENCE == 0:
             return self._save()
         return False
 
     def saved(self) -> None:
-        """Forget all events: the state that was saved knows them."""
+        """Clear the log: the saved state includes all its events."""
         self._log.clear()
         self._early, self._gap = [], 0
 

@@ -1,4 +1,4 @@
-"""Conformance of channel scores: what every score must satisfy."""
+"""Conformance checks of channel scores."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_scores_are_finite_and_one_per_channel(subject: Subject) -> None:
 
 
 def check_scores_follow_their_groups(subject: Subject) -> None:
-    """Check that only groups of the probe are scored, under their own names."""
+    """Check that only the probe's groups are scored, under their own names."""
     training = made_up_training()
     probe = probe_of(subject, training)
     for groups in (probe.groups[:1], probe.groups[2:4]):

@@ -1,4 +1,4 @@
-"""Conformance of codecs: what every way of writing numbers must satisfy."""
+"""Conformance checks of codecs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["codec_checks"]
 Subject = type[Codec] | Codec
 
 _Floats = NDArray[np.float32]
-# An error above this share of the largest value is more than writing zeros loses.
+# Largest error as a share of the largest value: writing zeros would lose no more.
 _LARGEST_ERROR = 1.0 + 1e-6
 _WRITINGS = 400
-# In standard errors of the mean of so many writings; what rounds to nearest is ten of them off.
+# Most standard errors of the mean of these writings; rounding to nearest would be ten of them off.
 _MOST_ERRORS = 5.0
 
 
@@ -49,7 +49,7 @@ def codec_checks() -> list[Check]:
 
 
 def check_round_trip(subject: Subject) -> None:
-    """Check that shape and dtype come back exactly, finite values no further off than zeros would be."""
+    """Check that shape and dtype are preserved, and that finite values are no further off than zeros would be."""
     for values in _examples():
         back = _through(subject, values)
         require(isinstance(back, np.ndarray), f"an array comes back as {type(back).__name__}")
@@ -72,7 +72,7 @@ def check_lossless_is_exact(subject: Subject) -> None:
 
 
 def check_unbiased_mean_is_the_value(subject: Subject) -> None:
-    """Check that a codec that is unbiased returns each value in the mean over many generators."""
+    """Check that an unbiased codec returns each value on average over many generators."""
     codec = instance_of(subject)
     if not codec.unbiased:
         return
@@ -82,7 +82,7 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
             read = read.reshape(_WRITINGS, *values.shape)
             mean = read.mean(axis=0, dtype=np.float64)
             error = float(np.abs(mean - values).max(initial=0.0))
-            # Of the number that is written most differently: one that was rounded one way alone shows none.
+            # Spread of the number that varies most: a number that was always rounded the same way shows no spread.
             spread = float(read.std(axis=0, dtype=np.float64).max(initial=0.0))
             expected = _MOST_ERRORS * spread / _WRITINGS**0.5
             rounding = 1e-6 * float(np.abs(values).max(initial=0.0))
@@ -93,7 +93,7 @@ def check_unbiased_mean_is_the_value(subject: Subject) -> None:
 
 
 def check_empty(subject: Subject) -> None:
-    """Check that a tensor without values comes back in its shape."""
+    """Check that a tensor without values keeps its shape."""
     for shape in ((0,), (3, 0), (0, 2, 2), (2, 2, 0), (0, 2, 3, 3)):
         back = _through(subject, np.zeros(shape, dtype=np.float32))
         require(back.shape == shape, f"an empty tensor of shape {shape} comes back as {back.shape}")
@@ -106,7 +106,7 @@ def check_zero_dimensional(subject: Subject) -> None:
 
 
 def check_size_is_exact(subject: Subject) -> None:
-    """Check that `Codec.size` says before writing how many bytes there will be."""
+    """Check that `Codec.size` predicts the number of written bytes."""
     codec = instance_of(subject)
     for values in _examples():
         written, promised = len(_written(codec, values)), codec.size(values.shape)
@@ -114,7 +114,7 @@ def check_size_is_exact(subject: Subject) -> None:
 
 
 def check_zero_stays_zero(subject: Subject) -> None:
-    """Check that weights that did not move do not move on the way either."""
+    """Check that zero deltas stay zero."""
     for shape in ((4, 5), (2, 3, 3, 3), (40,), ()):
         zeros = np.zeros(shape, dtype=np.float32)
         require(not _through(subject, zeros).any(), "zeros come back as something else")
@@ -128,7 +128,7 @@ def check_same_generator_gives_same_bytes(subject: Subject) -> None:
 
 
 def check_values_are_left_as_they_were(subject: Subject) -> None:
-    """Check that writing does not change its input."""
+    """Check that encoding does not change its input."""
     for values in _examples():
         before = values.copy()
         _written(subject, values)
@@ -136,7 +136,7 @@ def check_values_are_left_as_they_were(subject: Subject) -> None:
 
 
 def check_result_owns_its_memory(subject: Subject) -> None:
-    """Check that what is read can be changed without altering the message it was read from."""
+    """Check that a decoded tensor can be changed without altering the message from which it was read."""
     codec = instance_of(subject)
     for shape in ((8,), (2, 2, 3, 3), ()):
         data = bytearray(_written(codec, np.ones(shape, dtype=np.float32)))
@@ -148,7 +148,7 @@ def check_result_owns_its_memory(subject: Subject) -> None:
 
 
 def check_any_bytes_are_read_or_refused(subject: Subject) -> None:
-    """Check that bytes of the right length give a tensor of the right shape or an UpdateError."""
+    """Check that any bytes of the right length give a tensor of the right shape or an UpdateError."""
     codec = instance_of(subject)
     generator = np.random.default_rng(11)
     for values in _examples():
@@ -168,7 +168,7 @@ def check_any_bytes_are_read_or_refused(subject: Subject) -> None:
 
 
 def check_not_finite_is_refused(subject: Subject) -> None:
-    """Check that NaN and infinity, which would spoil the global model, are an UpdateError."""
+    """Check that NaN and infinity, which would spoil the global model, raise UpdateError."""
     for bad in (np.nan, np.inf, -np.inf):
         for shape in ((2,), (1, 1, 2, 1), (200,)):
             values = np.ones(shape, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Conformance of importance scores: what every probe must satisfy."""
+"""Conformance checks of importance scores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_scores_are_finite_and_one_per_group(subject: Subject) -> None:
 
 
 def check_asked_batches_suffice(subject: Subject) -> None:
-    """Check that ``batches_needed`` is a whole number, and that many batches are enough."""
+    """Check that ``batches_needed`` is an integer, and that this many batches suffice."""
     needed = instance_of(subject).batches_needed
     require(isinstance(needed, int) and needed >= 0, f"batches_needed is {needed!r}")
     training = made_up_training(batches=max(needed, 2))
@@ -53,7 +53,7 @@ def check_asked_batches_suffice(subject: Subject) -> None:
 
 
 def check_scores_follow_their_groups(subject: Subject) -> None:
-    """Check that scoring some of the groups gives as many scores."""
+    """Check that scoring a part of the groups gives one score for each of them."""
     training = made_up_training()
     probe = probe_of(subject, training)
     for groups in (probe.groups[:1], probe.groups[2:4]):

@@ -1,4 +1,4 @@
-"""Conformance of policies: what every plan must satisfy, whoever makes it."""
+"""Conformance checks of policies: rules for every plan, whichever policy makes it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_plan_trains_something(subject: Subject) -> None:
 
 
 def check_plan_has_one_mode_per_group(subject: Subject) -> None:
-    """Check that the plan speaks of exactly the profile's groups, in backward order."""
+    """Check that the plan covers exactly the profile's groups, in backward order."""
     for request in _timed_requests():
         plan = instance_of(subject).plan(request)
         require(
@@ -86,7 +86,7 @@ def check_plan_predicts_the_cost_of_its_profile(subject: Subject) -> None:
 
 
 def check_plan_fits_time_or_takes_fewer_steps(subject: Subject) -> None:
-    """Check that a plan beyond the time takes fewer steps, and one within it takes all."""
+    """Check that a plan that exceeds the time takes fewer steps, and one within it takes all."""
     for request in _timed_requests():
         plan = instance_of(subject).plan(request)
         seconds = request.profile.step_seconds(plan.mask)
@@ -103,7 +103,7 @@ def check_plan_fits_time_or_takes_fewer_steps(subject: Subject) -> None:
 
 
 def check_plan_without_budget_takes_every_step(subject: Subject) -> None:
-    """Check that nothing is cut short without limits."""
+    """Check that without limits every step is taken."""
     plan = instance_of(subject).plan(_request(made_up_profile(), Budget()))
     require(plan.feasible and plan.step_fraction == 1.0, "steps are left out without any budget")
 
@@ -147,7 +147,7 @@ def check_plan_is_reproducible_from_seed(subject: Subject) -> None:
 
 
 def check_plan_survives_worthless_groups(subject: Subject) -> None:
-    """Check that importance of zero or less everywhere still gives a plan."""
+    """Check that there is a plan even if every importance is zero or less."""
     for level in (0.0, -1.0):
         profile = made_up_profile(groups=6)
         request = PlanRequest(profile, Budget(speedup=1.5), np.full(len(profile), level))
@@ -180,7 +180,7 @@ def check_a_fit_leaves_what_is_not_its_own(subject: Subject) -> None:
 
 
 def check_request_is_left_as_it_was(subject: Subject) -> None:
-    """Check that planning writes to nothing it is given."""
+    """Check that planning changes none of its inputs."""
     request = _request(made_up_profile(branched=True), Budget(speedup=2.0))
     profile = request.profile
     arrays = [request.importance, *(v for v in vars(profile).values() if isinstance(v, np.ndarray))]

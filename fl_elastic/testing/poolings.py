@@ -1,4 +1,4 @@
-"""Conformance of poolings: what a head may rely on that reads a place of a model through one of them."""
+"""Conformance checks of poolings: what a head that reads through a pooling may rely on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_elastic.testing.subjects import Check, require
 
 __all__ = ["pooling_checks"]
 
-# A row, a sequence, maps, tokens with and without a class token, tokens of a grid with channels last, tiny ones.
+# Shapes: vector, sequence, maps, tokens with and without a class token, token grids with channels last, tiny ones.
 _SHAPES = (
     (7,), (3, 40), (4, 12, 12), (16, 8), (17, 8), (6, 6, 8), (3, 9, 14), (1,), (2, 1), (5, 1, 1),
 )  # fmt: skip
@@ -24,7 +24,7 @@ _ODD_SIZES = (-1, 999)
 
 
 def pooling_checks() -> list[Check]:
-    """Return the checks of a pooling; each takes the class, or the function, and raises AssertionError.
+    """Return the checks of a pooling; each takes the class or the function and raises AssertionError.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def check_what_does_not_suit_is_a_plan_error(subject: Pooling) -> None:
 
 
 def check_each_example_has_a_row_of_numbers(subject: Pooling) -> None:
-    """Check that (N, ...) gives finite numbers of shape (N, D), D being the same for every N."""
+    """Check that input (N, ...) gives finite numbers of shape (N, D), with the same D for every N."""
     for shape, pooling in _suited(subject):
         wide = {pooling(_given(shape, count)).shape[1:] for count in (1, 2, 5)}
         require(len(wide) == 1, f"the rows of shape {shape} differ in length: {wide}")
@@ -79,7 +79,7 @@ def check_each_example_has_a_row_of_numbers(subject: Pooling) -> None:
 
 
 def check_equal_arguments_give_equal_rows(subject: Pooling) -> None:
-    """Check that what is random in it comes from a seed of its own: two devices have the same features."""
+    """Check that random parts come from the pooling's own seed, so that two devices have the same features."""
     before = torch.get_rng_state()
     try:
         torch.manual_seed(1)
@@ -93,7 +93,7 @@ def check_equal_arguments_give_equal_rows(subject: Pooling) -> None:
 
 
 def check_a_row_depends_on_its_example_alone(subject: Pooling) -> None:
-    """Check that neither the examples beside it, nor the mode, nor those seen before change a row."""
+    """Check that a row does not depend on other examples in the batch, on the mode, or on earlier inputs."""
     for shape, pooling in _suited(subject):
         given = _given(shape)
         whole = pooling(given)
@@ -107,7 +107,7 @@ def check_a_row_depends_on_its_example_alone(subject: Pooling) -> None:
 
 
 def check_nothing_is_trained_or_kept_in_a_state(subject: Pooling) -> None:
-    """Check that it has no parameters, and nothing in its state dict: the place's name says all."""
+    """Check that there are no parameters and no state: the place's name determines the pooling."""
     for shape, pooling in _suited(subject):
         require(not list(pooling.parameters()), f"pooling shape {shape} has parameters")
         kept = list(pooling.state_dict())
@@ -118,7 +118,7 @@ def check_nothing_is_trained_or_kept_in_a_state(subject: Pooling) -> None:
 
 
 def check_type_and_device_are_the_inputs(subject: Pooling) -> None:
-    """Check that once moved it computes in the inputs' type, and on their device."""
+    """Check that after a move, computation is in the inputs' type and on their device."""
     for shape, pooling in _suited(subject):
         for kind in (torch.float64, torch.bfloat16):
             found = pooling.to(kind)(_given(shape).to(kind))
@@ -128,7 +128,7 @@ def check_type_and_device_are_the_inputs(subject: Pooling) -> None:
 
 
 def check_inputs_stay_and_gradients_flow(subject: Pooling) -> None:
-    """Check that it changes no input, and where rows have gradients these are finite."""
+    """Check that no input is changed, and that gradients of the rows, if there are any, are finite."""
     for shape, pooling in _suited(subject):
         given = _given(shape).requires_grad_()
         before = given.detach().clone()
@@ -141,7 +141,7 @@ def check_inputs_stay_and_gradients_flow(subject: Pooling) -> None:
 
 
 def check_chance_is_left_alone(subject: Pooling) -> None:
-    """Check that nobody's random numbers move when it is made and used."""
+    """Check that making and using the pooling does not change the global random state."""
     before = torch.get_rng_state()
     for shape, pooling in _suited(subject):
         pooling(_given(shape))
@@ -149,7 +149,7 @@ def check_chance_is_left_alone(subject: Pooling) -> None:
 
 
 def check_copies_give_the_same(subject: Pooling) -> None:
-    """Check that it can be copied, as the model is that holds it, and a copy pools in the same way."""
+    """Check that the pooling can be copied with its model, and that a copy pools in the same way."""
     for shape, pooling in _suited(subject):
         given = _given(shape)
         same = torch.equal(deepcopy(pooling)(given), pooling(given))

@@ -1,4 +1,4 @@
-"""What holds of every score that is read off a probe, of tensor groups or of channels."""
+"""Checks that hold for every score computed from a probe, of tensor groups or of channels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fl_elastic.testing.subjects import Check, instance_of, require
 __all__ = ["Scored", "probe_checks", "probe_of", "trainings"]
 
 Scored = Callable[[Any, Probe, MadeUpTraining], NDArray[np.float64]]
-"""All numbers that a subject gives a probe of a training."""
+"""Returns all scores, as one array, that a subject gives to a probe of a training."""
 
 
 def probe_checks(scored: Scored) -> list[Check]:
-    """Return the checks of a kind of score, given how a subject of it scores."""
+    """Return the checks of a kind of score, given a function that computes a subject's scores."""
 
     def check_probe_leaves_no_trace(subject: Any) -> None:
-        """Check that model, modes, gradients, optimiser and randomness are the same bit for bit."""
+        """Check that scoring leaves model, modes, gradients, optimiser and random states unchanged bit for bit."""
         for training in trainings():
             probe = probe_of(subject, training)
             before = Snapshot(training.model, training.optimizer)
@@ -33,7 +33,7 @@ def probe_checks(scored: Scored) -> list[Check]:
             require(not before.differences(), f"scoring changed {before.differences()}")
 
     def check_failed_probe_leaves_no_trace(subject: Any) -> None:
-        """Check that NaN in a batch is a TrainingError or is ignored, and leaves no trace."""
+        """Check that NaN in a batch raises TrainingError or is ignored, and that nothing is left changed."""
         for training in trainings():
             probe = probe_of(subject, training)
             broken = [(torch.full_like(x, float("nan")), y) for x, y in probe.batches]
@@ -63,7 +63,7 @@ def probe_checks(scored: Scored) -> list[Check]:
 
 
 def trainings() -> Iterator[MadeUpTraining]:
-    """Yield made-up models that are being trained, by optimisers with other states."""
+    """Yield made-up models in training, with optimisers of different state."""
     yield made_up_training("sgd")
     yield made_up_training("adam", seed=1)
 

@@ -1,4 +1,4 @@
-"""A small made-up model in the midst of training, for checks of importance scores."""
+"""A small made-up model in the middle of training, for checks of importance scores."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class MadeUpTraining:
     model : nn.Module
         Has a frozen parameter, a module in eval mode, and gradients left from the last step.
     optimizer : torch.optim.Optimizer
-        After two steps.
+        The optimiser, after two steps.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)``, which made it.
+        The ``optimizer_fn(parameters)`` that made it.
     batches : list of batch
         Independent batches.
     """
@@ -71,7 +71,7 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
     seed : int
         Seed of weights and data.
     batches : int
-        How many batches of 8 examples there are.
+        Number of batches, of 8 examples each.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -102,9 +102,10 @@ def made_up_training(optimizer: str = "sgd", *, seed: int = 0, batches: int = 4)
 
 
 class Snapshot:
-    """Everything that a probe must leave as it was: model, gradients, optimiser, randomness, what is torch's.
+    """Records everything that a probe must leave unchanged: model, gradients, optimiser, random and global state.
 
-    A fit changes weights, state and randomness; all else is to be as it was after a fit as well, see `foreign`.
+    A fit changes weights, optimiser state and random states; all else must be unchanged after a fit too, see
+    `foreign`.
 
     Examples
     --------
@@ -122,13 +123,13 @@ class Snapshot:
         self._surroundings = _foreign(model, optimizer)
 
     def differences(self) -> list[str]:
-        """Return what has changed since, by name; bit for bit."""
+        """Return the names of all that has changed since, compared bit for bit."""
         now = self._take()
         names = [*self._before, *(name for name in now if name not in self._before)]
         return [name for name in names if self._before.get(name) != now.get(name)]
 
     def foreign(self) -> list[str]:
-        """Return what has changed of objects that are the user's or torch's, besides what training changes.
+        """Return the names of changed objects of the user or of torch, apart from what training changes.
 
         These are hooks, attributes, classes and flags of modules and parameters, attributes of the optimiser,
         methods of its class and of torch's own, and settings of the process.
@@ -165,7 +166,7 @@ class Snapshot:
 
 
 def _foreign(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Return what no fit is to change, by name: what it is, and not what it holds."""
+    """Return by name the objects that no fit may change or replace; contents of tensors are not included."""
     seen: dict[str, Any] = {}
     for name, module in model.named_modules():
         of = name or "the model"

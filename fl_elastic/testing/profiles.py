@@ -11,7 +11,7 @@ from fl_elastic.profiling.profile import ProfileKey
 
 __all__ = ["made_up_graph", "made_up_profile"]
 
-# One block of a branched graph: two groups on the long branch, one on the short.
+# Groups of one block of a branched graph: two on the long branch, one on the short.
 _BLOCK_GROUPS = 3
 
 
@@ -74,7 +74,7 @@ def made_up_graph(groups: int, *, branched: bool = False, seed: int = 0) -> Back
     for _ in range(blocks):
         nodes += _block(len(nodes), group)
         group += _BLOCK_GROUPS
-    # The last group's layer feeds nothing: the input of a model needs no gradient.
+    # Nothing follows the last group's layer: the input of a model needs no gradient.
     last = max(index for index, node in enumerate(nodes) if node.group is not None)
     del nodes[last + 1 :]
     inputs_left = [tuple(i for i in node.inputs if i <= last) for node in nodes]

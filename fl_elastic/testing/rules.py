@@ -1,4 +1,4 @@
-"""Conformance of aggregation rules: what merging by every one must satisfy."""
+"""Conformance checks of aggregation rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rule_checks() -> list[Check]:
 
 
 def check_agreement_is_kept(subject: Subject) -> None:
-    """Check that what all clients agree on is what comes out."""
+    """Check that equal deltas of all clients are returned unchanged."""
     delta = np.random.default_rng(1).standard_normal(5)
     for clients in (1, 2, 6):
         merged = _merged(subject, np.tile(delta, (clients, 1)), np.arange(1.0, clients + 1))
@@ -52,7 +52,7 @@ def check_agreement_is_kept(subject: Subject) -> None:
 
 
 def check_result_lies_between_the_deltas(subject: Subject) -> None:
-    """Check that no element moves further than the client that moves it most, in either direction."""
+    """Check that no element moves further, in either direction, than the client that moves it most."""
     for deltas, weights in _rounds():
         merged = _merged(subject, deltas, weights)
         slack = 1e-9
@@ -63,7 +63,7 @@ def check_result_lies_between_the_deltas(subject: Subject) -> None:
 
 
 def check_order_of_clients_does_not_matter(subject: Subject) -> None:
-    """Check that who is first has no say."""
+    """Check that the order of clients does not matter."""
     for deltas, weights in _rounds():
         order = np.random.default_rng(2).permutation(len(deltas))
         one, other = (
@@ -74,7 +74,7 @@ def check_order_of_clients_does_not_matter(subject: Subject) -> None:
 
 
 def check_weight_is_positive_and_falls_with_probability(subject: Subject) -> None:
-    """Check that a client's weight is positive, and not larger where it trains the tensor more often."""
+    """Check that a client's weight is positive, and not larger if it trains the tensor more often."""
     rule = instance_of(subject)
     weights = [rule.weight(10.0, probability) for probability in (1e-9, 0.1, 0.5, 1.0)]
     require(all(0 < weight < math.inf for weight in weights), f"weights {weights}")
@@ -115,7 +115,7 @@ def check_linear_step_is_no_longer_than_the_contributors_mean(subject: Subject) 
 
 
 def check_linear_unit_of_weight_does_not_matter(subject: Subject) -> None:
-    """Check that counting examples in thousands changes nothing."""
+    """Check that the unit of weights does not matter, such as examples or thousands of examples."""
     rule = instance_of(subject)
     if not isinstance(rule, LinearRule):
         return
@@ -128,7 +128,7 @@ def check_linear_unit_of_weight_does_not_matter(subject: Subject) -> None:
 
 
 def check_linear_divisor_depends_on_nothing_else(subject: Subject) -> None:
-    """Check that a rule keeps nothing from one tensor to the next."""
+    """Check that a rule carries no state from one tensor to the next."""
     rule = instance_of(subject)
     if not isinstance(rule, LinearRule):
         return
@@ -138,10 +138,10 @@ def check_linear_divisor_depends_on_nothing_else(subject: Subject) -> None:
 
 
 def check_robust_untrained_elements_do_not_count(subject: Subject) -> None:
-    """Check that an element is merged from those who trained it, as if the others were not there."""
+    """Check that an element is merged from those clients that trained it, as if there were no others."""
     rule = instance_of(subject)
     if not isinstance(rule, RobustRule) or type(rule).chosen is not RobustRule.chosen:
-        # A rule that chooses among whole updates does not see parts.
+        # A rule that chooses among whole updates does not handle parts.
         return
     deltas = np.random.default_rng(3).standard_normal((5, 1))
     absent = np.concatenate([deltas, np.full((3, 1), np.nan)])
@@ -152,7 +152,7 @@ def check_robust_untrained_elements_do_not_count(subject: Subject) -> None:
 
 
 def _merged(subject: Subject, deltas: _Floats, weights: _Floats) -> _Floats:
-    """Merge deltas of one tensor that every client trained."""
+    """Merge deltas of one tensor that every client has trained."""
     rule = instance_of(subject)
     if isinstance(rule, LinearRule):
         scaled = np.array([rule.weight(float(weight), 1.0) for weight in weights])

@@ -1,4 +1,4 @@
-"""What every conformance check shares: its type, its subject, and how it says no."""
+"""Shared by all conformance checks: their type, the subject, and how they fail."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def instance_of(subject: type[T] | T) -> T:
 
 
 def name_of(check: Check) -> str:
-    """Return the telling name of a check, for use as a test id."""
+    """Return the descriptive name of a check, for use as a test id."""
     return str(getattr(check, "__name__", check))
 
 
 def require(condition: bool, broken_rule: str) -> None:
-    """Raise AssertionError unless ``condition`` holds, also under ``python -O``."""
+    """Raise AssertionError unless ``condition`` holds, even under ``python -O``."""
     if not condition:
         raise AssertionError(broken_rule)

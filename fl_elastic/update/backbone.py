@@ -1,4 +1,4 @@
-"""A prepared backbone in one file: the weights with which a fleet begins, without a head, and their digest."""
+"""A prepared backbone in one file: a fleet's initial weights without the head, and their digest."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ def write_backbone(
     head: Collection[str],
     facts: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write all tensors of a model but its head's, atomically; return their digest.
+    """Write all tensors of a model except its head's to a file, atomically; return their digest.
 
-    The digest is the one that :func:`~fl_elastic.flower.initial_arrays` sends for a model of which only these other
-    tensors train: a device with another backbone refuses.
+    The digest is the one that :func:`~fl_elastic.flower.initial_arrays` sends for a model of which only the head
+    trains: a device with another backbone refuses.
 
     Parameters
     ----------
     path : path-like
         The file.
     model : nn.Module
-        With its weights.
+        The model with the weights to write.
     head : collection of str
-        Tensors that are left out, because each fleet has classes of its own.
+        Names of tensors to leave out, because each fleet has its own classes.
     facts : mapping, optional
-        Where the weights come from, in what JSON can hold.
+        Origin of the weights, as JSON can hold it.
 
     Raises
     ------
     ModelError
-        If nothing would be left to write.
+        If no tensor would be left to write.
     OSError
-        If the disk does not take it.
+        If the disk does not take the file.
     """
     arrays = {n: t.cpu().numpy() for n, t in model.state_dict().items() if n not in set(head)}
     digest = base_digest(model, head)
@@ -58,26 +58,26 @@ def write_backbone(
 
 
 def load_backbone(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Load what `write_backbone` wrote into a model that may have another head.
+    """Load the file of `write_backbone` into a model that may have another head.
 
     Parameters
     ----------
     model : nn.Module
-        Changed only if everything fits.
+        Changed only if all tensors fit.
     path : path-like
         The file.
 
     Returns
     -------
     tuple of str
-        Parameters that the file does not hold: those of the head.
+        Names of the parameters that the file does not hold: those of the head.
 
     Raises
     ------
     ModelError
-        If the file is damaged or no backbone, or one of another model.
+        If the file is damaged, not a backbone, or the backbone of another model.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
 
     Examples
     --------

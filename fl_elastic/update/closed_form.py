@@ -1,9 +1,9 @@
 """The best linear head in closed form: ridge regression from sums over examples.
 
-Features are standardised. How strongly large weights are held down is chosen by the error on examples that are held
-out: folds of all clients' examples are left out of the sums in turn, exactly, and no example is seen. So the choice
-stands where features are more than examples, and where examples are equal. On whatever clients the examples lie,
-the head is the one of all of them together (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
+Features are standardised. The penalty on large weights is chosen by the error on held-out examples: folds of all
+clients' examples are left out of the sums in turn, exactly, without access to any example. So the choice is also
+valid if there are more features than examples, or if examples are equal. However the examples are distributed over
+clients, the head is that of all of them together (Fed3R, Fani et al., ICML 2024, without its fixed penalty).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _Floats = NDArray[np.float64]
-# Least squares say how far an example's own class lies above the others in the mean; class scores are stretched so
-# that this is as sure as it is right, within these bounds: no example is sure for certain.
+# Least squares tell by how much the score of an example's own class exceeds the others on average. Class scores are
+# stretched so that their softmax gives the own class this mean score as its probability, within these bounds.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
-# Where the best penalty is looked for first: 0.1.
+# Index of the penalty at which the search begins: 0.1.
 _START = 6
-# Of the clients one of so many, at either end, does not decide which penalty it is.
+# One in this many clients, at either end of the errors, is left out when the penalty is chosen.
 _OUTER = 5
 
 
@@ -45,10 +45,10 @@ class ClosedFormHead:
     weight : array, shape (C, D)
     bias : array, shape (C,)
     penalty : float
-        Of the squared weights of standardised features, in shares of the number of examples.
+        Penalty on the squared weights of standardised features, as a share of the number of examples.
     error : float
-        Mean squared error on held-out examples, over what the mean alone gives; 1 where none could be held out, and
-        at most.
+        Mean squared error on held-out examples, relative to predicting the mean; at most 1, and 1 if no example
+        could be held out.
     """
 
     weight: NDArray[np.float32]
@@ -58,16 +58,16 @@ class ClosedFormHead:
 
 
 def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
-    """Return the head that minimises squared error plus a penalty, the one that suits held-out examples best.
+    """Return the head that minimises squared error plus a penalty; the penalty is chosen on held-out examples.
 
-    Class scores are stretched, so that their softmax is a fair start for training. Each client's held-out examples
-    say what error each penalty has; of many clients the fifth at either end does not count. Where no example can be
-    held out, as of a single one, the strongest penalty is taken.
+    Class scores are stretched, so that their softmax is a good start for training. The error of each penalty is
+    measured on each client's held-out examples; the fifth of the clients at either end is left out. If no example
+    can be held out, as with a single one, the strongest penalty is taken.
 
     Parameters
     ----------
     *sums : HeadSums
-        Of each client.
+        Sums of each client.
     intercept : bool
         Whether the layer has a bias.
 
@@ -86,12 +86,12 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
 
 
 def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
-    """Return the regression with the penalty of least error on held-out examples, and that error.
+    """Return the regression with the penalty of least held-out error, and that error.
 
     Raises
     ------
     UpdateError
-        If no penalty makes these the sums of examples.
+        If no penalty makes the sums solvable, so that they are not sums of examples.
     """
     examples = np.sum([part.examples for part in system.held_out], axis=0)
     known = np.atleast_1d(examples) > 0
@@ -104,11 +104,11 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
             ridge = system.solved(float(PENALTIES[place]))
             squared = np.sum([each.squared_errors() for each in ridge.without], axis=0)
         except UpdateError:
-            # Sums that rounding, or a lie, made impossible take a stronger one.
+            # Sums that rounding or a dishonest client made inconsistent need a stronger penalty.
             return np.inf
         means = squared[known] / examples[known] / system.variance
         tried = inner_mean(means, examples[known]), ridge
-        # Only the best one is kept: each holds matrices of D x D numbers.
+        # Keep only the best one: each holds matrices of D x D numbers.
         found[:] = [min([*found, tried], key=lambda each: each[0])]
         return tried[0]
 
@@ -125,14 +125,14 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
 def as_scores(
     sums: HeadSums, weight: _Floats, bias: _Floats, penalty: float, error: float
 ) -> ClosedFormHead:
-    """Return a solved layer as a head: where targets are classes its scores are stretched, about a mean of zero.
+    """Return a solved layer as a head; if targets are classes, scores are stretched and biases centred at zero.
 
     Parameters
     ----------
     sums : HeadSums
-        Which the layer was solved from.
+        The sums from which the layer was solved.
     weight, bias : array, shapes (D, C) and (C,)
-        Of the layer.
+        Weight and bias of the layer.
     penalty, error : float
         See `ClosedFormHead`.
     """
@@ -147,7 +147,7 @@ def as_scores(
 
 
 def inner_mean(values: _Floats, weights: _Floats) -> float:
-    """Return the mean without the largest and the smallest fifth, at least one of three or more.
+    """Return the weighted mean without the largest and the smallest fifth, at least one of three or more.
 
     >>> inner_mean(np.array([0.3, 9.0, 0.1, 0.5]), np.ones(4))
     0.4
@@ -159,12 +159,12 @@ def inner_mean(values: _Floats, weights: _Floats) -> float:
 
 
 def stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
-    """Return the factor, at least 1, by which class scores are as sure as they are right in the mean.
+    """Return the factor, at least 1, that makes class scores as confident as they are correct on average.
 
     Parameters
     ----------
     sums : HeadSums
-        Of all examples, for classes; their products are not looked at, but for the number of examples.
+        Sums of all examples, for classes; of the products only the number of examples is used.
     weight : array, shape (D, C)
     bias : array, shape (C,)
     """

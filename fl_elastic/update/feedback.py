@@ -1,4 +1,4 @@
-"""Error feedback: what the wire lost of an update is added to the next one."""
+"""Error feedback: what encoding an update loses is added to the next update."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["ErrorFeedback"]
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")
-# Room per tensor for its name and the place in the archive's table.
+# Bytes per tensor for its name and its row in the archive's table.
 _OVERHEAD = 4096
 
 
 class ErrorFeedback:
-    r"""Remembers per parameter what a lossy codec lost, :math:`e \leftarrow (\Delta + e) - C(\Delta + e)`.
+    r"""Keeps for each parameter what a lossy codec lost, :math:`e \leftarrow (\Delta + e) - C(\Delta + e)`.
 
-    With codecs that write everything in time (top-k, rounding) the sum of what arrives stays within a
-    bounded residual of the sum of what was learnt (Seide et al. 2014, Karimireddy et al. 2019).
+    With codecs that write everything sooner or later (top-k, rounding), the sum of what arrives differs from the
+    sum of what was learnt by a bounded residual (Seide et al. 2014, Karimireddy et al. 2019).
 
     Parameters
     ----------
     residuals : dict of str to ndarray, optional
-        What was lost so far, in the tensors' shapes.
+        Losses so far, in the tensors' shapes.
     manifest : Manifest, optional
-        Tells parameters from running statistics, for which no residual is kept; without it all tensors are
-        taken for parameters.
+        Tells parameters from running statistics, for which no residual is kept; by default all tensors count as
+        parameters.
 
     Examples
     --------
@@ -57,7 +57,7 @@ class ErrorFeedback:
         self._manifest = manifest
 
     def corrected(self, update: PartialUpdate) -> PartialUpdate:
-        """Return ``update`` with what was lost before added to the elements that were trained now.
+        """Return ``update`` with earlier losses added to the elements that were trained now.
 
         Raises
         ------
@@ -82,14 +82,14 @@ class ErrorFeedback:
         return replace(update, deltas=deltas)
 
     def sent(self, corrected: PartialUpdate, decoded: PartialUpdate) -> None:
-        """Store what the wire lost of ``corrected``, given what the receiver reads.
+        """Store what encoding lost of ``corrected``, given what the receiver decodes.
 
-        Residuals of elements that were not trained stay as they are.
+        Residuals of elements that were not trained are unchanged.
 
         Raises
         ------
         UpdateError
-            If the two do not hold the same tensors, or numbers are not finite; nothing is stored then.
+            If the two hold different tensors or numbers that are not finite; nothing is stored then.
         """
         if set(corrected.deltas) != set(decoded.deltas):
             odd = sorted(set(corrected.deltas) ^ set(decoded.deltas))
@@ -121,18 +121,18 @@ class ErrorFeedback:
         return np.where(part, lost, before)
 
     def save(self, path: str | os.PathLike[str]) -> bool:
-        """Write the residuals to a file, atomically; a full disk is logged and gives False."""
+        """Write the residuals to a file, atomically; if the disk does not take it, log that and return False."""
         try:
             write_archive(path, _KIND, {}, self.residuals)
         except OSError as error:
-            # It costs what the wire lost, not the round's training.
+            # Only the residuals are lost, not the round's training.
             _LOG.warning("cannot keep the update's residuals in %s: %s", path, error.strerror)
             return False
         return True
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
-        """Read what `save` wrote; a missing or damaged file, or one of another model, gives none."""
+        """Read the file of `save`; a missing or damaged one, or one of another model, gives no residuals."""
         try:
             return cls(_read(path, manifest), manifest)
         except FileNotFoundError:
@@ -143,7 +143,7 @@ class ErrorFeedback:
 
 
 def _as_written(delta: NDArray[Any]) -> NDArray[np.float32]:
-    """Return the delta as every codec sees it."""
+    """Return the delta in fp32, as every codec receives it."""
     with np.errstate(over="ignore"):
         return np.asarray(delta, dtype=np.float32)
 

@@ -1,6 +1,6 @@
 """Sums over folds of a client's examples: left out of the total, they measure a head on held-out examples.
 
-No example is in it: the rows are a factor of the sums, as any examples with the same sums would give.
+A fold contains no example: its rows are a factor of the sums, such as any examples with the same sums would give.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Fold:
     Attributes
     ----------
     rows : array, shape (R, D + 1)
-        Whose outer products with themselves add up to those of the examples' features, a constant 1 last.
+        Their outer products with themselves add up to those of the examples' features, with a constant 1 appended.
     targets : array, shape (R, C)
-        Of each row: outer products of both add up to those of features and targets.
+        Targets of each row: outer products with the rows add up to those of the examples' features and targets.
     squares : array, shape (C,)
-        Sum of squared targets.
+        Sum of the examples' squared targets.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class Fold:
         rows: _Floats,
         targets: _Floats,
     ) -> Fold:
-        """Return what `centred` took apart."""
+        """Return the fold that `centred` decomposed; ``goal`` is the mean target."""
         whole = np.zeros((len(rows) + 1, len(mean) + 1))
         whole[0, :-1], whole[0, -1], whole[1:, :-1] = mean, 1.0, rows
         whole[0] *= np.sqrt(examples)
@@ -64,18 +64,18 @@ class Fold:
 
     @cached_property
     def num_examples(self) -> float:
-        """How many examples they are over, which weights make any number."""
+        """Number of examples; their total weight if they are weighted."""
         return float((self.rows[:, -1] ** 2).sum())
 
     @property
     def unexplained(self) -> float:
-        """Squared targets that no linear layer can explain, since the rows are fewer than the examples."""
+        """Sum of squared targets that no linear layer can explain, since there are fewer rows than examples."""
         return max(float(self.squares.sum() - (self.targets**2).sum()), 0.0)
 
     def centred(self) -> tuple[_Floats, _Floats, _Floats, _Floats]:
-        """Return means of features and targets, and rows and targets about these, no more than there are features.
+        """Return means of features and targets, and rows and targets about these means.
 
-        They are a triangular factor, which depends on the sums alone.
+        There is at most one row per feature. The rows are a triangular factor, which depends on the sums alone.
         """
         constant, examples = self.rows[:, -1], self.num_examples
         mean = constant @ self.rows[:, :-1] / examples
@@ -84,7 +84,7 @@ class Fold:
         return mean, goal, rows, turn.T @ (self.targets - np.outer(constant, goal))
 
     def times(self, share: float) -> Fold:
-        """Return them as if each example counted so much."""
+        """Return the sums with each example weighted by ``share``."""
         root = np.sqrt(share)
         return Fold(root * self.rows, root * self.targets, share * self.squares)
 

@@ -1,9 +1,9 @@
 """The frame of every packed message: a versioned, checksummed header before one buffer of numbers.
 
 Layout, little-endian: magic ``FLEL``, format version (u16), kind (u8), zero (u8), header length (u32), checksum of
-all the rest (16 bytes, see `checksum`), header (JSON, then spaces, so that a payload of 4 KB or
-more begins at a multiple of 64 bytes), payload. One buffer rather than one array per tensor, because the number of
-arrays, not of bytes, is what Flower's transport pays for.
+all the rest (16 bytes, see `checksum`), header (JSON, padded with spaces so that a payload of 4 KB or more begins
+at a multiple of 64 bytes), payload. There is one buffer rather than one array per tensor, because the cost of
+Flower's transport depends on the number of arrays, not of bytes.
 """
 
 from __future__ import annotations
@@ -42,21 +42,20 @@ CHECKSUM_BYTES = 16
 _MAGIC = b"FLEL"
 _START = struct.Struct("<4sHBBI")
 _BEFORE_TEXT = _START.size + CHECKSUM_BYTES
-# Of a long payload, so that its numbers can be read in place and by whole words; short ones stay short.
+# Long payloads are aligned, so that numbers can be read in place and word by word; short ones are not padded.
 _ALIGNMENT, _LONG = 64, 4096
-# Bytes of a header: of what it holds in any case, with room for what JSON is free to write otherwise, and of each
-# tensor and axis.
+# Most bytes of a header: a fixed part, with room for JSON's freedom of notation, and parts per tensor and axis.
 _FIXED, _PER_TENSOR, _PER_AXIS = 4096, 128, 32
 _WORD = np.dtype("<u8")
-# Odd, so that writing one constant over another in a whole row never leaves the row's sum as it was.
+# Odd, so that replacing one constant by another in a whole row always changes the row's sum.
 _ROW = 1023
 ROW_BYTES = _ROW * _WORD.itemsize
-# Rows that stay in the processor's cache while they are summed both ways.
+# Number of rows that stay in the processor's cache while they are summed both ways.
 _ROWS_AT_ONCE = 64
 
 
 class Kind(IntEnum):
-    """What a message holds."""
+    """Content of a message."""
 
     UPDATE = 1
     WEIGHTS = 2
@@ -68,7 +67,7 @@ class Kind(IntEnum):
 
 
 def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
-    """Return one message."""
+    """Return a message as bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
     numbers = b"".join(payload)
     if len(numbers) >= _LONG:
@@ -121,7 +120,7 @@ def unpack(
 
 
 def peek(data: bytes | memoryview) -> dict[str, Any]:
-    """Return what a message's header says, of which nothing is checked; empty if it cannot be read."""
+    """Return a message's header without any check; empty if it cannot be read."""
     view = memoryview(data).cast("B")
     if len(view) < _BEFORE_TEXT:
         return {}
@@ -133,9 +132,9 @@ def peek(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def _longest_header(manifest: Manifest) -> int:
-    """Return how many bytes a header about this model takes at most, before anything of it is read.
+    """Return the most bytes of a header about this model, to check its length before it is read.
 
-    Of each tensor it may hold two numbers, twice an index, and a mask along every axis in hexadecimal.
+    For each tensor it may hold two numbers, an index twice, and a mask along every axis in hexadecimal.
     """
     masks = sum(_PER_AXIS + size // 4 for shape in manifest.shapes for size in shape)
     return _FIXED + _PER_TENSOR * len(manifest) + masks
@@ -152,7 +151,7 @@ def _json_object(text: bytes) -> dict[str, Any]:
 
 
 def field(header: dict[str, Any], name: str, kind: type) -> Any:
-    """Return a field of the header; UpdateError unless it is of the type ``kind``."""
+    """Return a field of the header; UpdateError unless it is of type ``kind``."""
     value = header.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
         raise UpdateError(f"header field {name!r} is {str(value)[:40]!r}, expected {kind.__name__}")
@@ -168,7 +167,7 @@ def integers_field(header: dict[str, Any], name: str) -> list[int]:
 
 
 def index_field(header: dict[str, Any], name: str, manifest: Manifest) -> list[int]:
-    """Return a field that lists tensors of the manifest: increasing indices."""
+    """Return a field that lists tensors of the manifest as increasing indices."""
     indices = integers_field(header, name)
     if any(b <= a for a, b in pairwise(indices)):
         raise UpdateError("tensor indices must be increasing")
@@ -192,10 +191,10 @@ def checksum(head: bytes, numbers: bytes | memoryview) -> bytes:
     Parameters
     ----------
     head : bytes
-        What is digested as it is.
+        Bytes that are digested unchanged.
     numbers : bytes-like
-        What is laid out in rows of `ROW_BYTES`. The digest takes the sums of the 64-bit words of each row and of
-        each column, modulo 2^64, and the bytes after the last whole row as they are.
+        Bytes that are laid out in rows of `ROW_BYTES`. The digest covers the sums of the 64-bit words of each row
+        and of each column, modulo 2^64, and the bytes after the last whole row unchanged.
 
     Examples
     --------

@@ -1,7 +1,8 @@
-"""Sums over examples of what enters a model's last linear layer and what should come out of it.
+"""Sums over examples of the inputs and the targets of a model's last linear layer.
 
-They add up over clients, and are all that the best linear head in the sense of least squares depends on
-(`fl_elastic.update.closed_form`): no client's examples are seen, and how they are spread does not matter.
+They add up over clients, and the best linear head in the sense of least squares depends on nothing else
+(`fl_elastic.update.closed_form`): no client's examples are seen, and their distribution over clients does not
+matter.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fl_elastic.update.partial import Limits, check_count
 __all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "layer_shape"]
 
 _Floats = NDArray[np.float64]
-# What sums lose when they are written as fp32, and the largest that can still be squared and added up.
+# Relative error of sums written as fp32, and the largest number that can still be squared and added up.
 _ROUNDED, _MOST = 1e-5, 1e100
-# What correlations lose so, each, and how much more than all of a target may seem to be explained for that.
+# Error of each correlation by fp32, and by how much the explained share of a target may exceed 1 because of it.
 _LOST, _EXPLAINED = 4e-7, 1e-3
-# What is left of fp64 where a mean square is taken off a square.
+# Relative error of fp64 when a squared mean is subtracted from a mean square.
 _CANCELLED = 1e-13
 _MOST_FOLDS = 5
 
@@ -41,16 +42,17 @@ class HeadSums:
     weight : str
         Name of the layer's weight, of shape (C, D), or (C, D, 1, 1) of a 1 x 1 convolution.
     products : array, shape (D + 1, D + 1)
-        Sum of the outer products of each example's features with themselves, a constant 1 last.
+        Sum of the outer products of each example's features with themselves, with a constant 1 appended.
     targets : array, shape (D + 1, C)
-        Sum of the outer products of features and targets: a one at an example's class, or what is to be predicted.
+        Sum of the outer products of features and targets. The target is one-hot for a class, else the values to
+        predict.
     squares : array, shape (C,)
         Sum of squared targets.
     classes : bool
         Whether the targets are classes.
     folds : tuple of Fold
-        Sums over some of the examples, none of them in two: by leaving them out it is seen how a head does on
-        examples that it was not made from. Without any, only other clients' folds tell.
+        Sums over disjoint sets of some of the examples: leaving one out shows how a head does on examples that it
+        was not made from. Without folds, only other clients' folds show it.
     """
 
     weight: str
@@ -64,9 +66,9 @@ class HeadSums:
     def of_folds(
         cls, weight: str, folds: Iterable[Fold], features: int, outputs: int, classes: bool
     ) -> HeadSums:
-        """Return the sums over what is in the folds alone."""
+        """Return the sums over the examples of the folds only."""
         folds = tuple(folds)
-        # All at once: products of few rows take longer to add up than to compute.
+        # One product for all folds: products of few rows take longer to add up than to compute.
         rows = np.vstack([np.zeros((0, features + 1)), *(fold.rows for fold in folds)])
         goals = np.vstack([np.zeros((0, outputs)), *(fold.targets for fold in folds)])
         products, targets = rows.T @ rows, rows.T @ goals
@@ -75,7 +77,7 @@ class HeadSums:
 
     @property
     def num_examples(self) -> int:
-        """Examples that were summed."""
+        """Number of examples that were summed."""
         return round(float(self.products[-1, -1]))
 
     def __add__(self, other: HeadSums) -> HeadSums:
@@ -101,7 +103,7 @@ class HeadSums:
         )
 
     def without_folds(self) -> HeadSums:
-        """Return the same sums, of which nothing can be held out."""
+        """Return the same sums without folds."""
         return replace(self, folds=())
 
     def beside_folds(self) -> HeadSums:
@@ -117,7 +119,7 @@ class HeadSums:
         )
 
     def of_outputs(self, count: int) -> HeadSums:
-        """Return those of the first outputs alone."""
+        """Return the sums for the first ``count`` outputs only."""
         folds = tuple(
             Fold(fold.rows, fold.targets[:, :count], fold.squares[:count]) for fold in self.folds
         )
@@ -126,7 +128,7 @@ class HeadSums:
         )
 
     def with_outputs(self, count: int) -> HeadSums:
-        """Return them with so many outputs, further ones of which there is no example."""
+        """Return the sums with at least ``count`` outputs; added ones have no example."""
         more = count - len(self.squares)
         if more <= 0:
             return self
@@ -143,7 +145,7 @@ class HeadSums:
         )
 
     def times(self, share: float) -> HeadSums:
-        """Return them as if each example counted so much."""
+        """Return the sums with each example weighted by ``share``."""
         if share == 1.0:
             return self
         return HeadSums(
@@ -159,13 +161,13 @@ class HeadSums:
 def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     """Return sums as one buffer.
 
-    Means are written as fp64 and products of what deviates from them as fp32: features far from zero lose nothing.
-    Folds are written as their few rows, and of the products of all other examples the lower triangle.
+    Means are written as fp64 and products of deviations from them as fp32: features far from zero lose nothing. Of
+    a fold its few rows are written, and of the products of all other examples the lower triangle.
 
     Raises
     ------
     UpdateError
-        If the manifest has no such weight, or they do not fit it or each other.
+        If the manifest has no such weight, or the sums do not fit it or each other.
     """
     if sums.weight not in manifest.index:
         raise UpdateError(f"the model has no tensor {sums.weight!r}")
@@ -184,7 +186,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     rest = sums.beside_folds()
     if rest.num_examples:
         mean = rest.products[-1, :-1] / rest.num_examples
-        # They are nobody else's.
+        # This array is not shared, so it may be changed in place.
         products = rest.products[:-1, :-1]
         products -= np.outer(rest.num_examples * mean, mean)
         still = np.abs(np.diag(products)) <= _CANCELLED * np.diag(sums.products)[:-1]
@@ -217,7 +219,7 @@ def decode_head_sums(
     Raises
     ------
     UpdateError
-        If the bytes are damaged or of another model, or the numbers are no sums over examples.
+        If the bytes are damaged or of another model, or the numbers cannot be sums over examples.
     """
     _, header, payload = unpack(data, manifest, Kind.HEAD_SUMS)
     indices = index_field(header, "indices", manifest)
@@ -258,7 +260,7 @@ def decode_head_sums(
 
 
 def _fold_counts(header: dict[str, Any], examples: int, features: int) -> list[tuple[int, int]]:
-    """Return of each fold how many examples and rows it has."""
+    """Return the numbers of examples and rows of each fold."""
     found, counts = header.get("folds"), []
     if not isinstance(found, list) or len(found) > _MOST_FOLDS:
         raise UpdateError(f"header's folds must be a list of at most {_MOST_FOLDS}")
@@ -291,16 +293,16 @@ def _uncentred(
     squares: _Floats,
     classes: bool,
 ) -> HeadSums:
-    """Return the sums of which these are the parts about the mean; UpdateError if they can be none."""
+    """Return the sums with these centred parts; UpdateError if no examples can have them."""
     _check_targets(examples, goals, squares, classes)
     own = np.diag(centred)
     if own.min(initial=0.0) < 0:
         raise UpdateError("sums of squares are less than their means allow")
-    # Whose square is too small for fp32 says nothing.
+    # A feature whose sum of squares is too small for fp32 counts as constant.
     moves = own > 0
     centred, moved = centred * np.outer(moves, moves), moved * moves[:, None]
     size = np.sqrt(np.where(moves, own, 1.0))
-    # What was lost as fp32, or beside a large mean, may look like less than nothing.
+    # Rounding, by fp32 or beside a large mean, may make small eigenvalues negative.
     lost = _LOST + _CANCELLED * examples * mean**2 / np.where(moves, own, np.inf)
     correlations = centred / np.outer(size, size) + np.diag(~moves + np.sqrt(len(own)) * lost)
     factor = _cholesky(correlations)
@@ -327,7 +329,7 @@ def _from_triangle(triangle: _Floats, features: int) -> _Floats:
 
 
 def layer_shape(weight: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many outputs and features a layer has; UpdateError if its weight is of no linear layer."""
+    """Return the numbers of outputs and features of a linear layer; UpdateError for a weight of another layer."""
     if len(weight) < 2 or any(size != 1 for size in weight[2:]):
         raise UpdateError("sums are of one weight of a linear layer")
     return weight[0], weight[1]
@@ -339,7 +341,7 @@ def _shapes(weight: tuple[int, ...]) -> Any:
 
 
 def _check_targets(examples: int, goals: _Floats, squares: _Floats, classes: bool) -> None:
-    """Raise UpdateError unless these can be sums of targets and of their squares."""
+    """Raise UpdateError unless these can be sums of targets and of squared targets."""
     if (squares - goals**2 / examples < -_ROUNDED * (squares + 1)).any():
         raise UpdateError("sums of squares are less than their means allow")
     if classes and (
@@ -352,10 +354,10 @@ def _check_targets(examples: int, goals: _Floats, squares: _Floats, classes: boo
 def _refuse_too_much(
     explained: _Floats, examples: int, goals: _Floats, squares: _Floats, classes: bool
 ) -> None:
-    """Raise UpdateError where features explain more of the targets than there is, of any mixture of classes.
+    """Raise UpdateError if features explain more of the targets, or of any mixture of classes, than there is.
 
-    Features and targets together have products without negative eigenvalues, as those of any examples do; products
-    of different targets are known of classes alone.
+    The products of features and targets of any examples, taken together, have no negative eigenvalue. Products of
+    different targets with each other are known for classes only.
     """
     slack = _EXPLAINED * (np.abs(squares) + _ROUNDED)
     if classes:

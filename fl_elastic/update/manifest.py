@@ -1,4 +1,4 @@
-"""The ordered tensors of the global model, to which every index on the wire refers; a frozen base stays at home."""
+"""The ordered tensors of the global model, to which every index on the wire refers; a frozen base is left out."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 FROZEN_BASE = "fl_elastic.frozen_base"
-"""Name of the digest among a model's weights; no tensor of a torch model has it by accident."""
+"""Name of the frozen base's digest among a model's weights; no tensor of a torch model has it by accident."""
 
 READ_FROM = "read_from"
-"""Name of the buffer of a readout that says which places of a model it reads."""
+"""Name of a readout's buffer that holds the places of the model that it reads."""
 
 PROJECTION = "projection"
-"""Name of the module of a readout that makes its features fewer."""
+"""Name of a readout's module that reduces the number of its features."""
 
 _DIGEST = 16
 
@@ -51,10 +51,10 @@ _DIGEST = 16
 def travelling(model: nn.Module) -> list[str]:
     """Return the names of the tensors that a federation has to send, in the order of the model's state.
 
-    All of them, unless some floating parameters have ``requires_grad=False`` and others have not. Then those that
-    may be trained, and of the buffers what training changes: floating ones, with the counters of one number beside
-    them. Not among these are the statistics of a norm whose parameters are all frozen, which runs in eval mode,
-    and what belongs to weights that are kept as integers.
+    These are all tensors, unless some floating parameters have ``requires_grad=False`` and others have not. In that
+    case they are the trainable parameters and the buffers that training changes: floating ones, and the one-number
+    counters beside them. Left out are then the statistics of a norm whose parameters are all frozen, which runs in
+    eval mode, and buffers that belong to weights kept as integers.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def travelling(model: nn.Module) -> list[str]:
     if not frozen or not any(flags):
         return list(state.tensors)
     moving = {id(each) for each, flag in pairs if flag} | _moving_buffers(state.model)
-    # What says where a head reads, and onto which directions.
+    # Tensors that define where a head reads, and onto which directions features are projected.
     reads = (READ_FROM, f"{PROJECTION}.") if READ_FROM in state.tensors else ()
     return [
         name for name, each in state.tensors.items() if id(each) in moving or name.startswith(reads)
@@ -96,7 +96,7 @@ def _moving_buffers(model: nn.Module) -> set[int]:
         floating = [name for name, each in buffers.items() if each.is_floating_point()]
         others = [name for name in buffers if name not in floating]
         counters = [name for name in others if buffers[name].numel() == 1]
-        # Scales of weights that are quantised stay with them.
+        # Scales of quantised weights are left out together with the weights.
         as_integers = len(counters) < len(others) and not any(own)
         if floating and not held and not as_integers:
             found |= {id(buffers[name]) for name in (*floating, *counters)}
@@ -104,12 +104,12 @@ def _moving_buffers(model: nn.Module) -> set[int]:
 
 
 def base_digest(model: nn.Module, names: Collection[str]) -> NDArray[np.uint8] | None:
-    """Return a digest of the names, types and values of tensors other than ``names``; None if there are none.
+    """Return a digest of names, dtypes, shapes and values of the tensors outside ``names``; None if there are none.
 
     Raises
     ------
     UpdateError
-        If one of them has no values as yet.
+        If one of them has no values yet.
     """
     from fl_elastic.groups.forward import tensor_bytes
 
@@ -129,12 +129,12 @@ def base_digest(model: nn.Module, names: Collection[str]) -> NDArray[np.uint8] |
 
 
 def hex_of(digest: NDArray[Any]) -> str:
-    """Return a digest as text.
+    """Return a digest as hexadecimal text.
 
     Raises
     ------
     UpdateError
-        If it is none.
+        If the array is not a digest.
     """
     if digest.dtype != np.uint8 or digest.shape != (_DIGEST,):
         raise UpdateError(
@@ -149,7 +149,7 @@ _WHOLE = ("bool", "uint8", "int8", "int16", "int32", "int64")
 
 
 class Role(StrEnum):
-    """What a tensor is to the aggregation."""
+    """Role of a tensor in aggregation."""
 
     PARAMETER = "parameter"
     STATISTIC = "statistic"
@@ -161,15 +161,15 @@ class Manifest:
     """Names, shapes, dtypes and roles of a model's tensors, in a fixed order.
 
     Parameters are trained. Statistics are floating buffers, such as BatchNorm's running mean. Counters are
-    integer and boolean tensors: they travel from the server to the clients and are never averaged. Roles do not
-    enter the hash, because a server may know its model as arrays only.
+    integer and boolean tensors: they travel from the server to the clients and are never averaged. Roles are not
+    part of the hash, because a server may know its model as arrays only.
 
     Attributes
     ----------
     names, shapes, dtypes, roles : tuple
         One entry per tensor; dtypes are numpy's names, or ``bfloat16`` (held as float32 outside torch).
     base : str
-        Digest of the tensors that stay on the device, as far as it is known; not in the hash.
+        Digest of the tensors that stay on the device, if known; not part of the hash.
     """
 
     names: tuple[str, ...]
@@ -187,24 +187,24 @@ class Manifest:
 
     @classmethod
     def of(cls, model: nn.Module, *, whole: bool = False) -> Manifest:
-        """Return the manifest of a torch model: of all its tensors, or of those that its frozen base leaves.
+        """Return the manifest of a torch model: of all its tensors, or of those outside its frozen base.
 
-        Where some floating parameters have ``requires_grad=False`` and others have not, as with adapters, the
-        former are the base: every device has it, and it does not travel. With them stay the statistics of norms
-        that are frozen whole, integer parameters, and buffers of integers. Flags that a plan has set for a while
-        do not count.
+        If some floating parameters have ``requires_grad=False`` and others have not, as with adapters, the former
+        are the frozen base: every device has it, and it does not travel. It includes the statistics of norms that
+        are frozen completely, integer parameters, and buffers of integers. Flags that a plan has set temporarily do
+        not count.
 
         Parameters
         ----------
         model : nn.Module
-            With the flags that its owner has set.
+            The model, with the flags that its owner has set.
         whole : bool
-            Whether the base is listed as well.
+            Whether to include the frozen base.
 
         Raises
         ------
         UpdateError
-            If a tensor's dtype cannot travel (complex, quantised), or it has no shape before the first batch.
+            If a tensor's dtype cannot travel (complex, quantised), or its shape is unknown before the first batch.
 
         Examples
         --------
@@ -214,7 +214,7 @@ class Manifest:
         >>> Manifest.of(model).names
         ('1.weight', '1.bias')
         """
-        # A server of arrays alone does without torch.
+        # Imported here, since a server that only knows arrays does not load torch.
         from torch.nn.parameter import is_lazy
 
         found = _state_of(model)
@@ -242,7 +242,7 @@ class Manifest:
 
     @classmethod
     def fitting(cls, model: nn.Module, names: Collection[str]) -> Manifest:
-        """Return the manifest of the whole model if these names hold its frozen base as well, else as `of`."""
+        """Return the manifest of the whole model if ``names`` include its frozen base, else that of `of`."""
         whole = cls.of(model, whole=True)
         return whole if all(name in names for name in whole.names) else cls.of(model)
 
@@ -253,7 +253,7 @@ class Manifest:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Manifest:
-        """Return the manifest of named arrays; running statistics are told by BatchNorm's names for them."""
+        """Return the manifest of named arrays; running statistics are recognised by BatchNorm's names for them."""
         digest = arrays.get(FROZEN_BASE)
         arrays = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
         dtypes = {name: array.dtype.name for name, array in arrays.items()}
@@ -274,8 +274,8 @@ class Manifest:
     def hash(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the manifest's content.
 
-        A bfloat16 tensor is taken for the float32 that holds it outside torch: a server that knows its model as
-        arrays does not see the difference.
+        A bfloat16 tensor counts as the float32 that holds it outside torch: a server that knows its model as arrays
+        does not see the difference.
         """
         dtypes = ["float32" if dtype == "bfloat16" else dtype for dtype in self.dtypes]
         content = [self.names, self.shapes, dtypes]
@@ -303,7 +303,7 @@ class Manifest:
         return np.dtype("float32" if dtype == "bfloat16" else dtype)
 
     def check_base(self, base: str) -> None:
-        """Raise UpdateError unless the other side's frozen base is this one, as far as both are known."""
+        """Raise UpdateError if the other side's frozen base differs; an unknown base is accepted."""
         if base and self.base and base != self.base:
             raise UpdateError(
                 f"the frozen base of the model differs: its digest is {base[:12]} there and {self.base[:12]} here. "
@@ -312,7 +312,7 @@ class Manifest:
             )
 
     def check_weights(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Raise UpdateError unless ``weights`` has the manifest's names and shapes, and at most a digest more."""
+        """Raise UpdateError unless ``weights`` has the manifest's names and shapes; a base digest may be added."""
         missing = [name for name in self.names if name not in weights]
         extra = [name for name in weights if name not in self.index and name != FROZEN_BASE]
         if missing or extra:
@@ -336,7 +336,7 @@ def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def is_variance(name: str) -> bool:
-    """Whether a tensor of this name is a BatchNorm's running variance, which is never negative."""
+    """Return whether a tensor of this name is a BatchNorm's running variance, which is never negative."""
     return name.endswith("running_var")
 
 
@@ -345,16 +345,16 @@ def _buffer_role(dtype: str) -> Role:
 
 
 def _state_of(model: nn.Module) -> ModelState:
-    # Who has a model has loaded torch, which a server that knows arrays alone has not.
+    # Evaluated lazily: whoever has a model has loaded torch, but a server that only knows arrays has not.
     from fl_elastic.groups.model_state import ModelState
 
     return ModelState.of(model)
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:
-    """Return a copy of a tensor as it travels: numpy knows no bfloat16, which becomes float32.
+    """Return a copy of a tensor as it travels; bfloat16 becomes float32, since numpy does not have it.
 
-    A tensor whose own memory is handed to numpy can never be resized again, as observers do.
+    It is a copy because a tensor that shares its memory with numpy can never be resized again, as observers do.
     """
     import torch
 
@@ -366,10 +366,10 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
 def weights_of(
     model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return copies of the model's tensors as numpy arrays, in the manifest's order; of all, or of some names.
+    """Return copies of the model's tensors as numpy arrays, in the manifest's order; all of them, or some names.
 
-    Where the manifest leaves out a frozen base, all are followed by its digest under `FROZEN_BASE`: a server that
-    begins with them has every client compare.
+    If all are asked for and the manifest leaves out a frozen base, they are followed by its digest under
+    `FROZEN_BASE`: clients compare it with their own.
     """
     state = _state_of(model).tensors
     digest = None if names is not None else base_digest(model, manifest.index)
@@ -385,8 +385,8 @@ def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDA
     Raises
     ------
     UpdateError
-        If they do not fit the manifest, are told to belong to another frozen base than the model's, or the model's
-        tensors cannot be written.
+        If the weights do not fit the manifest, carry the digest of another frozen base than the model's, or cannot
+        be written into the model's tensors.
     """
     import torch
 

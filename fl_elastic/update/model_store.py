@@ -1,4 +1,4 @@
-"""The last model a client received, kept on disk so that the server need send only what changed since."""
+"""The last model that a client received, kept on disk so that the server need only send what has changed."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ __all__ = ["ModelStore"]
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.model")
-# Room per tensor for its name and place in the archive's table.
+# Bytes per tensor for its name and its row in the archive's table.
 _OVERHEAD = 4096
 
 
 class ModelStore:
     """One model and its version in a checksummed file.
 
-    Numbers are kept as they arrive.
+    Numbers are kept exactly as received.
 
     Parameters
     ----------
     path : path-like
-        The file; its folder is made when a model is saved.
+        The file; its folder is made with the first model.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,18 +49,18 @@ class ModelStore:
             return None
 
     def save(self, weights: Mapping[str, NDArray[Any]], version: int) -> bool:
-        """Write the whole model, in the manifest's order, atomically; a full disk is logged and gives False.
+        """Write the whole model, atomically; return False, with a log message, if the disk does not take it.
 
         Raises
         ------
         UpdateError
-            If the weights are not finite or the version is no count.
+            If a weight is not finite, or the version is not an integer in range.
         """
         _check(weights, version)
         try:
             write_archive(self.path, _KIND, {"version": int(version)}, weights)
         except OSError as error:
-            # It costs a full download next time, not this round.
+            # The next round then needs a full download; this one goes on.
             _LOG.warning("cannot keep the model in %s: %s", self.path, error.strerror)
             return False
         return True

@@ -1,9 +1,10 @@
 """The packed form of a model's weights: the whole model, or the tensors that changed since a version.
 
-A message of changed tensors carries, beside the version it starts from, the CRC-32 of the payload that the whole
-model would have. The receiver packs what it has put together and compares: a model that drifted from the sender's
-(another branch of the federation after a restart, another codec before) is noticed instead of trained on.
-What stays on the device, a frozen base, is known by the manifest's digest of it, which the receiver compares too.
+A message of changed tensors carries the version from which it starts, and the CRC-32 of the whole model's payload.
+The receiver packs its updated model and compares: if the model differs from the sender's (another branch of the
+federation after a restart, another codec before), it is refused instead of trained on.
+
+Of a frozen base, which stays on the device, the message carries the manifest's digest, which is compared too.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ def encode_weights(
     weights : dict of str to ndarray
         The whole model.
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
     version : int
-        Of the model.
+        Version of the model.
     codec : str
-        Registered codec that is fit for weights: fp32, fp16 or bf16.
+        Registered codec that is suitable for weights: fp32, fp16 or bf16.
     since : int, optional
-        Version that the receiver has; without ``names`` it changes nothing.
+        Version that the receiver has; ignored without ``names``.
     names : collection of str, optional
-        Tensors that changed after version ``since``: only these are written. None for the whole model.
+        Tensors that changed after version ``since``; only these are written. None for the whole model.
 
     Raises
     ------
     UpdateError
-        If the weights do not fit the manifest or the codec, the codec is for changes only, or ``names`` come
-        without ``since``.
+        If the weights do not fit the manifest or the codec, the codec is only suitable for changes, or ``names``
+        are given without ``since``.
     """
     manifest.check_weights(weights)
     check_count("version", version, 0, MAX_VERSION)
@@ -84,19 +85,19 @@ def decode_weights(
     Parameters
     ----------
     data : bytes
-        What `encode_weights` gave.
+        Result of `encode_weights`.
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
     known : tuple, optional
         Weights and version that this side holds; not modified. A message of changed tensors needs them.
 
     Raises
     ------
     StaleModelError
-        If only changed tensors were sent, and they do not lead from the known model to the sender's: the full
-        model is needed.
+        If only changed tensors were sent, and they do not turn the known model into the sender's: the full model is
+        needed.
     UpdateError
-        If the bytes are damaged or belong to another model, or to one with another frozen base.
+        If the bytes are damaged, or belong to another model or frozen base.
     """
     kind, header, payload = unpack(data, manifest, Kind.WEIGHTS, Kind.CHANGED_WEIGHTS)
     if "base" in header:
@@ -158,12 +159,12 @@ def _checksum(tensors: Iterable[bytes]) -> int:
 
 
 def _write(weights: Weights, manifest: Manifest, writer: Codec) -> Iterator[bytes]:
-    """Write every tensor of the manifest, in its order."""
-    # Asked for by every codec, used by none for weights.
+    """Yield the bytes of every tensor of the manifest, in order."""
+    # The interface requires a generator; no codec for weights uses it.
     generator = np.random.default_rng(0)
     for name, role in zip(manifest.names, manifest.roles, strict=True):
         with np.errstate(over="ignore"):
-            # Through the manifest's dtype first: that is what the receiver will hold and pack again.
+            # Cast to the manifest's dtype first, since the receiver will hold and pack that.
             held = np.asarray(weights[name], dtype=manifest.array_dtype(name), order="C")
             values = held if role is Role.COUNTER else np.asarray(held, dtype=np.float32)
         if role is Role.COUNTER:

@@ -1,4 +1,4 @@
-"""A partial update: the deltas of the tensors that one client trained, and what must hold of them."""
+"""A partial update: the deltas of the tensors that one client trained, and the checks of such updates."""
 
 from __future__ import annotations
 
@@ -28,32 +28,31 @@ __all__ = [
 ]
 
 MAX_VERSION = 2**62
-# More than bf16 loses of a number.
+# Relative error above that of bf16.
 _ROUNDED = 0.01
-# Whose square is nothing in single precision.
+# Numbers below this have a square of zero in single precision.
 _TINY = 1e-15
-# Numbers that are still in the processor's cache when they are looked at again.
+# Count of numbers that stay in the processor's cache for a second pass.
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class PartialUpdate:
-    """What one client learnt in one round.
+    """Result of one client's training in one round.
 
     Attributes
     ----------
     deltas : dict of str to ndarray
         Change of each trained tensor, and of each running statistic that training updated.
     steps : dict of str to int
-        For each delta, in how many local steps the tensor was trained (or the statistic updated).
+        For each delta, the number of local steps in which the tensor was trained (or the statistic updated).
     num_examples : int
-        Weight of the client in the aggregation.
+        Number of examples, the client's weight in aggregation.
     base_version : int
-        Version of the global model that the deltas start from.
+        Version of the global model from which the deltas start.
     parts : dict of str to tuple
-        For each tensor that was trained only in part, one entry per axis: a mask of the indices along it
-        that were trained, None for all. The trained elements are the outer product of the masks; the delta
-        is zero elsewhere.
+        For each tensor that was only partly trained, one entry per axis: a mask of the trained indices, None for
+        all. The trained elements are the outer product of the masks; the delta is zero elsewhere.
     """
 
     deltas: dict[str, NDArray[Any]]
@@ -65,14 +64,14 @@ class PartialUpdate:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server believes: larger counts are taken for damage or an attack.
+    """Counts that a server accepts: larger ones are taken for damage or an attack.
 
     Attributes
     ----------
     max_steps : int
-        Local steps per tensor.
+        Most local steps per tensor.
     max_examples : int
-        Examples per client.
+        Most examples per client.
     max_change : float
         Largest absolute delta; far below the range of fp32, so that no sum can overflow.
     """
@@ -111,7 +110,7 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
                 f"delta of {name!r} has shape {shape}, the manifest says {manifest.shapes[index]}"
             )
         largest = ranges[manifest.dtypes[index]]
-        # Squares tell, which are needed again, and where they do not each number is looked at.
+        # The squares, which are needed later anyway, bound all numbers. If they do not suffice, check each number.
         if packed is None or together > largest or packed.start(name) is None:
             _check_numbers(name, np.asarray(delta), largest)
         check_count(f"step count of {name!r}", update.steps[name], 1, limits.max_steps)
@@ -121,14 +120,14 @@ def check_update(update: PartialUpdate, manifest: Manifest, limits: Limits | Non
 
 
 def check_variances(update: PartialUpdate, base: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UpdateError if a running variance would be negative, by more than codecs round.
+    """Raise UpdateError if a running variance would become negative by more than codecs round.
 
     Parameters
     ----------
     update : PartialUpdate
-        One that passes `check_update`.
+        An update that passes `check_update`.
     base : mapping of str to ndarray
-        The model that it starts from.
+        The model from which it starts.
     """
     for name, delta in update.deltas.items():
         if not is_variance(name):
@@ -157,7 +156,7 @@ def _range_of(dtype: str) -> float:
 
 
 def _check_part(update: PartialUpdate, name: str, masks: Masks) -> None:
-    """Raise UpdateError unless ``masks`` name a part of the tensor, outside of which nothing changed."""
+    """Raise UpdateError unless ``masks`` describe a part of the tensor and the delta is zero outside it."""
     if name not in update.deltas:
         raise UpdateError(f"tensor {str(name)[:80]!r} has a trained part but no delta")
     delta = np.asarray(update.deltas[name])
@@ -175,20 +174,20 @@ def _check_part(update: PartialUpdate, name: str, masks: Masks) -> None:
                 f"trained part of {name!r} must have a boolean mask of shape ({count},) or None "
                 f"for axis {axis}"
             )
-    # Counting is many times cheaper than building the outer product and looking outside it.
+    # Counting is many times cheaper than building the outer product and checking outside it.
     if np.count_nonzero(delta) != np.count_nonzero(take_part(delta, masks)):
         raise UpdateError(f"delta of {name!r} is not zero outside its trained part")
 
 
 def trained_part(update: PartialUpdate, name: str) -> NDArray[np.bool_] | None:
-    """Return which elements of a tensor were trained, of length 1 along axes trained whole.
+    """Return a mask of a tensor's trained elements, of length 1 along axes that were trained completely.
 
     Parameters
     ----------
     update : PartialUpdate
-        One that passes `check_update`.
+        An update that passes `check_update`.
     name : str
-        Of one of its deltas.
+        Name of one of its deltas.
 
     Returns
     -------
@@ -212,7 +211,7 @@ def check_count(what: str, value: object, lowest: int, highest: int) -> None:
         raise UpdateError(f"{what} must be an integer, got {repr(value)[:40]}")
     number = int(value)
     if not lowest <= number <= highest:
-        # Python refuses to write out an integer of thousands of digits.
+        # Python refuses to print an integer of thousands of digits.
         seen = number if abs(number) < 2**64 else "beyond 64 bits"
         raise UpdateError(f"{what} is {seen}, expected {lowest} to {highest}")
 
@@ -220,13 +219,13 @@ def check_count(what: str, value: object, lowest: int, highest: int) -> None:
 class PackedDeltas(dict[str, NDArray[Any]]):
     """Deltas by name, most of them views of one flat array.
 
-    A dict like any other: entries may be changed in place, replaced or taken out. `start` tells which of them still
-    lie in the array. Copies, also of pickle, are plain dicts.
+    It behaves like any dict: entries may be changed in place, replaced or removed. `start` tells where an entry
+    lies in the array. Copies, including pickled ones, are plain dicts.
 
     Parameters
     ----------
     flat : array
-        Numbers of all tensors as they were written, one after the other.
+        Numbers of all tensors as they were written, one tensor after the other.
 
     Examples
     --------
@@ -245,44 +244,44 @@ class PackedDeltas(dict[str, NDArray[Any]]):
         self._squares: dict[str, float] = {}
 
     def lay(self, name: str, start: int, shape: tuple[int, ...]) -> None:
-        """Enter the tensor whose numbers begin at ``start``."""
+        """Add the tensor whose numbers begin at ``start``."""
         view = self.flat[start : start + math.prod(shape)].reshape(shape)
         self._views[name] = start, view
         self[name] = view
 
     def start(self, name: str) -> int | None:
-        """Return where a delta begins in the array; None if it lies elsewhere."""
+        """Return where a delta begins in the array; None if it is not in the array."""
         place = self._views.get(name)
         return place[0] if place is not None and self.get(name) is place[1] else None
 
     def bound(self) -> float:
-        """Return what no number in the array exceeds, by the deltas' squares; infinite if these do not tell."""
+        """Return an upper bound of all absolute numbers, from the deltas' squares; infinite if unknown."""
         self._squares = {}
         with np.errstate(over="ignore", invalid="ignore"):
             for name, (start, view) in self._views.items():
                 if self.get(name) is view:
                     flat = self.flat[start : start + view.size]
                     self._squares[name] = float(flat.dot(flat))
-        # A sum of squares in single precision is not exact, and of tiny numbers it is nothing.
+        # A sum of squares in single precision is inexact, and zero for tiny numbers.
         largest = sum(self._squares.values())
         return 2 * math.sqrt(largest) + _TINY if math.isfinite(largest) else math.inf
 
     def square(self, name: str) -> float | None:
-        """Return the sum of a delta's squares as `bound` found it last; None where it did not."""
+        """Return the sum of a delta's squares from the last call of `bound`; None if it has none."""
         return self._squares.get(name) if self.start(name) is not None else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy's views would not be views of its array any more.
+        # The views of a copy would no longer be views of its array.
         return dict, (dict(self),)
 
 
 def reach(numbers: NDArray[Any]) -> float:
-    """Return the largest absolute number, infinite if one is not a number.
+    """Return the largest absolute number; infinite if one is NaN.
 
     >>> reach(np.array([1, -2])), reach(np.array([1.0, np.nan])), reach(np.zeros((0, 3)))
     (2.0, inf, 0.0)
     """
-    # Least and largest let NaN through, and unlike absolute values need no second array.
+    # Minimum and maximum propagate NaN and, unlike absolute values, need no second array.
     flat = numbers.reshape(-1)
     found = 0.0
     for start in range(0, flat.size, _PIECE):

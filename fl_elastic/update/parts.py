@@ -1,4 +1,4 @@
-"""The part of a tensor that was trained, or is written: one mask per axis, and their outer product."""
+"""A part of a tensor, trained or written: one mask per axis, and their outer product."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fl_elastic.errors import UpdateError
 __all__ = ["Masks", "Slices", "outer_mask", "part_shape", "put_part", "take_part"]
 
 Masks: TypeAlias = tuple[NDArray[np.bool_] | None, ...]
-"""One entry per axis of a tensor: which indices along it belong to the part; None for all."""
-# Below this many numbers what says so takes as many bytes.
+"""One entry per axis of a tensor: a mask of the indices in the part; None for all."""
+# With fewer numbers left out, the masks take as many bytes as they save.
 _FEWEST_LEFT_OUT = 16
 _TRAINED, _NOT_ZERO = "trained", "nonzero"
 
 
 def outer_mask(masks: Masks) -> NDArray[np.bool_] | None:
-    """Return the outer product of ``masks``, of length 1 along axes without a mask; None without any.
+    """Return the outer product of ``masks``, of length 1 along axes without a mask; None if there is no mask.
 
     Examples
     --------
@@ -55,7 +55,7 @@ def take_part(array: NDArray[Any], masks: Masks) -> NDArray[Any]:
 
 
 def put_part(part: NDArray[Any], masks: Masks, whole: Sequence[int]) -> NDArray[Any]:
-    """Return a tensor of shape ``whole`` that holds ``part``, and zeros elsewhere.
+    """Return a tensor of shape ``whole`` with ``part`` in its place and zeros elsewhere.
 
     Examples
     --------
@@ -79,14 +79,14 @@ def put_part(part: NDArray[Any], masks: Masks, whole: Sequence[int]) -> NDArray[
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """Which part of a tensor is written; the rest is zero.
+    """The part of a tensor that is written; the rest is zero.
 
     Attributes
     ----------
     masks : tuple
-        One entry per axis, a mask of the indices that are written or None for all; at least one is a mask.
+        One entry per axis: a mask of the written indices, or None for all; at least one entry is a mask.
     trained : bool
-        Whether this is the part that was trained. Otherwise it only saves bytes, and has one mask.
+        Whether this is the trained part. Otherwise it only saves bytes, and has one mask.
     """
 
     masks: Masks
@@ -94,7 +94,7 @@ class Slices:
 
     @classmethod
     def of(cls, delta: NDArray[Any]) -> Slices | None:
-        """Return the non-zero slices of the axis that leaves out most; None if that saves next to nothing.
+        """Return the non-zero slices of the axis where most can be left out; None if that saves hardly anything.
 
         Examples
         --------
@@ -107,7 +107,7 @@ class Slices:
         """
         if delta.size - np.count_nonzero(delta) < _FEWEST_LEFT_OUT:
             return None
-        # What is left of the tensor when the axes before are reduced: each axis costs less than the one before.
+        # Reduce one axis after the other: each step works on a smaller array.
         changed = np.asarray(delta != 0)
         best, best_share = None, 1.0
         for axis in range(delta.ndim):
@@ -120,7 +120,7 @@ class Slices:
         return cls(tuple(best[1] if a == best[0] else None for a in range(delta.ndim)))
 
     def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of what is written of a tensor of shape ``whole``."""
+        """Return the shape of the written part of a tensor of shape ``whole``."""
         return part_shape(self.masks, whole)
 
     def take(self, delta: NDArray[Any]) -> NDArray[Any]:
@@ -128,7 +128,7 @@ class Slices:
         return take_part(delta, self.masks)
 
     def put(self, written: NDArray[Any], whole: Sequence[int]) -> NDArray[Any]:
-        """Return the tensor of shape ``whole`` of which ``written`` was written."""
+        """Return the tensor of shape ``whole`` whose written part is ``written``."""
         return put_part(written, self.masks, whole)
 
     def to_header(self) -> list[Any]:
@@ -142,12 +142,12 @@ class Slices:
 
     @classmethod
     def from_header(cls, value: object, whole: Sequence[int]) -> Slices | None:
-        """Read what `to_header` gave for a tensor of shape ``whole``; None for None.
+        """Read the result of `to_header` for a tensor of shape ``whole``; None for None.
 
         Raises
         ------
         UpdateError
-            If it says nothing sensible about such a tensor.
+            If the value is not valid for such a tensor.
         """
         if value is None:
             return None

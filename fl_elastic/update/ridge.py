@@ -1,4 +1,4 @@
-"""Ridge regression from the sums of several clients: for any penalty, and without any part that is held out."""
+"""Ridge regression from the sums of several clients, for any penalty and without any held-out part."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fl_elastic.update.head_sums import HeadSums
 __all__ = ["PARTS", "PENALTIES", "STILL", "Ridge", "RidgeSystem", "RidgeWithout", "least_from"]
 
 PARTS = 5
-"""All clients' examples are left out in so many parts."""
+"""Number of parts into which all clients' examples are divided for holding out."""
 
 STILL = 1e-6
-"""A feature that moves less than this share of the one that moves most says nothing but noise."""
+"""A feature whose standard deviation is below this share of the largest one is taken for constant."""
 
 PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
-"""Penalties that are tried, in shares of the number of examples."""
+"""Candidate penalties, as shares of the number of examples."""
 
 _Floats = NDArray[np.float64]
-# Of all examples this share is none.
+# A smaller share of the examples than this counts as none.
 _NOTHING_LEFT = 1e-6
-# With so many examples held out, no more parts are.
+# Once this many examples are held out, no further part is needed.
 _ENOUGH = 640
 
 
 def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
-    """Return the number of the penalty with the least error, looked for downhill from a first one, and its error.
+    """Return the index of the penalty with the least error, and that error, by descent from a first index.
 
-    Errors fall towards the best penalty from either side, so that its neighbours tell the way to it.
+    Errors fall towards the best penalty from either side, so that comparing neighbours leads to it.
 
     Examples
     --------
@@ -63,17 +63,17 @@ class RidgeSystem:
     Attributes
     ----------
     sums : tuple of HeadSums
-        Of each client.
+        Sums of each client.
     total : HeadSums
-        Of all of them, without folds.
+        Sums of all clients, without folds.
     mean, scale : array, shape (D,)
-        By which features are standardised; the scale of one that stands still is infinite.
+        Mean and scale by which features are standardised; the scale of a constant feature is infinite.
     goal : array, shape (C,)
-        Means of the targets.
+        Mean targets.
     intercept : bool
-        Whether means are taken off.
+        Whether means are subtracted.
     products : array, shape (D, D) or (D + 1, D + 1)
-        Of features with each other.
+        Products of features with each other.
     targets : array, shape (D, C) or (D + 1, C)
         Products of features with targets about their mean.
     """
@@ -87,7 +87,7 @@ class RidgeSystem:
 
     @classmethod
     def of(cls, sums: Sequence[HeadSums], intercept: bool) -> RidgeSystem:
-        """Return the system of these clients' sums, for a layer with or without a bias."""
+        """Return the system for these clients' sums, for a layer with or without a bias."""
         total = reduce(HeadSums.__add__, (each.without_folds() for each in sums))
         examples = float(total.products[-1, -1])
         mean, goal = total.products[-1, :-1] / examples, total.targets[-1] / examples
@@ -101,12 +101,12 @@ class RidgeSystem:
 
     @property
     def examples(self) -> float:
-        """How many examples the sums are over."""
+        """Number of examples of the sums."""
         return float(self.total.products[-1, -1])
 
     @property
     def variance(self) -> float:
-        """Of all targets."""
+        """Variance of the targets, summed over outputs."""
         squares = self.total.squares / self.examples - self.goal**2
         return float(np.maximum(squares, 0.0).sum())
 
@@ -122,39 +122,39 @@ class RidgeSystem:
         return self.standard(self.about_goal(self.total))
 
     def about_goal(self, sums: HeadSums) -> _Floats:
-        """Return the products of features, a constant 1 last, with targets about the mean of all."""
+        """Return products of features, with a constant 1 appended, and targets about the overall mean."""
         return np.asarray(sums.targets - np.outer(sums.products[:, -1], self.goal))
 
     def standard(self, products: _Floats) -> _Floats:
-        """Return products of features, a constant 1 last, with anything as those of standardised features.
+        """Turn products of features (with a constant 1 appended) with anything into those of standardised features.
 
         Parameters
         ----------
         products : array, shape (D + 1, K)
-            The result has D rows, and one more if there is an intercept.
+            Products; the result has D rows, and one more if there is an intercept.
         """
         moved = (products[:-1] - np.outer(self.mean, products[-1])) / self.scale[:, None]
         return np.vstack([moved, products[-1:]]) if self.intercept else moved
 
     def plain(self, weight: _Floats) -> _Floats:
-        """Return what does to features, a constant 1 last, what a weight does to standardised ones."""
+        """Return the weight for plain features, a constant 1 appended, from that for standardised features."""
         features = weight[: len(self.mean)] / self.scale[:, None]
         constant = weight[-1] if self.intercept else 0.0
         return np.vstack([features, constant - self.mean @ features])
 
     def ridge(self, penalty: float) -> _Floats:
-        """Return what a penalty adds to the products of features with themselves: nothing to the constant's."""
+        """Return the penalty's addition to the diagonal of the products; it is zero for the constant."""
         held = np.full(len(self.mean), penalty * self.examples)
         return np.append(held, 0.0) if self.intercept else held
 
     def solved(self, penalty: float) -> Ridge:
-        """Return the regression with a penalty; UpdateError if it is too weak for sums that no examples have."""
+        """Return the regression with a penalty; UpdateError if the system is not positive definite."""
         held = torch.from_numpy(self.products + np.diag(self.ridge(penalty)))
         return Ridge(self, penalty, _factor(held))
 
     @cached_property
     def held_out(self) -> tuple[HeldOutPart, ...]:
-        """Parts that are held out in turn: all, or as many as have enough examples of most of the clients."""
+        """Parts that are held out in turn: all, or the first ones with enough examples of most clients."""
         found: list[HeldOutPart] = []
         examples = np.zeros(len(self.sums))
         for part in range(PARTS):
@@ -165,9 +165,10 @@ class RidgeSystem:
         return tuple(found)
 
     def _held_out_in(self, part: int) -> dict[int, Fold]:
-        """Return what is left out of all sums as one of the parts, by client; nothing if that were everything.
+        """Return by client the folds of one part to leave out of the sums; empty if no example would remain.
 
-        Of a client with few folds they are left out at other times than those of the next.
+        The fold numbers of successive clients are shifted, so that clients with few folds are spread over the
+        parts.
         """
         out: dict[int, Fold] = {}
         for client, each in enumerate(self.sums):
@@ -187,13 +188,13 @@ class HeldOutPart:
     Attributes
     ----------
     rows : array, shape (R, D) or (R, D + 1)
-        Standardised features, a constant last if there is an intercept.
+        Standardised features, with a constant appended if there is an intercept.
     targets : array, shape (R, C)
-        About their mean.
+        Targets about their mean.
     whose : dict of int to slice
-        Rows of each client.
+        Slice of the rows of each client.
     examples, unexplained : array, shape (clients,)
-        How many examples the rows are of, and squared targets that no layer can explain.
+        Number of examples behind the rows, and sum of squared targets that no layer can explain, by client.
     """
 
     rows: _Floats
@@ -204,7 +205,7 @@ class HeldOutPart:
 
     @classmethod
     def of(cls, system: RidgeSystem, folds: dict[int, Fold]) -> HeldOutPart:
-        """Return what is held out of clients' sums, in the terms of their system."""
+        """Return the held-out part of these folds, by client, standardised by the system."""
         whole = reduce(Fold.__add__, folds.values())
         constant = whole.rows[:, -1]
         ends = np.cumsum([len(fold.rows) for fold in folds.values()]).tolist()
@@ -225,19 +226,19 @@ class HeldOutPart:
 
 @dataclass(frozen=True, eq=False)
 class Ridge:
-    """The regression with one penalty, on all examples and without each part that is held out.
+    """The regression with one penalty, on all examples and without each held-out part.
 
-    Where a part has few rows, what the regression without it leaves of them is found by the inverse of what the one
-    on all examples leaves (Cook and Weisberg, 1982, for one row).
+    If a part has few rows, the residuals of the regression without it follow from those of the regression on all
+    examples by inverting a small matrix (Cook and Weisberg, 1982, for one row).
 
     Attributes
     ----------
     system : RidgeSystem
-        Of all examples.
+        System of all examples.
     penalty : float
-        In shares of the number of examples, of all of them whatever is held out.
+        Penalty as a share of the number of all examples, whatever is held out.
     factor : tensor
-        Lower factor of the products of features and what the penalty adds to them.
+        Lower Cholesky factor of the products of features plus the penalty.
     """
 
     system: RidgeSystem
@@ -246,17 +247,17 @@ class Ridge:
 
     @cached_property
     def weight(self) -> _Floats:
-        """Of standardised features, for targets about their mean."""
+        """Weight for standardised features and targets about their mean."""
         return _solved(self.factor, self.system.targets)
 
     def layer(self) -> tuple[_Floats, _Floats]:
-        """Return weight, of shape (D, C), and bias."""
+        """Return weight, of shape (D, C), and bias, for plain features."""
         plain = self.system.plain(self.weight)
         return plain[:-1], self.system.goal + plain[-1]
 
     @cached_property
     def without(self) -> tuple[RidgeWithout, ...]:
-        """The regression without each part of what is held out."""
+        """The regressions without each held-out part."""
         return tuple(
             RidgeWithout.of(self, part, len(part.rows) < len(self.factor))
             for part in self.system.held_out
@@ -272,11 +273,11 @@ class RidgeWithout:
     whole : Ridge
         The regression on all examples.
     part : HeldOutPart
-        What is left out.
+        The part that is left out.
     half : tensor, optional
-        The factor's inverse times the part's rows, where these are few.
+        Inverse of the factor times the part's rows, if there are few rows.
     factor : tensor
-        Of the identity less the products of `half`; of the products that are left, where rows are many.
+        Factor of the identity minus the products of `half`; if there are many rows, of the remaining products.
     """
 
     whole: Ridge
@@ -286,11 +287,11 @@ class RidgeWithout:
 
     @classmethod
     def of(cls, whole: Ridge, part: HeldOutPart, few: bool) -> RidgeWithout:
-        """Return a regression without a part."""
+        """Return the regression without a part."""
         rows = torch.from_numpy(part.rows)
         if few:
             half = torch.linalg.solve_triangular(whole.factor, rows.T, upper=False)
-            # NumPy does half of the work where an array is multiplied with itself.
+            # NumPy does half of the work when an array is multiplied by its own transpose.
             left = np.eye(len(rows)) - half.numpy().T @ half.numpy()
             return cls(whole, part, half, _factor(torch.from_numpy(left)))
         system = whole.system
@@ -299,25 +300,25 @@ class RidgeWithout:
 
     @cached_property
     def weight(self) -> _Floats:
-        """Of standardised features, for targets about their mean."""
+        """Weight for standardised features and targets about their mean."""
         return self.solve(self.whole.system.targets - self.part.rows.T @ self.part.targets)
 
     @cached_property
     def left(self) -> _Floats:
-        """What the regression leaves of the part's targets."""
+        """Residuals of the part's targets under the regression."""
         if self.half is None:
             return np.asarray(self.part.targets - self.part.rows @ self.weight)
         return _solved(self.factor, self.part.targets - self.part.rows @ self.whole.weight)
 
     def squared_errors(self) -> _Floats:
-        """Return what is left of each client's targets, squared, by client."""
+        """Return the sum of squared residuals of each client's held-out examples."""
         errors = self.part.unexplained.copy()
         for client, rows in self.part.whose.items():
             errors[client] += (self.left[rows] ** 2).sum()
         return errors
 
     def solve(self, right: _Floats) -> _Floats:
-        """Return the solution of the system of equations without the part, for a right-hand side."""
+        """Return the solution of the system without the part, for a right-hand side."""
         if self.half is None:
             return _solved(self.factor, right)
         below = torch.linalg.solve_triangular(

@@ -1,7 +1,7 @@
-"""A linear head in closed form that follows its sums: exact after each example, without solving anew for it.
+"""A linear head in closed form that follows its sums: exact after each example, without a full solve.
 
-Recursive least squares (Woodbury's identity for the examples that have come together): what one example costs is a
-pass or two over D x D numbers, where to solve anew costs D^3 / 3 multiplications.
+It uses recursive least squares (Woodbury's identity for examples that arrive together): one example costs a pass or
+two over D x D numbers, while a full solve costs D^3 / 3 multiplications.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ __all__ = ["RunningHead"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
-# Of the penalties, the one that is taken before any is tried.
+# Index of the penalty before any is chosen.
 _FIRST = 8
-# More examples than this share of the features: to solve anew takes no longer.
+# With more new examples than this share of the features, a full solve takes no longer.
 _MANY = 0.25
-# Examples after which it is solved anew, so that roundings do not add up.
+# Number of examples after which a full solve removes accumulated rounding errors.
 _LONG = 1000
-# Where products are singular up to rounding, the penalty of each feature is at least such a share of the largest.
+# Least penalties to try, as shares of the largest product, until singular products can be factored.
 _SINGULAR = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 class RunningHead:
     """Minimises squared error plus a penalty over the examples in its sums, whenever it is asked.
 
-    The penalty is a matrix that stays as it is until the examples' weight has doubled, or the head is solved anew:
-    then it follows the number of examples and the variances of features, as if these were standardised.
+    The penalty is a matrix that stays fixed until the examples' weight has doubled, or until the next full solve.
+    It then follows the number of examples and the variances of features, as if these were standardised.
 
     Parameters
     ----------
     sums : RunningSums
-        Changed through this head alone; their layer has a bias.
+        Sums of a layer with a bias; they must be changed through this head only.
 
     Attributes
     ----------
     penalty : float
-        In shares of the number of examples.
+        Penalty as a share of the number of examples.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class RunningHead:
     def __init__(self, sums: RunningSums) -> None:
         self.sums = sums
         self._place = _FIRST
-        # One of them where the weight was solved; the inverse is made once examples come that it is needed for.
+        # One of the two exists once the weight was solved; the inverse is computed when new examples need it.
         self._factor: Tensor | None = None
         self._inverse: _Floats | None = None
         self._weight: _Floats = np.zeros_like(sums.targets)
@@ -71,7 +71,7 @@ class RunningHead:
 
     @property
     def penalty(self) -> float:
-        """The penalty, in shares of the number of examples."""
+        """The penalty, as a share of the number of examples."""
         return float(PENALTIES[self._place])
 
     def add(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
@@ -81,7 +81,7 @@ class RunningHead:
             self._pending.append(rows)
 
     def remove(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
-        """Take examples out again; see `RunningSums.remove`. It is solved anew then."""
+        """Remove examples, see `RunningSums.remove`; the next `layer` does a full solve."""
         self.sums.remove(features, outputs, counts)
         self.renew()
 
@@ -94,7 +94,7 @@ class RunningHead:
         self.renew()
 
     def grow(self, outputs: int) -> None:
-        """Have at least so many classes; nothing changes for the others."""
+        """Extend the sums to at least ``outputs`` classes; nothing changes for the others."""
         self.sums.grow(outputs)
         more = self.sums.targets.shape[1] - self._weight.shape[1]
         pad = ((0, 0), (0, more))
@@ -102,26 +102,27 @@ class RunningHead:
         self._pending = [(rows, np.pad(wanted, pad)) for rows, wanted in self._pending]
 
     def scale(self, share: float) -> None:
-        """Let each example count so much of what it did, the penalty as well: the head stays the same."""
+        """Multiply the weight of each example, and the penalty, by ``share``: the head stays the same."""
         self.sums.scale(share)
         self.renew()
 
     def renew(self) -> None:
-        """Solve anew from the sums when it is asked next: what it is then depends on sums and penalty alone."""
+        """Request a full solve for the next `layer`: the result then depends on sums and penalty only."""
         self._factor, self._inverse, self._pending = None, None, []
 
     def layer(self) -> ClosedFormHead:
-        """Return the head for the examples that are in the sums now, stretched as that of `closed_form_head`.
+        """Return the head for the examples that are in the sums now, stretched like that of `closed_form_head`.
 
         Raises
         ------
         UpdateError
-            If the sums are those of no examples.
+            If the sums cannot be those of examples.
         """
         self._settle()
         sums, weight = self.sums, self._weight
         bias = weight[-1] - sums.origin @ weight[:-1]
-        # From the origin, as the weight is: how sure scores are does not depend on where features are counted from.
+        # Computed about the origin, like the weight: confidence of scores does not depend on the origin of
+        # features.
         total = HeadSums("", sums.products, sums.targets, sums.targets[-1], classes=True)
         factor = stretch(total, weight[:-1], weight[-1]) if sums.weight else 1.0
         return ClosedFormHead(
@@ -134,15 +135,15 @@ class RunningHead:
     def choose_penalty(
         self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
     ) -> float:
-        """Take the penalty with the least error on held-out examples; return it.
+        """Choose the penalty with the least error on held-out examples; return it.
 
-        Some of the examples in the sums are left out in turn, in five parts, exactly. From the present penalty it
-        goes down the hill, and each one tried is as dear as to solve anew.
+        Some of the examples in the sums are left out exactly, in five parts in turn. The search descends from the
+        present penalty; each candidate costs a full solve.
 
         Parameters
         ----------
         features, outputs, counts
-            Of examples that are in the sums; nothing is changed where there are fewer than parts.
+            Examples that are in the sums; nothing is changed if there are fewer than five.
         """
         if len(features) >= PARTS:
             rows, wanted = self.sums.rows(features), np.zeros((len(outputs), len(self._weight[0])))
@@ -156,23 +157,23 @@ class RunningHead:
         return self.penalty
 
     def take_penalty(self, penalty: float) -> None:
-        """Take the penalty next to this one of those that are tried."""
+        """Set the penalty to the nearest candidate."""
         self._place = int(np.abs(np.log(PENALTIES / penalty)).argmin())
         self.renew()
 
     @property
     def penalty_index(self) -> int:
-        """Place of its penalty among those that are tried; with the sums, all that must be found again."""
+        """Index of the penalty among the candidates; with the sums, it is all that has to be saved."""
         return self._place
 
     def restore(self, sums: RunningSums, penalty_index: int) -> None:
-        """Take over what an earlier life has kept; it is solved anew."""
+        """Restore saved sums and penalty; the next `layer` does a full solve."""
         self.sums, self._place = sums, penalty_index % len(PENALTIES)
         self._weight = np.zeros_like(sums.targets)
         self.renew()
 
     def _settle(self) -> None:
-        """Let weight and inverse be those of the sums."""
+        """Update weight and inverse to the present sums."""
         count = sum(len(rows) for rows, _ in self._pending)
         if not self.sums.weight:
             self._weight = np.zeros_like(self.sums.targets)
@@ -202,9 +203,9 @@ class RunningHead:
         return self._factor is not None or self._inverse is not None
 
     def _solved(self, place: int) -> tuple[Tensor, _Floats]:
-        """Return the lower factor of products and penalty, of shape (D + 1, D + 1), and the weight."""
+        """Return the lower factor of products plus penalty, of shape (D + 1, D + 1), and the weight."""
         sums = self.sums
-        # The mean is not held down.
+        # The constant is not penalised.
         penalty = np.append(PENALTIES[place] * sums.weight * sums.spread, 0.0)
         targets = torch.from_numpy(sums.targets)
         largest = np.diag(sums.products).max()
@@ -220,7 +221,7 @@ class RunningHead:
         )
 
     def _held_out_error(self, place: int, rows: _Floats, wanted: _Floats) -> float:
-        """Return the squared error on rows, each found by the head without its part."""
+        """Return the squared error on these rows, each part predicted by the head without it."""
         factor, weight = self._solved(place)
         left, error = wanted - rows @ weight, 0.0
         half = torch.linalg.solve_triangular(factor, torch.from_numpy(rows.T), upper=False).numpy()

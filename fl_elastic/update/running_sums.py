@@ -1,4 +1,4 @@
-"""Head sums that examples enter and leave one by one, as a stream brings and forgets them."""
+"""Head sums to which examples are added and from which they are removed one by one, as in a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["KeptSums", "RunningSums", "add_product"]
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
-# Below it no example is left, and what the sums hold is rounding.
+# Below this weight no example is left, and the sums hold rounding errors only.
 _NOBODY = 1e-9
 
 
@@ -30,7 +30,7 @@ class KeptSums:
     ----------
     origin : array, shape (D,)
     products : array, shape ((D + 1) (D + 2) / 2,)
-        Of the products, which are symmetric, the lower half, row by row.
+        Lower half of the symmetric products, row by row.
     targets : array, shape (D + 1, C)
     """
 
@@ -50,24 +50,24 @@ class KeptSums:
 class RunningSums:
     """Sums over examples of outer products of features, and of features with their class, in double precision.
 
-    To take an example out is to subtract what it added: the sums are then those of the others, up to rounding.
-    Features are counted from an origin, the mean of the first ones that came, so that squares of large numbers that
-    hardly differ, such as times, do not swallow the difference.
+    Removing an example subtracts what it added: the sums are then those of the others, up to rounding. Features are
+    taken relative to an origin, the mean of the first ones that arrived, so that the squares of large numbers that
+    hardly differ, such as times, do not lose the difference.
 
     Parameters
     ----------
     features, outputs : int
-        Of the linear layer, D and C.
+        Inputs and outputs of the linear layer, D and C.
 
     Attributes
     ----------
     origin : array, shape (D,)
         Subtracted from features before they are summed.
     products : array, shape (D + 1, D + 1)
-        Sum of the outer products of each example's features with themselves, a constant 1 last; the lower half
-        counts, the upper one may differ from it in the last bit.
+        Sum of the outer products of each example's features with themselves, with a constant 1 appended. The lower
+        half is used; the upper one may differ from it in the last bit.
     targets : array, shape (D + 1, C)
-        Sum of the features, a constant 1 last, of the examples of each class.
+        Sum of the features, with a constant 1 appended, of the examples of each class.
 
     Examples
     --------
@@ -85,7 +85,7 @@ class RunningSums:
 
     @classmethod
     def of(cls, sums: HeadSums) -> RunningSums:
-        """Return the sums that others have sent, to go on with."""
+        """Return running sums that continue given head sums."""
         found = cls(sums.products.shape[0] - 1, sums.targets.shape[1])
         found.origin = sums.products[-1, :-1] / sums.products[-1, -1]
         moved = np.eye(len(sums.products))
@@ -95,7 +95,7 @@ class RunningSums:
 
     @property
     def weight(self) -> float:
-        """How many examples they are over, as much as each counts."""
+        """Total weight of the examples."""
         return float(self.products[-1, -1])
 
     @property
@@ -105,9 +105,9 @@ class RunningSums:
 
     @property
     def spread(self) -> _Floats:
-        """Variance of each feature, shape (D,); that of the one that varies most where one stands still.
+        """Variance of each feature, shape (D,); a constant feature gets the largest variance instead.
 
-        Shares of these are a penalty that treats all features as if they were standardised.
+        Shares of these, as a penalty, treat all features as if they were standardised.
         """
         weight = max(self.weight, _NOBODY)
         mean = self.products[-1, :-1] / weight
@@ -116,7 +116,7 @@ class RunningSums:
         return np.where(spread > STILL**2 * most, spread, most)
 
     def rows(self, features: NDArray[Any]) -> _Floats:
-        """Return features, shape (N, D), as they are summed: from the origin, a constant 1 last."""
+        """Return features, shape (N, D), as they are summed: relative to the origin, with a constant 1 appended."""
         rows = np.ones((len(features), len(self.origin) + 1))
         rows[:, :-1] = np.asarray(features, np.float64) - self.origin
         return rows
@@ -124,16 +124,16 @@ class RunningSums:
     def add(
         self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
     ) -> tuple[_Floats, _Floats]:
-        """Add examples; return their rows and targets, each times the root of what its example counts.
+        """Add examples; return their rows and targets, each multiplied by the root of the example's weight.
 
         Parameters
         ----------
         features : array, shape (N, D)
-            Finite.
+            Features, all finite.
         outputs : array of int, shape (N,)
             Their classes.
         counts : array, shape (N,), optional
-            What each counts; 1 if left out.
+            Weight of each example; by default 1.
         """
         if not self.weight and len(features):
             self.origin = np.asarray(features, np.float64).mean(axis=0)
@@ -142,37 +142,37 @@ class RunningSums:
     def remove(
         self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
     ) -> tuple[_Floats, _Floats]:
-        """Take out examples that were added with the same features, classes and counts; see `add`."""
+        """Remove examples that were added with the same features, classes and weights; see `add`."""
         rows = self._change(features, outputs, counts, -1.0)
         if self.weight <= _NOBODY:
             self.products[:], self.targets[:] = 0.0, 0.0
         return rows
 
     def grow(self, outputs: int) -> None:
-        """Have at least so many classes; none of the old examples is of a new one."""
+        """Extend the sums to at least ``outputs`` classes; no earlier example belongs to a new one."""
         more = outputs - self.targets.shape[1]
         if more > 0:
             self.targets = np.hstack([self.targets, np.zeros((len(self.targets), more))])
 
     def scale(self, share: float) -> None:
-        """Let each example count so much of what it did."""
+        """Multiply the weight of each example by ``share``."""
         self.products *= share
         self.targets *= share
 
     def head_sums(self, weight: str, outputs: Sequence[int] | None = None) -> HeadSums:
-        """Return the sums as they travel, with the features as they are, over a whole number of examples.
+        """Return the sums as they travel, about zero and over a whole number of examples.
 
         Parameters
         ----------
         weight : str
             Name of the layer's weight.
         outputs : sequence of int, optional
-            Classes in the order that is wanted; -1 for one of which there is no example. All if left out.
+            Classes in the wanted order, -1 for one without examples; by default all.
 
         Raises
         ------
         UpdateError
-            If no whole example is left.
+            If the weight is less than one example.
         """
         whole = round(self.weight) if abs(self.weight - round(self.weight)) < 1e-6 else 0
         whole = whole or int(self.weight)
@@ -191,13 +191,13 @@ class RunningSums:
         return HeadSums(weight, (products + products.T) / 2, targets, targets[-1].copy(), True)
 
     def to_state(self) -> KeptSums:
-        """Return what must be found again."""
+        """Return the state to save."""
         half = self.products[np.tril_indices(len(self.products))]
         return KeptSums(self.origin.copy(), half, self.targets.copy())
 
     @classmethod
     def of_state(cls, state: KeptSums) -> RunningSums:
-        """Return the sums that `to_state` was asked for."""
+        """Return the sums from their saved state."""
         sums = cls(len(state.targets) - 1, state.targets.shape[1])
         sums.origin, sums.targets = state.origin.copy(), state.targets.copy()
         rows, columns = np.tril_indices(len(state.targets))
@@ -219,5 +219,5 @@ class RunningSums:
 
 
 def add_product(to: _Floats, left: _Floats, right: _Floats, sign: float) -> None:
-    """Add a product of two matrices, or subtract it, in place: for few columns writing takes longest, done once."""
+    """Add or subtract a product of two matrices in place, in one pass: with few columns, writing takes longest."""
     torch.from_numpy(to).addmm_(torch.from_numpy(left), torch.from_numpy(right), alpha=sign)

@@ -1,7 +1,7 @@
 """Head sums as integers, so that secure aggregation gives their exact total and nothing else.
 
-Flower's SecAgg+ adds numbers of `range` steps modulo a power of two. A number is cut into digits of that size, each
-sent for itself, so that nothing but its rounding to `_STEP` is lost.
+Flower's SecAgg+ adds numbers of ``quantization_range`` steps modulo a power of two. Each number is cut into digits
+of that size, which are sent separately, so that only its rounding to `_STEP` is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fl_elastic.update.head_sums import HeadSums
 __all__ = ["FixedPoint", "as_vector", "of_vector", "with_held_out"]
 
 _Floats = NDArray[np.float64]
-# Digits hold so many bits together: numbers up to 2**28, in steps of 2**-27.
+# Bits of all digits of a number together: numbers up to 2**28, in steps of 2**-27.
 _BITS, _STEP = 56, 2.0**-27
 _LEAST_BITS = 8
 _CANCELLED = 1e-12
@@ -28,16 +28,16 @@ _CANCELLED = 1e-12
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """How numbers are written for a workflow of secure aggregation.
+    """Settings of a secure aggregation workflow that determine how numbers are written.
 
     Attributes
     ----------
     steps : int
-        What the workflow calls ``quantization_range``.
+        The workflow's ``quantization_range``.
     clip : float
-        Its ``clipping_range``.
+        The workflow's ``clipping_range``.
     weight : float
-        Its ``max_weight``; clients give themselves a weight of 1.
+        The workflow's ``max_weight``; each client gives itself a weight of 1.
     """
 
     steps: int
@@ -52,21 +52,21 @@ class FixedPoint:
 
     @property
     def bits(self) -> int:
-        """Bits of a digit."""
+        """Number of bits of a digit."""
         return self.steps.bit_length() - 1
 
     @property
     def digits(self) -> int:
-        """Digits of a number."""
+        """Number of digits of a number."""
         return -(-_BITS // self.bits)
 
     @property
     def share(self) -> float:
-        """By what the workflow multiplies the numbers of a client of weight 1."""
+        """Factor by which the workflow multiplies the numbers of a client of weight 1."""
         return round(self.steps / self.weight) / self.steps
 
     def write(self, numbers: _Floats) -> _Floats:
-        """Return numbers as what the workflow makes whole numbers of, shape (digits, N).
+        """Return numbers in the form that the workflow turns into integers, shape (digits, N).
 
         Raises
         ------
@@ -86,23 +86,23 @@ class FixedPoint:
         return (np.array(digits) - self.steps / 2) * (2 * self.clip / self.steps) / self.share
 
     def read(self, means: _Floats, clients: int) -> _Floats:
-        """Return the sums of what so many clients wrote, from the mean that the workflow gives."""
+        """Return the sum of the numbers that ``clients`` clients wrote, from the mean that the workflow gives."""
         digits = np.rint(
             means * (clients * self.share * self.steps / (2 * self.clip)) + clients * self.steps / 2
         ).astype(np.int64)
-        # Whole numbers to the end: beside the offset of all clients a double would lose the last bits.
+        # Integers up to the last step: beside the offsets of all clients, a double would lose the last bits.
         total = np.zeros(digits.shape[1], dtype=object)
         for place in reversed(range(self.digits)):
             total = total * (1 << self.bits) + digits[place]
         return np.asarray(total - clients * (1 << (_BITS - 1)), dtype=np.float64) * _STEP
 
     def to_text(self) -> str:
-        """Return it for a message."""
+        """Return the settings as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def of_text(cls, text: str) -> FixedPoint:
-        """Read what `to_text` gave; UpdateError if it is something else."""
+        """Read the text of `to_text`; UpdateError if it is anything else."""
         try:
             found = json.loads(text)
             return cls(int(found["steps"]), float(found["clip"]), float(found["weight"]))
@@ -111,19 +111,19 @@ class FixedPoint:
 
 
 def as_vector(sums: HeadSums) -> _Floats:
-    """Return sums as numbers that add up: the lower triangle of products, targets, squares."""
+    """Return sums as one vector that can be added: the lower triangle of products, targets, squares."""
     return np.concatenate(
         [sums.products[np.tril_indices(len(sums.products))], sums.targets.ravel(), sums.squares]
     )
 
 
 def of_vector(vector: _Floats, weight: str, shape: Sequence[int], classes: bool) -> HeadSums:
-    """Return the sums that `as_vector` made numbers of, of a layer with a weight of this shape.
+    """Return the sums of the vector of `as_vector`, for a layer with a weight of this shape.
 
     Raises
     ------
     UpdateError
-        If there are not as many numbers, or one is not finite.
+        If the vector has another length, or a number is not finite.
     """
     outputs, features = shape[0], shape[1]
     rows, columns = np.tril_indices(features + 1)
@@ -137,9 +137,9 @@ def of_vector(vector: _Floats, weight: str, shape: Sequence[int], classes: bool)
 
 
 def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
-    """Return sums of which some can be left out, given what these are themselves.
+    """Return the total with one fold of held-out examples, given the sums of these.
 
-    The rows of the fold are a factor of its products. Eigenvalues that are negative were rounded so.
+    The rows of the fold are a factor of its products. Negative eigenvalues are rounding errors and are dropped.
     """
     values, vectors = np.linalg.eigh(held.products)
     some = values > _CANCELLED * max(float(values[-1]), 0.0)

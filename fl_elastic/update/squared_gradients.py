@@ -1,10 +1,10 @@
-"""Squared gradients per example: how much each weight matters to them, for forgetting by dampening.
+"""Squared gradients per example, a measure of how much each weight matters to them, for forgetting by dampening.
 
 Foster, Schoepf and Brintrup, "Fast machine unlearning without retraining through selective synaptic dampening",
-AAAI 2024: weights that matter far more to what is to be forgotten than to everything are made smaller, and nothing
-is trained again. What a weight matters is the diagonal of the Fisher information. The published code takes squares
-of gradients of whole batches, which depend on the size of a batch; here they are of single examples, so that sums
-over devices are those of all examples together. How many times more a weight has to matter is found as by Schoepf,
+AAAI 2024: weights that matter far more to the examples to be forgotten than to all examples are shrunk, and nothing
+is trained again. How much a weight matters is the diagonal of the Fisher information. The published code squares
+the gradients of whole batches, which depend on the batch size; here they are those of single examples, so that sums
+over devices equal those of all examples together. The factor by which a weight has to matter more follows Schoepf,
 Foster and Brintrup, "Parameter-tuning-free data entry error unlearning with adaptive selective synaptic dampening",
 2024.
 """
@@ -26,9 +26,9 @@ from fl_elastic.update.partial import Limits, check_count
 
 __all__ = ["SquaredGradients", "alpha_by_share", "dampening", "decode_squares", "encode_squares"]
 
-# What sums over many examples lose in fp32.
+# Relative error of sums over many examples in fp32.
 _ROUNDED = 1e-2
-# Of larger models every second weight, or third, tells as well what is usual.
+# Most weights from which a percentile is computed: in larger models, every second or third weight suffices.
 _LOOKED_AT = 4_000_000
 _NEARLY = 1e-3
 _TINY = np.finfo(np.float32).tiny
@@ -37,21 +37,21 @@ _Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class SquaredGradients:
-    """Squared gradients of single examples, added up.
+    """Sums of the squared gradients of single examples.
 
-    Those of several devices, or of several data sets, are added by ``+``.
+    Those of several devices or data sets are added with ``+``.
 
     Attributes
     ----------
     sums : dict of str to array
-        By parameter, of its shape.
+        Sum for each parameter, in its shape.
     examples : int
-        How many examples they are of.
+        Number of examples.
 
     Raises
     ------
     UpdateError
-        If they are none: of no example, negative or not finite. A device may say anything.
+        If there is no example, or a sum is negative or not finite: values from a device are not trusted.
     """
 
     sums: Mapping[str, _Floats]
@@ -68,7 +68,7 @@ class SquaredGradients:
                 )
 
     def __add__(self, other: SquaredGradients) -> SquaredGradients:
-        """Return those of both; UpdateError if they are of other parameters."""
+        """Return the sums of both; UpdateError if they are of other parameters."""
         if {n: s.shape for n, s in self.sums.items()} != {
             n: s.shape for n, s in other.sums.items()
         }:
@@ -80,16 +80,16 @@ class SquaredGradients:
 
     @property
     def mean(self) -> float:
-        """Mean over the examples of what all parameters' squares add up to."""
+        """Mean over the examples of the sum of all parameters' squared gradients."""
         return sum(float(each.sum(dtype=np.float64)) for each in self.sums.values()) / self.examples
 
     def standing_for(self, examples: int) -> SquaredGradients:
-        """Return them as if that many examples had been seen, of which these are some."""
+        """Return the sums scaled to ``examples`` examples, of which the present ones are a sample."""
         more = self.times(examples / self.examples)
         return SquaredGradients(more.sums, examples)
 
     def times(self, factor: float) -> SquaredGradients:
-        """Return them as if each gradient's square were so many times as large."""
+        """Return the sums multiplied by ``factor``, for the same number of examples."""
         return SquaredGradients(
             {name: each * np.float32(factor) for name, each in self.sums.items()}, self.examples
         )
@@ -102,7 +102,7 @@ def dampening(
     alpha: float | None = None,
     strength: float = 1.0,
 ) -> dict[str, _Floats]:
-    r"""Return what each weight is to be multiplied by, 1 for most.
+    r"""Return the factor by which each weight is to be multiplied, 1 for most.
 
     With mean squares :math:`I_f` and :math:`I_D`, a weight with :math:`I_f > \alpha I_D` is multiplied by
     :math:`\min(1, \lambda I_D / I_f)`. Since all examples contain the forgotten ones, :math:`I_f / I_D` is at most
@@ -111,16 +111,16 @@ def dampening(
     Parameters
     ----------
     forgotten, everything : SquaredGradients
-        Of the examples to be forgotten, and of all that the model was trained on, these included.
+        Sums for the examples to be forgotten, and for all examples of the training, including these.
     alpha : float, optional
-        Above 0. Smaller forgets more and costs more of what is kept. Left out, `alpha_by_share` finds it.
+        Above 0. A smaller value forgets more and damages more of the rest. By default `alpha_by_share` computes it.
     strength : float
         :math:`\lambda`, above 0.
 
     Raises
     ------
     UpdateError
-        If a number means nothing, the two are of other parameters, ``everything`` lacks the ``forgotten``, or
+        If a number is invalid, the two are of other parameters, ``everything`` does not contain ``forgotten``, or
         ``alpha`` is so large that it selects no weight.
 
     Examples
@@ -162,7 +162,7 @@ def dampening(
 
 
 def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) -> float:
-    r"""Return how many times as much a weight must matter, so that few weights change where few examples go.
+    r"""Return an alpha such that few weights change if few examples are forgotten.
 
     It is the percentile :math:`100 - \ln(1 + 100 s)` of :math:`I_f / I_D` over all weights, where :math:`s` is the
     share of the examples that are to be forgotten (Schoepf, Foster and Brintrup, 2024), and at least 1.
@@ -170,7 +170,7 @@ def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) ->
     Parameters
     ----------
     forgotten, everything : SquaredGradients
-        As `dampening` takes them.
+        As for `dampening`.
 
     Examples
     --------
@@ -189,19 +189,19 @@ def alpha_by_share(forgotten: SquaredGradients, everything: SquaredGradients) ->
         )
     ]
     found = np.percentile(np.concatenate(ratios), 100 - math.log1p(100 * share)) / share
-    # What matters to nobody else has the largest ratio that there is, and many weights may have it.
+    # Weights that matter to no other example have the largest possible ratio, and there may be many of them.
     return max(min(float(found), (1 - _NEARLY) / share), 1.0)
 
 
 def encode_squares(
     everything: SquaredGradients, forgotten: SquaredGradients | None, manifest: Manifest
 ) -> bytes:
-    """Return a device's squares as one buffer of fp32, those to be forgotten behind those of all its examples.
+    """Return a device's squares as one buffer of fp32: those of all its examples, then those to be forgotten.
 
     Raises
     ------
     UpdateError
-        If they are of parameters that the manifest does not have.
+        If the manifest lacks one of their parameters.
     """
     try:
         indices = sorted(manifest.index[name] for name in everything.sums)
@@ -225,13 +225,13 @@ def encode_squares(
 def decode_squares(
     data: bytes | memoryview, manifest: Manifest, limits: Limits | None = None
 ) -> tuple[SquaredGradients, SquaredGradients | None]:
-    """Return the squares of all examples of a device, and of those that are to be forgotten, if there are any.
+    """Return the squares of all examples of a device, and of those to be forgotten, if there are any.
 
     Raises
     ------
     UpdateError
-        If the bytes are damaged or of another model, or the numbers are no such squares: all examples contain those
-        that are to be forgotten, and each example's gradient has a length of 1
+        If the bytes are damaged or of another model, or the numbers cannot be such squares: all examples include
+        those to be forgotten, and each example's gradient has length 1
         (`fl_elastic.methods.dampening.forget.squared_gradients`).
     """
     _, header, payload = unpack(data, manifest, Kind.SQUARES)
@@ -267,9 +267,9 @@ def decode_squares(
 
 
 def _refuse_what_is_no_part(forgotten: SquaredGradients, everything: SquaredGradients) -> None:
-    """Raise UpdateError unless everything may contain what is to be forgotten."""
+    """Raise UpdateError unless ``everything`` can contain ``forgotten``."""
     for name, squares in forgotten.sums.items():
-        # Each was added up by itself, and rounded; what is next to nothing is rounded to whole steps.
+        # The two were summed and rounded separately; tiny numbers are rounded to whole steps.
         if (squares > everything.sums[name] * np.float32(1.001) + _TINY).any():
             raise UpdateError(
                 f"squares of what is to be forgotten are larger than those of all examples, as of {name!r}: all "

@@ -1,10 +1,10 @@
-"""Differential privacy of sums: clipped examples, Gaussian noise on both moments, and the head that such sums give.
+"""Differential privacy of head sums: clipped examples, Gaussian noise on both moments, and the resulting head.
 
-What one example adds, its features ``x`` scaled to a length of at most 1 and a constant 1 behind them, ``z``, is
-``z z'`` of Frobenius norm ``|z|^2 <= 2``, and ``z y'`` of norm at most ``sqrt(2)``, for the target ``y`` is one at
-the class. Both are released together, the second times 2 (`_TARGETS`): adding or removing an example moves that by
+Let ``z`` be an example's features ``x``, scaled to a length of at most 1, with a constant 1 appended. The example
+adds ``z z'`` of Frobenius norm ``|z|^2 <= 2``, and ``z y'`` of norm at most ``sqrt(2)``, since the target ``y`` is
+one-hot. Both are released together, the second times 2 (`_TARGETS`): adding or removing an example changes them by
 at most ``sqrt(2^2 + 2^2 * 2) = sqrt(12)``. The noise is that of the analytic Gaussian mechanism (Balle and Wang,
-ICML 2018, theorem 8) for this length.
+ICML 2018, theorem 8) for this sensitivity.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ __all__ = [
     "private_head",
 ]
 
-# By so many times as large are targets than products beside the same noise: on digits of 64 pixels accuracy is best
-# from 2 to 4.
+# Factor by which targets are scaled up against products under the same noise: on digits of 64 pixels accuracy is
+# best from 2 to 4.
 _TARGETS = 2.0
 _LENGTH = sqrt(4.0 + 2.0 * _TARGETS**2)
-# Of the largest eigenvalue that noise alone has: so much is added to all, and no eigenvalue of examples lost.
+# Penalty as a share of the largest eigenvalue of the noise alone; no eigenvalue of the examples is lost.
 _RIDGE = 0.5
 _MOST_EPSILON = 100.0
-# Noise is not so many times as large as it is usually.
+# Noise beyond this many standard deviations does not occur by chance.
 _SURE = 6.0
-# What sums lose when they are written as fp32.
+# Relative error of sums written as fp32.
 _ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
 class SumsPrivacy:
-    """How one example's part in the sums for a head is hidden: whether it is among them stays uncertain.
+    """Settings that hide one example's part in the sums for a head, so that its presence stays uncertain.
 
     Parameters
     ----------
     epsilon, delta : float
-        The sums of a client, or of all where they are added up in secret, are (epsilon, delta)-differentially
+        The sums of a client, or of all clients under secure aggregation, are (epsilon, delta)-differentially
         private for adding or removing one example.
     clip : float
-        Features of an example longer than this (Euclidean norm) are scaled down to it. Say it without looking at
-        the clients' data: the usual length on public data.
+        Features of an example longer than this (Euclidean norm) are scaled down to it. Choose it without looking at
+        the clients' data, for example as the usual length on public data.
 
     Raises
     ------
@@ -83,7 +83,7 @@ class SumsPrivacy:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise on products, whose features are in shares of the clip."""
+        """Standard deviation of the noise on products of features, which are divided by the clip."""
         low, high = 1e-4, 1e6
         while high > low * (1 + 1e-12):
             middle = sqrt(low * high)
@@ -95,13 +95,13 @@ class SumsPrivacy:
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
-    """Return the least delta for which Gaussian noise hides a change of length 1.
+    """Return the least delta at which Gaussian noise hides a change of length 1.
 
     Parameters
     ----------
     epsilon : float
     noise : float
-        Its standard deviation.
+        Standard deviation of the noise.
 
     Examples
     --------
@@ -113,18 +113,19 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
 
 
 def noised(sums: HeadSums, noise: float, rng: np.random.Generator) -> HeadSums:
-    """Return sums of clipped features with noise on both moments; not of whole examples any more.
+    """Return sums of clipped features with noise on both moments; they are no longer sums of whole examples.
 
-    The noise on products is symmetric, off the diagonal of half the variance: in Frobenius norm both count alike.
+    The noise on products is symmetric, with half the variance off the diagonal, so that both triangles together
+    count like the diagonal in Frobenius norm.
 
     Parameters
     ----------
     sums : HeadSums
-        Of classes, and of features of length 1 at most.
+        Sums for classes, of features of length 1 at most.
     noise : float
         See `SumsPrivacy.noise`.
     rng : numpy.random.Generator
-        Of the noise.
+        Source of the noise.
     """
     if not sums.classes:
         raise UpdateError(
@@ -133,7 +134,7 @@ def noised(sums: HeadSums, noise: float, rng: np.random.Generator) -> HeadSums:
     upper = np.triu(rng.normal(scale=noise, size=sums.products.shape), 1) / np.sqrt(2.0)
     diagonal = np.diag(rng.normal(scale=noise, size=len(sums.products)))
     targets = sums.targets + rng.normal(scale=noise / _TARGETS, size=sums.targets.shape)
-    # How many examples a class has is said by the targets of the constant alone.
+    # The number of examples of a class is given by the targets of the constant alone.
     return replace(
         sums, products=sums.products + upper + upper.T + diagonal, targets=targets,
         squares=targets[-1].copy(), folds=(),
@@ -143,19 +144,20 @@ def noised(sums: HeadSums, noise: float, rng: np.random.Generator) -> HeadSums:
 def private_head(
     sums: HeadSums, noise: float, clip: float, *, intercept: bool = True
 ) -> ClosedFormHead:
-    """Return the head that noisy sums give.
+    """Return the head for noisy sums.
 
-    Products are projected to those without negative eigenvalues, and a penalty as large as half of what noise alone
-    gives is added (as AdaSSP of Wang, UAI 2018, does): no example is held out, which would take noise of its own.
+    Negative eigenvalues of the products are set to zero. A penalty is added that is half as large as the noise's
+    largest eigenvalue (similar to AdaSSP, Wang, UAI 2018). No example is held out, since that would need noise of
+    its own.
 
     Parameters
     ----------
     sums : HeadSums
-        Of `noised`, or several such added up.
+        Result of `noised`, or the sum of several.
     noise : float
-        Standard deviation of the noise in them, ``sqrt(k)`` times a client's where k clients added theirs.
+        Standard deviation of the noise in them: ``sqrt(k)`` times a client's if k clients added theirs.
     clip : float
-        By whose share features are given.
+        Length by which features were divided.
     intercept : bool
         Whether the layer has a bias.
     """
@@ -170,7 +172,7 @@ def private_head(
     goal = goals / examples if intercept else np.zeros_like(goals)
     moved = targets[:-1] - np.outer(mean, goal * examples)
     if intercept:
-        # Targets of an example add up to 1, so what moves with them adds up to nothing.
+        # Targets of an example add up to 1, so their covariances with a feature add up to 0.
         moved -= moved.mean(axis=1, keepdims=True)
     weight = vectors @ ((vectors.T @ moved) / (np.maximum(values, 0.0) + ridge)[:, None])
     own = replace(sums, products=products / examples, targets=targets / examples)
@@ -179,22 +181,22 @@ def private_head(
 
 
 def encode_noisy_sums(sums: HeadSums, manifest: Manifest) -> bytes:
-    """Return sums of `noised` as one buffer; UpdateError if the manifest has no such weight."""
+    """Return the result of `noised` as one buffer; UpdateError if the manifest has no such weight."""
     if sums.weight not in manifest.index:
         raise UpdateError(f"the model has no tensor {sums.weight!r}")
     header = {"manifest": manifest.hash, "indices": [manifest.index[sums.weight]]}
-    # Squares of targets say what their sums do.
+    # Squared targets equal the targets' sums, and are left out.
     numbers = as_vector(sums)[: -len(sums.squares)]
     return pack(Kind.NOISY_SUMS, header, [numbers.astype("<f4").tobytes()])
 
 
 def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float) -> HeadSums:
-    """Return the sums in ``data``, to which noise of this standard deviation was added.
+    """Return the sums in ``data``, which contain noise of this standard deviation.
 
     Raises
     ------
     UpdateError
-        If the bytes are damaged or of another model, or no noise makes such numbers of clipped examples.
+        If the bytes are damaged or of another model, or clipped examples with noise cannot give such numbers.
     """
     _, header, payload = unpack(data, manifest, Kind.NOISY_SUMS)
     indices = index_field(header, "indices", manifest)
@@ -224,5 +226,5 @@ def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float
 
 
 def _below(value: float) -> float:
-    """Return the chance of a normal number below this."""
+    """Return the probability that a standard normal number is below this."""
     return 0.5 * erfc(-value / sqrt(2.0))

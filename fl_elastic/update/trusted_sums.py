@@ -1,7 +1,7 @@
-"""How far each client's sums are trusted: bounds on its features' sizes, and whether the head is worse with it.
+"""Which clients' sums are trusted: bounds on the sizes of features, and a test whether the head is worse with them.
 
-A client may say of its examples what it likes, as long as examples could have such sums. What it says is judged by
-what the head of all, with its sums and without them, does on the examples that others hold out.
+A client can claim any sums that some examples could have. They are judged by comparing the head with and without
+them on the examples that other clients hold out.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from fl_elastic.update.ridge import Ridge, RidgeWithout
 __all__ = ["harmful", "sizes_about_the_middle", "sizes_of_features"]
 
 _Floats = NDArray[np.float64]
-# Of who is judged by the others, one of so many that like its sums most do not count: they may belong together.
+# One in this many judges, those with the most favourable verdicts, do not count: they may collude with the client.
 _OUTER = 5
-# Nobody says that an error is more than so many times as large.
+# Cap on the factor by which one judge can say that an error has grown.
 _MOST = 2.0
-# Others' errors that grow by more than this over the number of clients, and by so many times what is usual among
-# honest ones, are no accident: of 1,980 honest clients, alike or with few classes each, one went beyond it.
+# Growth of others' errors that is no accident: above this number divided by the number of clients, and above this
+# multiple of the usual deviation. Of 1,980 honest clients, alike or with few classes each, one went beyond it.
 _HARM, _USUAL = 0.6, 4.0
-# Errors far below this share of the squared targets are all the same: what doubles them does no harm.
+# Errors far below this share of the squared targets count as equal: doubling them does no harm.
 _SMALL = 0.02
 
 
 def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
-    """Return how large each client's features are, about the median of the clients' means, over the mean client's.
+    """Return the size of each client's features about the median mean, relative to the mean client.
 
-    It is the mean over features of their mean squares, so that large features do not hide lies about small ones.
+    It is the mean over features of their relative mean squares, so that large features do not hide false small
+    ones.
 
     Examples
     --------
@@ -49,12 +50,12 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
 
 
 def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
-    """Return each client's mean squares about the median of the clients' means, over the mean client's.
+    """Return each client's mean squares about the median of the clients' means, relative to the mean client.
 
     Parameters
     ----------
     means, squares : array, shape (clients, D)
-        Of each feature. The result is the mean over features that move.
+        Means and mean squares of each feature. The result is averaged over features that are not constant.
     """
     middle = np.median(means, axis=0)
     about = np.maximum(squares - 2 * middle * means + middle**2, 0.0)
@@ -66,17 +67,17 @@ def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
 
 
 def harmful(ridge: Ridge) -> list[int]:
-    """Return which clients' sums make a head worse on what the others hold out, the worst one first.
+    """Return the clients whose sums make the head worse on what the others hold out, worst first.
 
-    Each part of what is held out is left out of all sums. Others judge by the targets that they have themselves:
-    a client that alone has a class takes nothing from them but what its class is mistaken for. What counts is how
-    much larger their errors are with a client's sums than without, beside what that is for the others. Where all
-    clients have other classes, it is large for all of them.
+    Each held-out part is left out of all sums. A judge only uses the targets that it has itself: a client with a
+    class of its own can only harm judges whose classes are mistaken for it. The criterion is the growth of their
+    errors with the client's sums against without, compared with that of the other clients. If all clients have
+    different classes, the growth is large for all of them.
 
     Parameters
     ----------
     ridge : Ridge
-        The head, from the sums of each client, of the same weight as it has there.
+        The head, from the sums of each client with the weights that they have in it.
     """
     grown = _growth_of_errors(ridge)
     known = ~np.isnan(grown)
@@ -90,12 +91,12 @@ def harmful(ridge: Ridge) -> list[int]:
 
 
 def _growth_of_errors(ridge: Ridge) -> _Floats:
-    """Return by client the mean logarithm of how much larger others' errors are with its sums; NaN if unknown."""
+    """Return for each client the mean log growth of others' errors by its sums; NaN if unknown."""
     system = ridge.system
     clients, outputs = len(system.sums), len(system.goal)
     before, after = np.zeros((clients, clients)), np.zeros((clients, clients))
     for rest in ridge.without:
-        # To first order: what leaves the head with what is left of each client's sums.
+        # First-order change of the head when the remaining sums of each client are removed.
         moved = rest.part.rows @ rest.solve(_pulls(rest))
         without = rest.left[:, None] + moved.reshape(-1, clients, outputs)
         for judge, rows in rest.part.whose.items():
@@ -107,7 +108,7 @@ def _growth_of_errors(ridge: Ridge) -> _Floats:
 
 
 def _pulls(rest: RidgeWithout) -> _Floats:
-    """Return what each client's sums that are left add to the gradient at a head, side by side."""
+    """Return each client's contribution to the gradient at a head, from its remaining sums, side by side."""
     system, part, weight = rest.whole.system, rest.part, rest.weight
     plain = system.plain(weight)
     own = np.hstack([system.about_goal(each) - each.products @ plain for each in system.sums])

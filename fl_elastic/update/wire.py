@@ -1,9 +1,9 @@
 """The packed form of partial updates.
 
-The header of `fl_elastic.update.frame` names the codec, the tensors (``indices`` into the manifest), their step
-counts, and where they are fewer than all: what of each tensor is written (``slices``, see
-`fl_elastic.update.parts`), and which tensors are written as fp32 whatever the codec (``exact``). The payload holds
-the tensors one after the other.
+The header of `fl_elastic.update.frame` names the codec, the tensors (``indices`` into the manifest) and their step
+counts. If not every number is written with the codec, it also names the written part of each tensor (``slices``,
+see `fl_elastic.update.parts`) and the tensors written as fp32 (``exact``). The payload holds the tensors one after
+the other.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ __all__ = ["WIRE_VERSION", "decode", "encode"]
 def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:
     """Return ``update`` as one buffer.
 
-    Of a tensor that was trained in part, that part is written; of others, slices that are wholly zero are
-    left out (unless the codec is sparse itself).
+    Of a tensor that was partly trained, the trained part is written. Of other tensors, all-zero slices are left
+    out, unless the codec is sparse itself.
 
     Parameters
     ----------
     update : PartialUpdate
-        What to write.
+        The update to write.
     manifest : Manifest
-        Of the global model.
+        Manifest of the global model.
     codec : str
-        Registered codec. Running statistics are written as fp32 where it is too coarse for them.
+        Registered codec. Running statistics are written as fp32 if the codec is too coarse for them.
 
     Raises
     ------
@@ -66,8 +66,8 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
     """
     check_update(update, manifest)
     coarse = CODECS.make(codec)
-    # Seeded from the update itself, so that the same update gives the same bytes, and updates of other clients and
-    # rounds are rounded independently: errors cancel.
+    # Seeded from the update itself, so that the same update gives the same bytes, while updates of other clients
+    # and rounds are rounded independently: errors cancel.
     generator = np.random.default_rng(_seed_of(update) if coarse.lossy and coarse.unbiased else 0)
     indices = sorted(manifest.index[name] for name in update.deltas)
     names = [manifest.names[index] for index in indices]
@@ -112,14 +112,14 @@ def decode(
     data : bytes or memoryview
         The buffer.
     manifest : Manifest
-        Of the global model.
+        Manifest of the global model.
     limits : Limits, optional
-        What counts the server believes.
+        Counts that the server accepts.
     in_place : bool
-        Whether the deltas may lie in the buffer, which the caller gives away: they can then be written to only if
-        it can. Otherwise they have memory of their own.
+        Whether the deltas may be views of the buffer, which the caller then must not use; they are writable only if
+        the buffer is. By default they have memory of their own.
     memory : callable, optional
-        ``memory(size)`` gives an array of so many float32 for deltas that are not written as they are held; by
+        ``memory(size)`` returns an array of ``size`` float32 for deltas that cannot be views of the buffer; by
         default a new one.
 
     Raises
@@ -159,7 +159,7 @@ def decode(
 
 
 def _seed_of(update: PartialUpdate) -> int:
-    """Return a seed that differs from client to client and from round to round, as what they learnt does."""
+    """Return a seed that differs between clients and rounds, as their deltas do."""
     digest = hashlib.blake2b(f"{update.base_version} {update.num_examples}".encode(), digest_size=8)
     for name in sorted(update.deltas):
         numbers = np.ascontiguousarray(update.deltas[name], np.float32).reshape(-1)
@@ -184,7 +184,7 @@ def _slices_of(
 
 
 def _read_exact(header: dict[str, Any], indices: list[int], manifest: Manifest) -> set[int]:
-    # Said by the writer, because roles do not enter the hash: the two sides may see them differently.
+    # Given in the message, because roles are not part of the hash: the two sides may see them differently.
     if "exact" not in header:
         return set()
     exact = set(index_field(header, "exact", manifest))
@@ -229,8 +229,8 @@ def _read_deltas(
 
 
 def _copied(payload: memoryview) -> memoryview:
-    # One copy of all numbers instead of one per tensor: servers that read thousands of updates keep their memory in
-    # one piece.
+    # One copy of all numbers instead of one per tensor, so that the memory of servers that read thousands of
+    # updates is not fragmented.
     return memoryview(np.frombuffer(payload, np.uint8).copy().data).cast("B")
 
 
@@ -241,7 +241,7 @@ def _laid_out(
     written: list[tuple[int, ...]],
     slices: list[Slices | None],
 ) -> PackedDeltas:
-    """Return tensors that were written one after the other."""
+    """Return the deltas of tensors that were written one after the other."""
     deltas = PackedDeltas(flat)
     start = 0
     for name, shape, found in zip(names, written, slices, strict=True):

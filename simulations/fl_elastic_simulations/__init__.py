@@ -1,1 +1,1 @@
-"""The laboratory beside fl_elastic: simulated federations, rivals, reports and benchmarks."""
+"""The laboratory beside fl_elastic: simulated federations, peers, reports and benchmarks."""

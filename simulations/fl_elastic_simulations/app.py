@@ -4,7 +4,7 @@ Settings (``flwr run simulations --run-config 'scenario="fashion_mnist"'``):
 
 - ``scenario``: a file of ``simulations/scenarios`` by name, or a path.
 - ``set``: changes, separated by semicolons, such as ``training.rounds=5; methods=full,elastic``.
-- ``data-root``: where datasets are; digits need none.
+- ``data-root``: folder of datasets; digits need none.
 - ``output``: an absolute folder for ``summary.json`` and ``report.html``; empty writes none.
 """
 
@@ -37,7 +37,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the scenario that the run config names."""
+    """Run the scenario that is named in the run config."""
     config = {key: str(value) for key, value in context.run_config.items()}
     name = config.get("scenario", "demo")
     path = _SCENARIOS / f"{name}.toml"

@@ -1,1 +1,1 @@
-"""Find out why a node or a server will not work, and say how to mend it."""
+"""Diagnose why a node or a server does not work, and say how to repair it."""

@@ -1,4 +1,4 @@
-"""All checks that make sense where the doctor is called."""
+"""All checks that apply to the folder for which the doctor is called."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ __all__ = ["World", "check_up"]
 
 @dataclass(frozen=True)
 class World:
-    """What the checks of a network ask; a test gives its own.
+    """What the network checks depend on; replaced in tests.
 
     Parameters
     ----------
     now : callable
-        Returns the time, with a time zone.
+        Returns the present time, with a time zone.
     known : callable
-        Whether an address can be resolved.
+        Returns whether an address can be resolved.
     health : callable
-        Asks a server.
+        Asks a server for its health.
     """
 
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
@@ -67,7 +67,7 @@ def check_up(place: Path | None, world: World | None = None) -> list[Finding]:
     place : Path, optional
         A fleet's folder (with ``fleet.toml``) or a node's (with ``node.toml``).
     world : World, optional
-        What is asked.
+        Replaces clock and network in tests.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _of_fleet(folder: FleetFolder, world: World) -> Iterator[Finding]:
     yield check_pair(folder)
     yield check_addresses(folder, server.addresses)
     yield check_permissions(_secrets(folder))
-    # Before the start of the server no answer is as it should be.
+    # A missing answer is only a warning: the server may not be started yet.
     yield from _network(server, folder.server_ca, world, missing="warn")
 
 
@@ -148,7 +148,7 @@ def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterato
 def _dated(
     server: Server, answers: Sequence[tuple[str, Health]], world: World
 ) -> Sequence[tuple[str, Health]]:
-    """Return answers with the server's time: a clock that is far off makes certificates look invalid."""
+    """Return the answers, completed by the server's time: a wrong clock makes certificates look invalid."""
     return [
         (address, world.health(server, address, None) if health.certificate_error else health)
         for address, health in answers

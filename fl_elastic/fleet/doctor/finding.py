@@ -1,4 +1,4 @@
-"""What one check of the doctor found."""
+"""Result of one check of the doctor."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ Status = Literal["ok", "warn", "fail", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check.
+    """Result of one check.
 
     Parameters
     ----------
     name : str
-        What was looked at.
+        What was checked.
     status : {"ok", "warn", "fail", "skipped"}
-        ``fail``: the fleet will not work with it; ``skipped``: it could not be looked at.
+        ``fail``: the fleet will not work like this; ``skipped``: it could not be checked.
     seen : str
         What was found.
     remedy : str
-        What to do; empty where nothing is to be done.
+        What to do; empty if nothing is to be done.
     """
 
     name: str
@@ -33,20 +33,20 @@ class Finding:
 
 
 def ok(name: str, seen: str) -> Finding:
-    """Return a finding that needs nothing."""
+    """Return a finding without a problem."""
     return Finding(name, "ok", seen)
 
 
 def warn(name: str, seen: str, remedy: str) -> Finding:
-    """Return a finding that may cost something."""
+    """Return a finding that may cause a problem."""
     return Finding(name, "warn", seen, remedy)
 
 
 def fail(name: str, seen: str, remedy: str) -> Finding:
-    """Return a finding with which it will not work."""
+    """Return a finding with which the fleet will not work."""
     return Finding(name, "fail", seen, remedy)
 
 
 def skipped(name: str, why: str) -> Finding:
-    """Return a finding about what could not be looked at."""
+    """Return a finding about something that could not be checked."""
     return Finding(name, "skipped", why)

@@ -29,14 +29,14 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """An installed torch, as its files say without importing it.
+    """An installed torch, as its files describe it, without importing it.
 
     Parameters
     ----------
     version : str
-        As installed.
+        Installed version.
     cuda : str, optional
-        Version of CUDA that it was built for; ``None`` for a build without.
+        Version of CUDA for which it was built; ``None`` for a build without CUDA.
     """
 
     version: str
@@ -70,7 +70,7 @@ def check_memory(memory: Memory) -> Finding:
 
 
 def check_swap(memory: Memory) -> Finding:
-    """Return whether a small board has swap, so that a peak costs time and not the process."""
+    """Return whether a small board has swap, so that a peak of memory costs time instead of ending the process."""
     if memory.total_bytes is None or memory.swap_total_bytes is None:
         return skipped("swap", "the platform does not tell")
     swap = memory.swap_total_bytes
@@ -83,7 +83,7 @@ def check_swap(memory: Memory) -> Finding:
 
 
 def check_disk(free_bytes: int | None, place: Path) -> Finding:
-    """Return whether there is space for what a node or server keeps."""
+    """Return whether there is disk space for the state of a node or server."""
     name = "disk"
     if free_bytes is None:
         return skipped(name, f"nothing to see at {place}")
@@ -109,7 +109,7 @@ def check_heat(now: Throttling | None) -> Finding:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution; nothing is imported."""
+    """Return the version of an installed distribution without importing it; None if it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -117,14 +117,14 @@ def installed_version(distribution: str) -> str | None:
 
 
 def torch_build(version: str | None = None, origin: Path | None = None) -> TorchBuild | None:
-    """Return what is installed as torch without importing it, which takes seconds on a small board.
+    """Return the installed torch without importing it, which takes seconds on a small board; None if missing.
 
     Parameters
     ----------
     version : str, optional
-        Of the distribution; looked up if left out.
+        Version of the distribution; looked up by default.
     origin : Path, optional
-        Torch's ``version.py``; looked up if left out.
+        Torch's ``version.py``; looked up by default.
     """
     version = installed_version("torch") if version is None else version
     if origin is None:

@@ -1,4 +1,4 @@
-"""Does an installation train? A tiny model goes through everything that a round does to it."""
+"""Test whether an installation can train: a tiny model goes through all steps of a round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIDE = 12
 
 
 def self_test(clock: Callable[[], float] = time.perf_counter) -> Finding:
-    """Profile, plan, train, encode, decode and merge once, and return how long it took.
+    """Profile, plan, train, encode, decode and merge once; return a finding with the time that it took.
 
     The model has a convolution, a norm and a linear layer; the data are random. Nothing is left on disk.
     """
@@ -23,7 +23,7 @@ def self_test(clock: Callable[[], float] = time.perf_counter) -> Finding:
     try:
         seen = _one_round()
     except Exception as error:
-        # Whatever is wrong with an installation shows here: missing libraries, illegal instructions, bugs.
+        # Any problem of an installation shows here: missing libraries, illegal instructions, bugs.
         return fail(
             name, f"{type(error).__name__}: {error}",
             "make the environment again; if it stays, report it with the output of: fl-elastic fleet doctor --json",

@@ -1,4 +1,4 @@
-"""Whether keys and certificates are valid and nobody else's, and whether the server answers and believes them."""
+"""Checks that keys and certificates are valid and private, and that the server answers and accepts them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _WARN_SECONDS, _FAIL_SECONDS = (
 
 
 def check_dates(name: str, path: Path, now: datetime, remedy: str = _RENEW) -> Finding:
-    """Return whether a certificate is valid now, and for a while."""
+    """Return whether a certificate is valid now and for the next month."""
     try:
         found = read_certificate(read_bytes(path), str(path))
     except FleetError as error:
@@ -118,7 +118,7 @@ def check_node_key(folder: NodeFolder, name: str) -> Finding:
 
 
 def check_permissions(paths: Iterable[Path]) -> Finding:
-    """Return whether nobody else can read what is secret."""
+    """Return whether secret files are readable by their owner only."""
     name = "permissions"
     there = [path for path in paths if path.exists()]
     if not there:
@@ -135,7 +135,7 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def check_names(known: Sequence[tuple[str, bool]]) -> Finding:
-    """Return whether the addresses of the server mean something here.
+    """Return whether the server's addresses can be resolved here.
 
     Parameters
     ----------
@@ -159,11 +159,11 @@ def check_server(
     Parameters
     ----------
     server : Server
-        Its port.
+        The server; its port is reported.
     answers : sequence of (str, Health)
-        Each address that was asked, and what came back.
+        Each address that was asked, and its answer.
     missing : {"fail", "warn"}
-        What it means if there is no answer: before the start of the server that is as it should be.
+        Status if there is no answer: before the start of the server this is expected.
     """
     name = "server"
     for address, health in answers:
@@ -183,7 +183,7 @@ def check_server(
 
 
 def check_clock(answers: Sequence[tuple[str, Health]], now: datetime) -> Finding:
-    """Return whether this clock and the server's agree, to the second that HTTP tells."""
+    """Return whether this clock and the server's agree, to the second, the resolution of HTTP."""
     name = "clock"
     dates = [health.date for _, health in answers if health.date is not None]
     if not dates:

@@ -1,1 +1,1 @@
-"""The sample store of a stream: bounded on the disk, safe when a process is killed."""
+"""The sample store of a stream: bounded in size, and safe if a process is killed."""

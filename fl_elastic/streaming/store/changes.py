@@ -1,4 +1,4 @@
-"""Changes of a store: offers, labels and withdrawals, each written in a whole transaction."""
+"""Changes of a store: samples, labels and withdrawals, each written in a complete transaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl_elastic.streaming.store.sqlite import Database, Facts, note, texts_of
 __all__ = ["Change", "Note", "Offer", "Relabelled", "Withdrawn", "Writer"]
 
 _LOG = logging.getLogger("fl_elastic")
-# In a place of its own, or in that of a row that leaves for it.
+# Inserts into a free slot, or replaces the row in a used one.
 _PLACE = (
     "INSERT INTO samples(slot, id, y, draw, version, x) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT(slot) DO UPDATE SET (id, y, draw, version, x) = "
@@ -36,9 +36,9 @@ _IS_HERE = "SELECT 1 FROM samples WHERE id = ?"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Offer:
-    """A sample that is offered to a store, as `SampleStore.add` takes it; nothing of it is checked yet.
+    """A sample that is offered to a store, as for `SampleStore.add`; it is not checked yet.
 
-    Its number is its id, which no other sample has; None for the one after the last.
+    Its number becomes its id, which no other sample has; None takes the next free number.
     """
 
     x: ArrayLike
@@ -48,7 +48,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """A label that came late; it costs nothing if the sample is not here."""
+    """A label that came later than its sample; ignored if the sample is not in the store."""
 
     number: int
     y: int
@@ -56,33 +56,36 @@ class Relabelled:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A sample that leaves, because somebody else keeps it from now on."""
+    """A sample that leaves the store because the caller keeps it from now on."""
 
     number: int
 
 
 Change: TypeAlias = Offer | Relabelled | Withdrawn
-"""What is done to a store, in the order of the stream."""
+"""A change of a store; changes are made in the order of the stream."""
 Note: TypeAlias = Callable[[Sequence[Change]], Mapping[str, object]]
-"""Told which changes are left after those of a transaction, says what is written with these."""
+"""Called with the changes that remain after a transaction; returns facts to write with the transaction."""
 
 
 class Writer:
-    """Writes changes into a store's file, so many at a time that its log keeps to its bound.
+    """Writes changes into a store's file, in transactions small enough for the bound of its log.
 
-    Its policy says who leaves when the file is full, ``seed`` is that of the lottery for places, and ``encoding``
-    that of the first sample.
+    ``policy`` decides which sample leaves when the file is full, ``seed`` determines the draws of the lottery, and
+    ``encoding`` is used if there is no sample yet.
     """
 
     def __init__(self, database: Database, policy: str, encoding: str, seed: int) -> None:
         self.database, self.policy, self.encoding, self.seed = database, policy, encoding, seed
 
     def form(self) -> Encoding | None:
-        """Return shape, type and form on disk of samples; None before the first."""
+        """Return shape, type and encoding of the samples; None before the first one."""
         return self.database.facts().form
 
     def change(self, changes: Sequence[Change], version: str, note: Note) -> list[int | None]:
-        """Make changes in their order; return the id of each whose sample is here, or was until now."""
+        """Make changes in order; return for each the id of its sample, None if that is not in the store.
+
+        A sample that a change has just deleted is returned with its id, too.
+        """
         made: list[int | None] = []
         while left := changes[len(made) :]:
             rows = self._together(left)
@@ -91,7 +94,7 @@ class Writer:
         return made
 
     def delete(self, condition: str, values: Sequence[object]) -> int:
-        """Delete the samples for which an SQL condition holds; return how many."""
+        """Delete the samples for which an SQL condition holds; return their number."""
         gone, some = 0, f"SELECT slot FROM samples WHERE {condition} LIMIT ?"
         query = f"DELETE FROM samples WHERE slot IN ({some})"
 
@@ -104,16 +107,16 @@ class Writer:
             most = self.database.bounds.rows_per_transaction(size)
             count = self.database.write(some_deleted, "a deletion", Rows(most, size)) or 0
             gone += count
-            # One that is killed may have deleted a part of them.
+            # A process that is killed here may have deleted only a part of them.
             if count < most:
                 return gone
 
     def _together(self, changes: Sequence[Change]) -> Rows:
-        """Return how many changes go into one transaction."""
+        """Return how many of the changes go into one transaction."""
         form, size = self.form(), 0
         for many, change in enumerate(changes):
             larger = max(size, self._bytes(change, form))
-            # The first sample alone decides what the others look like.
+            # The first sample is written alone, since it determines the form of all others.
             most = self.database.bounds.rows_per_transaction(larger) if form else 1
             if many >= most:
                 return Rows(many, size)
@@ -121,7 +124,7 @@ class Writer:
         return Rows(len(changes), size)
 
     def _bytes(self, change: Change, form: Encoding | None) -> int:
-        """Return what a change writes, at most; 0 where it is refused, being more than the log takes."""
+        """Return the most bytes that a change writes; 0 if it will be refused, or is larger than the log allows."""
         size = form.row_bytes if form else 0
         if isinstance(change, Offer):
             try:
@@ -130,7 +133,7 @@ class Writer:
                 return 0
             size = form.row_bytes
         elif isinstance(change, Relabelled):
-            # SQLite writes the whole row anew for another label.
+            # SQLite rewrites the whole row to change a label.
             query = "SELECT LENGTH(x) FROM samples WHERE id = ?"
             size = sum(row[0] for row in self.database.read(query, change.number))
         return size if size <= self.database.bounds.largest_row else 0
@@ -154,19 +157,19 @@ class Writer:
 
 
 class _Transaction:
-    """Some changes, within `Database.write`."""
+    """Several changes, made within one `Database.write`."""
 
     def __init__(self, writer: Writer, version: str) -> None:
         self._writer, self._version = writer, version
         self._connection, self._bounds = writer.database.connection, writer.database.bounds
-        # Another process may have written since the last transaction.
+        # Read again: another process may have written since the last transaction.
         self._texts = texts_of(self._connection)
         self._facts = Facts.of(self._texts)
         self._rooms: int | None = None
         self.refused: Counter[str] = Counter()
 
     def make(self, change: Change) -> int | None:
-        """Make a change, as far as it makes sense; return the id of its sample, None if that is not here."""
+        """Make a change if it is valid; return the id of its sample, None if that is not in the store."""
         number, execute = change.number, self._connection.execute
         if isinstance(change, Offer):
             try:
@@ -182,7 +185,7 @@ class _Transaction:
         return number if found.rowcount else None
 
     def note(self, further: Mapping[str, object]) -> None:
-        """Write down what is new, and further texts."""
+        """Write the facts that have changed, and further texts."""
         self._facts.rejected += self.refused
         now = {k: str(text) for k, text in {**self._facts.to_texts(), **further}.items()}
         note(self._connection, {k: text for k, text in now.items() if self._texts.get(k) != text})
@@ -191,7 +194,7 @@ class _Transaction:
         facts, number = self._facts, offer.number
         if number is not None and number <= facts.last:
             if self._connection.execute(_IS_HERE, (number,)).fetchone():
-                # To offer it again changes nothing.
+                # Offering a stored sample again changes nothing.
                 return number
         x, form = checked_sample(offer.x, facts.form), facts.form
         if form is None:
@@ -201,7 +204,7 @@ class _Transaction:
         size = form.row_bytes
         if size > self._bounds.largest_row:
             raise Refused(f"{size} bytes are too many for a store of this capacity")
-        # The first sample that makes sense decides what the others look like.
+        # The first valid sample determines the form of all others.
         facts.form, facts.seen = form, facts.seen + 1
         number = facts.last + 1 if number is None else number
         facts.last = max(facts.last, number)
@@ -216,23 +219,23 @@ class _Transaction:
         return number
 
     def _is_full(self, row_bytes: int) -> bool:
-        """Whether somebody has to leave for a newcomer; if not, it is counted."""
+        """Return whether a sample has to leave for a newcomer; if not, a free place is used up."""
         if self._rooms is None:
             self._rooms = self._bounds.rooms(self._writer.database.used_pages(), row_bytes)
         if not self._rooms:
             return True
-        # Asked again once they are taken, or a row has left without another one in its place.
+        # 0 becomes None, so that the free places are counted again when they are used up.
         self._rooms = self._rooms - 1 or None
         return False
 
     def _place_for(self, newcomer: Newcomer, row_bytes: int) -> int | None:
-        """Return the place that a newcomer takes, in which another one still may be; None if it is turned away."""
+        """Return the slot for a newcomer, which a sample may still occupy; None if the newcomer is rejected."""
         connection, policy = self._connection, self._writer.policy
         slot = victim(connection, policy, newcomer)
         if slot is not None and self._bounds.is_tight(
             self._writer.database.used_pages(), row_bytes
         ):
-            # A further row leaves: rows come and go at random, and leave gaps in the indices.
+            # Another row leaves as well: random insertions and deletions leave gaps in the indices.
             connection.execute(_LEAVE, (slot,))
             connection.execute(_LEAVE, (victim(connection, policy, newcomer),))
             self._rooms = None

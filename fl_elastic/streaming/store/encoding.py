@@ -1,4 +1,4 @@
-"""How a sample is encoded in the store: as it is, or as features in fewer bits."""
+"""Encoding of samples in the store: unchanged, or as features in fewer bits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ENCODINGS = ("raw", "fp16", "int8")
 
 @dataclass(frozen=True)
 class Encoding:
-    """Form on disk, shape and type of every sample of a store.
+    """Encoding, shape and type of every sample of a store.
 
-    ``raw`` is bytes as they are; ``fp16`` and ``int8`` are features, as `FeatureCodec` stores them.
+    ``raw`` keeps the bytes unchanged; ``fp16`` and ``int8`` are for features, see `FeatureCodec`.
 
     >>> form = Encoding("int8", (64,), np.dtype(np.float32))
     >>> ramp = np.linspace(0, 1, 64, dtype=np.float32)
@@ -39,7 +39,7 @@ class Encoding:
 
     @classmethod
     def of(cls, name: str, example: NDArray[Any]) -> Encoding:
-        """Return the encoding of a store whose first sample this is."""
+        """Return the encoding of a store whose first sample is ``example``."""
         return cls(name, example.shape, example.dtype if name == "raw" else np.dtype(np.float32))
 
     @cached_property
@@ -73,13 +73,13 @@ class Encoding:
         return None if self.name == "raw" else FeatureCodec(self.name, self.shape)
 
     def to_json(self) -> str:
-        """Return it as text."""
+        """Return the encoding as text."""
         return json.dumps({"name": self.name, "shape": self.shape, "dtype": self.dtype.str})
 
     @classmethod
     @lru_cache
     def from_json(cls, text: str) -> Encoding:
-        """Read what `to_json` wrote; sqlite3.DatabaseError if it is something else."""
+        """Read the text of `to_json`; sqlite3.DatabaseError if it is anything else."""
         try:
             found = json.loads(text)
             form = cls(

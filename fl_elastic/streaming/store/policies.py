@@ -1,4 +1,4 @@
-"""Which samples stay when the store is full."""
+"""Storage policies: which samples stay when the store is full."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 __all__ = ["STORAGE_POLICIES", "Newcomer", "lottery", "victim"]
 
-# The class with most samples, that of the newcomer among equal ones.
+# The class with the most samples; of equal ones, that of the newcomer.
 _LARGEST = "SELECT y FROM classes ORDER BY n DESC, y = :label DESC, y LIMIT 1"
 
 STORAGE_POLICIES = {
@@ -19,24 +19,24 @@ STORAGE_POLICIES = {
         f"WHERE y = ({_LARGEST}) ORDER BY draw DESC LIMIT 1"
     ),
 }
-"""By name, the query for the slot that a newcomer takes; NULL turns it away.
+"""Storage policies by name: the SQL query for the slot that a newcomer takes; NULL rejects the newcomer.
 
-A reservoir keeps each sample of the stream with the same probability (Vitter 1985): those with the smallest draws.
-Balanced by class, as many of each class are kept as fit, and within a class a reservoir (Chrysakis and Moens 2020);
-samples without a label are a class of their own.
+``reservoir`` keeps each sample of the stream with equal probability (Vitter 1985): those with the smallest draws.
+``class_balanced`` keeps equally many samples of each class as far as possible, with a reservoir within a class
+(Chrysakis and Moens 2020); samples without a label form a class of their own.
 """
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A sample that asks for a place: its class as column ``y`` has it, and its number in the `lottery`."""
+    """A sample that is to be stored: its class as in column ``y``, and its draw in the `lottery`."""
 
     label: int
     draw: float
 
 
 def lottery(seed: int, number: int) -> float:
-    """Return the draw of the n-th sample of a stream, the same after every restart.
+    """Return the draw of the n-th sample of a stream; it is the same after every restart.
 
     >>> lottery(0, 1) == lottery(0, 1) != lottery(0, 2)
     True
@@ -46,7 +46,7 @@ def lottery(seed: int, number: int) -> float:
 
 
 def victim(connection: sqlite3.Connection, policy: str, newcomer: Newcomer) -> int | None:
-    """Return the slot that the newcomer takes by a storage policy; None to turn it away."""
+    """Return the slot that the newcomer takes under a storage policy; None to reject it."""
     given = {"label": newcomer.label, "draw": newcomer.draw}
     row = connection.execute(STORAGE_POLICIES[policy], given).fetchone()
     return None if row is None or row[0] is None else int(row[0])

@@ -23,7 +23,7 @@ from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
 __all__ = ["SampleStore", "Samples"]
 
-# Ids, as many as there are, in one value.
+# Any number of ids in a single value.
 _OF_IDS = "id IN (SELECT value FROM json_each(?))"
 
 
@@ -34,11 +34,11 @@ class Samples:
     Attributes
     ----------
     ids : array of int, shape (N,)
-        By which they are labelled or deleted; bigger is newer.
+        Ids for labelling and deleting; larger ones are newer.
     x : array, shape (N, ...)
-        Inputs, or features where the store holds those.
+        Inputs, or features if the store holds features.
     y : array of int, shape (N,)
-        Labels; masked, as in `numpy.ma`, where none has come.
+        Labels; masked, as in `numpy.ma`, for samples without one.
     """
 
     ids: NDArray[np.int64]
@@ -55,27 +55,27 @@ class Samples:
 class SampleStore(AbstractContextManager["SampleStore"]):
     """Keeps samples of a stream in a SQLite file that never grows beyond its bound.
 
-    One process may add while another one draws, labels and deletes. A process that is killed loses at most the
-    samples of the call it was in. A damaged file is put aside and a fresh one started; a full disk and samples
-    that do not fit cost themselves alone, and are counted in `rejected`.
+    One process may add samples while another one draws, labels and deletes. A process that is killed loses at most
+    the samples of its current call. A damaged file is put aside and a new one started. Invalid samples, and those
+    that a full disk does not take, do not affect others and are counted in `rejected`.
 
     Parameters
     ----------
     path : path-like
-        The file. What it was made with (encoding, policy, seed) has to be given again when it is opened again.
+        The file. To open it again, give the same encoding, policy and seed with which it was made.
     capacity_bytes : int
-        Bound of all that it takes on the disk, at any moment: the file, its write-ahead log and the log's index.
+        Most bytes on the disk at any moment: the file, its write-ahead log and the log's index.
     policy : {"reservoir", "class_balanced"}
-        Who stays when it is full: each sample with the same chance, or as many of each class as fit.
+        Which samples stay when it is full: each with equal probability, or equally many of each class.
     encoding : {"raw", "fp16", "int8"}
-        ``raw`` keeps inputs as they are; the others are for features.
+        ``raw`` keeps inputs unchanged; the others are for features.
     seed : int
-        Of the lottery for places.
+        Seed of the lottery that decides which samples stay.
 
     Raises
     ------
     StoreError
-        If the capacity is too small, the file cannot be opened, takes more already, or was made with other
+        If the capacity is too small, or the file cannot be opened, is already larger, or was made with other
         settings.
 
     Examples
@@ -109,7 +109,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self._drawable: tuple[object, NDArray[np.int64]] | None = None
 
     def settled_by(self, settle: Callable[[], object]) -> None:
-        """Call this before anybody looks: somebody gathers changes to write many of them at once."""
+        """Call ``settle`` before each access, for a caller that gathers changes to write many at once."""
         self._settle = settle
 
     def __len__(self) -> int:
@@ -120,29 +120,29 @@ class SampleStore(AbstractContextManager["SampleStore"]):
 
     @property
     def capacity_bytes(self) -> int:
-        """Bound of all that it takes on the disk."""
+        """Most bytes that the store takes on the disk."""
         return self._database.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
-        """What the file, its log and the log's index take on the disk now, gathered changes apart."""
+        """Bytes of the file, its log and the log's index on the disk now, without gathered changes."""
         return self._database.used_bytes()
 
     @property
     def seen(self) -> int:
-        """Samples that were offered and made sense, kept or not."""
+        """Number of valid samples that were offered, kept or not."""
         self._settle()
         return self._database.facts().seen
 
     @property
     def rejected(self) -> dict[str, int]:
-        """How many samples made no sense or could not be written, by reason."""
+        """Number of samples that were invalid or could not be written, by reason."""
         self._settle()
         return dict(self._database.facts().rejected + self._database.lost)
 
     @property
     def classes(self) -> dict[int | None, int]:
-        """How many samples of each label there are; None for those without."""
+        """Number of samples by label; None for those without."""
         self._settle()
         rows = self._database.read("SELECT y, n FROM classes WHERE n > 0 ORDER BY y")
         return {label_of(y): n for y, n in rows}
@@ -156,16 +156,16 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def add(
         self, x: ArrayLike, y: Any = None, *, version: str = ""
     ) -> int | list[int | None] | None:
-        """Offer a sample, or a batch where ``y`` is a sequence; return the id of each that was kept.
+        """Offer a sample, or a batch if ``y`` is a sequence; return the id of each, None if it was not kept.
 
         Parameters
         ----------
         x : array
             One sample, or a batch of them.
         y : int or sequence of int, optional
-            Labels, whole numbers; None if it is not known yet.
+            Labels, integers; None if not known yet.
         version : str
-            What the sample belongs to, such as the frozen prefix that made features; see `sample`.
+            Version of the sample, such as that of the frozen prefix that made its features; see `sample`.
         """
         if np.ndim(y) == 0:
             return self.change([Offer(x, y)], version)[0]
@@ -178,50 +178,51 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def change(
         self, changes: Sequence[Change], version: str = "", note: Note = lambda _: {}
     ) -> list[int | None]:
-        """Make changes in their order, in as few transactions as the log's bound allows.
+        """Make changes in order, in as few transactions as the log's bound allows.
 
-        Returns the id of each whose sample is here, or was until now; None if it was not kept, or is not here.
+        Returns for each change the id of its sample; None if the sample is not in the store. A sample that the
+        change has just deleted is returned with its id, too.
         """
         self._settle()
         return self._writer.change(changes, version, note)
 
     def noted(self, key: str) -> str:
-        """Return what was last written under a key together with changes; empty for nothing."""
+        """Return the text last written under a key together with changes; empty if there is none."""
         rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 
     @property
     def encoding(self) -> str:
-        """In which samples are written."""
+        """Name of the encoding of samples."""
         return self._writer.encoding
 
     def as_kept(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Return a sample as it would be read back."""
+        """Return a sample as it would be read back from the store."""
         if self.encoding == "raw":
             return x
         form = self._writer.form() or Encoding.of(self.encoding, x)
         return np.asarray(form.decode([form.encode(x)])[0])
 
     def fits(self, row_bytes: int) -> bool:
-        """Whether a sample of so many bytes is not too large for the capacity."""
+        """Return whether a sample of that many bytes is small enough for the capacity."""
         return self._database.bounds.largest_row >= row_bytes
 
     def sample(
         self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> Samples:  # fmt: skip
-        """Return up to ``n`` different samples, each drawn with the same chance.
+        """Return up to ``n`` distinct samples, each drawn with equal probability.
 
         Parameters
         ----------
         n : int
-            How many.
+            Number of samples.
         labelled : bool
-            Leave out those without a label.
+            Whether to leave out samples without a label.
         version : str, optional
-            Only those that were added with it.
+            Draw only samples that were added with this version.
         generator : numpy Generator, optional
-            Draws them; one that is kept makes the draws go on after a restart as without it.
+            Source of the draws; save and restore its state to continue the draws after a restart.
         """
         chosen = self.draw(n, labelled=labelled, version=version, generator=generator)
         return self.take(chosen.tolist())
@@ -230,14 +231,14 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Return the ids of the samples that `sample` would return: `take` several draws at once."""
+        """Return the ids of the samples that `sample` would return, to `take` those of several draws at once."""
         ids = self.ids(labelled=labelled, version=version)
         draw = generator or np.random.default_rng()
-        # Where there is nothing to draw from, nobody's random numbers move.
+        # An empty store must not advance the generator.
         return draw.choice(ids, size=min(n, len(ids)), replace=False) if len(ids) else ids
 
     def ids(self, *, labelled: bool = True, version: str | None = None) -> NDArray[np.int64]:
-        """Return the ids of all samples that `sample` may return, the oldest first."""
+        """Return the ids of all samples that `sample` may return, oldest first."""
         self._settle()
         state = (self._database.state(), labelled, version)
         if self._drawable is None or self._drawable[0] != state:
@@ -248,19 +249,19 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._drawable[1]
 
     def take(self, ids: Iterable[int]) -> Samples:
-        """Return the samples with these ids, in their order; those that are gone are left out."""
+        """Return the samples with these ids, in their order, without those that are gone."""
         self._settle()
         return self.found(ids)
 
     def found(self, ids: Iterable[int]) -> Samples:
-        """Return the samples with these ids that are in the file already; see `take`."""
+        """Return the samples with these ids that are already in the file, without gathered changes; see `take`."""
         wanted = list(ids)
         query = f"SELECT id, y, x FROM samples WHERE {_OF_IDS}"
 
         def looked() -> Samples:
             connection = self._database.connection
             rows = {row[0]: row for row in connection.execute(query, (_listed(wanted),))}
-            # Asked after the rows, which another process may write otherwise by now.
+            # Read after the rows, since another process may have replaced them.
             form = Facts.of(texts_of(connection)).form
             return _samples([rows[each] for each in wanted if each in rows], form)
 
@@ -269,14 +270,14 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     def delete(
         self, ids: Iterable[int] | None = None, *, other_than_version: str | None = None
     ) -> int:
-        """Delete samples for which all that is given holds; return how many.
+        """Delete the samples that match all given conditions; return their number.
 
         Parameters
         ----------
         ids : iterable of int, optional
-            Only these.
+            Delete only these.
         other_than_version : str, optional
-            Only those that were added with another version.
+            Delete only samples that were added with another version.
         """
         self._settle()
         given: dict[str, object] = {
@@ -288,15 +289,15 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._writer.delete(" AND ".join(given), [*given.values()])
 
     def erase(self, ids: Iterable[int]) -> int:
-        """Delete samples so that the file no longer holds their bytes; return how many.
+        """Delete samples so that the file no longer holds their bytes; return their number.
 
-        What is deleted otherwise is overwritten only as others come. The whole file is written anew, which takes as
-        much room on the disk again for a while.
+        The bytes of samples that `delete` removes stay until others overwrite them. This rewrites the whole file,
+        which temporarily takes the same room on the disk again.
 
         Raises
         ------
         StoreError
-            If it could not be: another process reads, or the disk is full.
+            If the file could not be rewritten: another process reads it, or the disk is full.
         """
         gone = self.delete(ids)
         try:
@@ -309,13 +310,13 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return gone
 
     def close(self) -> None:
-        """Close the file; what was committed is in it."""
+        """Write the gathered changes and close the file."""
         self._settle()
         self._database.connection.close()
 
 
 def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
-    """Return samples, from rows of id, label and sample as they lie in the file."""
+    """Return samples, given rows of id, label and sample from the file."""
     ids, y, x = zip(*rows, strict=True) if rows else ((),) * 3
     return Samples(
         ids=np.array(ids, np.int64),

@@ -1,4 +1,4 @@
-"""The SQLite file under a sample store: tables, transactions within its bound, a fresh file for a damaged one."""
+"""The SQLite file of a sample store: tables, bounded transactions, and a new file in place of a damaged one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Database", "Facts", "note", "texts_of"]
 
 _LOG = logging.getLogger("fl_elastic")
 _Found = TypeVar("_Found")
-# Another process may fill the log between two looks.
+# Another process may fill the log between two attempts.
 _ATTEMPTS = 5
-# How long one who reads is waited for when the log is full; one who reads for ever is waited for once.
+# How long to wait for a reader when the log is full; a reader that never ends is waited for only once.
 _READER_MS = 2000
 _BUSY_SECONDS = 30.0
 _FORMAT = "2"
@@ -44,16 +44,16 @@ _ONE_MORE = "INSERT INTO classes VALUES (NEW.y, 1) ON CONFLICT(y) DO UPDATE SET 
 _ONE_LESS = "UPDATE classes SET n = n - 1 WHERE y = OLD.y;"
 _SETTINGS = (
     "PRAGMA journal_mode = WAL",
-    # A killed process loses nothing that was committed; a power cut perhaps the last commits, never the file.
+    # A killed process loses nothing that was committed. A power cut may lose the last commits, but never the file.
     "PRAGMA synchronous = NORMAL",
-    # Some builds would write zeros over all that leaves: twice the bytes, and more than the log's bound foresees.
+    # Some builds of SQLite would overwrite all deleted rows with zeros: twice the bytes, beyond the log's bound.
     "PRAGMA secure_delete = FAST",
-    # It is shortened by hand, see `Database.write`.
+    # The log is emptied explicitly, see `Database.write`.
     "PRAGMA wal_autocheckpoint = 0",
-    # Nothing lies on the disk besides what is counted.
+    # Nothing is written to the disk that is not counted.
     "PRAGMA temp_store = MEMORY",
 )
-# They count samples by class as rows come and go; of this connection alone, so that the file is as it always was.
+# Triggers that count samples by class. They belong to this connection only, so that the file's schema is unchanged.
 _COUNTING = (
     f"CREATE TEMP TRIGGER came AFTER INSERT ON samples BEGIN {_ONE_MORE} END",
     f"CREATE TEMP TRIGGER went AFTER DELETE ON samples BEGIN {_ONE_LESS} END",
@@ -63,7 +63,7 @@ _COUNTING = (
 
 @dataclass
 class Facts:
-    """What a file says of its samples: those seen, the last id, those rejected by reason, and their form."""
+    """Facts stored with the samples: number seen, last id, number rejected by reason, and encoding."""
 
     seen: int
     last: int
@@ -72,7 +72,7 @@ class Facts:
 
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Facts:
-        """Read what `to_texts` gave; sqlite3.DatabaseError if it is something else."""
+        """Read the result of `to_texts`; sqlite3.DatabaseError if it is anything else."""
         try:
             seen, last = (int(texts.get(key, "0")) for key in ("seen", "last_id"))
             rejected = json.loads(texts.get("rejected", "{}")).items()
@@ -82,7 +82,7 @@ class Facts:
             raise sqlite3.DatabaseError(f"what it says of its samples: {error}") from None
 
     def to_texts(self) -> dict[str, str]:
-        """Return it as texts by key, without what there is none of."""
+        """Return the facts as texts by key; facts that do not exist are left out."""
         texts = {"seen": str(self.seen), "last_id": str(self.last)}
         if self.rejected:
             texts["rejected"] = json.dumps(self.rejected)
@@ -90,10 +90,10 @@ class Facts:
 
 
 class Database:
-    """A SQLite file within its bound, with a write-ahead log; several processes may have it open.
+    """A SQLite file with a bound and a write-ahead log; several processes may have it open.
 
-    One that is damaged is put aside, and a fresh one made with the same settings; `lost` counts that, and what
-    could not be written, by reason.
+    A damaged file is put aside, and a new one made with the same settings. `lost` counts damaged files and samples
+    that could not be written, by reason.
     """
 
     def __init__(self, path: Path, capacity_bytes: int, settings: Mapping[str, str]) -> None:
@@ -105,30 +105,31 @@ class Database:
         self.lost: Counter[str] = Counter()
         self._failures, self._held_up = 0, False
         self._files = tuple(os.fspath(path) + end for end in ("", "-wal", "-shm"))
-        # Nothing yet.
+        # A placeholder until the file is opened.
         self.connection = sqlite3.connect(":memory:")
         self._opened_as: tuple[int, int] | None = None
         self.look(lambda: None)
 
     def look(self, action: Callable[[], _Found]) -> _Found:
-        """Do something that only reads; StoreError if the file cannot be read."""
+        """Run an action that only reads; StoreError if the file cannot be read."""
         try:
             return self._tried(action)
         except sqlite3.Error as error:
             raise StoreError(f"cannot read {self.path}: {error}") from None
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """Return rows; StoreError if they cannot be read."""
+        """Return the rows of a query; StoreError if they cannot be read."""
         return self.look(lambda: self.connection.execute(query, values).fetchall())
 
     def facts(self) -> Facts:
-        """Return what the file says of its samples now; another process may have added some."""
+        """Return the facts that the file holds now; another process may have added samples."""
         return self.look(lambda: Facts.of(texts_of(self.connection)))
 
     def write(self, action: Callable[[], _Found], what: str, rows: Rows) -> _Found | None:
-        """Do something that no other process writes beside, all of it or nothing, with so many rows at most.
+        """Run an action as an exclusive transaction that writes at most these rows; return its result.
 
-        The log is shortened first if it might outgrow its bound. What the disk does not take is logged, and None.
+        The log is emptied first if it might outgrow its bound. If the disk does not take the transaction, that is
+        logged and the result is None.
         """
 
         def whole() -> _Found:
@@ -140,33 +141,33 @@ class Database:
             return self._tried(whole)
         except sqlite3.DatabaseError as error:
             self._failures += 1
-            # A disk may stay full for long: said the first time, the second, the fourth, ...
+            # A disk may stay full for long: log only the first failure, the second, the fourth, ...
             if self._failures.bit_count() == 1:
                 said = f"{what} could not be written to {self.path}: {error}"
                 _LOG.warning("%s (failure %s)", said, self._failures)
             return None
 
     def compact(self) -> None:
-        """Write the file anew, without what was deleted from it; sqlite3.Error if something is in the way."""
+        """Rewrite the file without deleted content; sqlite3.Error if that is not possible."""
         self.connection.execute("VACUUM")
         if not self._shortened():
             raise sqlite3.OperationalError("another process reads for too long")
 
     def state(self) -> tuple[object, ...]:
-        """Return something that is another one whenever the samples may be others."""
+        """Return a value that changes whenever the samples may have changed."""
         writes_of_others = self.read("PRAGMA data_version")[0][0]
         return self.connection, self.connection.total_changes, writes_of_others
 
     def used_pages(self) -> int:
-        """Return how many pages of the file are in use."""
+        """Return the number of pages of the file in use."""
         return _number(self.connection, "page_count") - _number(self.connection, "freelist_count")
 
     def used_bytes(self) -> int:
-        """Return what the file, its log and the log's index take on the disk."""
+        """Return the bytes of the file, its log and the log's index on the disk."""
         return sum(map(_size, self._files))
 
     def quarantine(self, damage: str) -> None:
-        """Rename the file; a fresh one is made as soon as it is needed."""
+        """Rename the damaged file; a new one is made when it is needed."""
         self.lost["file was damaged"] += 1
         self.connection.close()
         try:
@@ -182,32 +183,32 @@ class Database:
         self._opened_as = None
 
     def _tried(self, action: Callable[[], _Found]) -> _Found:
-        """Do it, on a fresh file where this one is damaged."""
+        """Run an action, on a new file if this one is damaged."""
         here = _identity(self._files[0])
         try:
             return self._opened(action)
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
-            # Another process may have put it aside by now.
+            # Another process may have put the file aside by now.
             if _identity(self._files[0]) == here:
                 self.quarantine(str(error))
         return self._opened(action)
 
     def _opened(self, action: Callable[[], _Found]) -> _Found:
-        """Do it on the file that is at the path now."""
+        """Run an action on the file that is at the path now."""
         if self._opened_as is None or self._opened_as != _identity(self._files[0]):
             if self._opened_as:
-                # Another process has put the file aside, or somebody has deleted it.
+                # Another process has put the file aside, or someone has deleted it.
                 _LOG.warning("the sample store %s was replaced: opened anew", self.path)
             self._open()
         return action()
 
     def _open(self) -> None:
-        """Open what is at the path, made if it is not there; sqlite3.DatabaseError if it is damaged."""
+        """Open the file at the path, or make it; sqlite3.DatabaseError if it is damaged."""
         self.connection.close()
         try:
-            # SQLite gives its log and its index the permissions of the file.
+            # SQLite gives the log and its index the permissions of the file.
             os.close(private_file(self.path, os.O_RDWR))
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -233,14 +234,14 @@ class Database:
                 f"it takes {count * page} bytes already, too many for a capacity of {self.capacity_bytes}: "
                 f"give {least}, or another file"
             )
-        # Whatever may have been forgotten there, SQLite itself then refuses to let the file grow.
+        # A safeguard: beyond this, SQLite itself refuses to let the file grow.
         connection.execute(f"PRAGMA max_page_count = {bounds.pages}")
         return bounds
 
     def _begin(self, log_bytes: int) -> None:
         for _ in range(_ATTEMPTS):
             self.connection.execute("BEGIN IMMEDIATE")
-            # Looked at only now, when nobody else can make it longer.
+            # Checked within the transaction, when no other process can add to the log.
             if _size(self._files[1]) + log_bytes <= self.bounds.log:
                 return
             self.connection.execute("ROLLBACK")
@@ -251,7 +252,7 @@ class Database:
         )
 
     def _shortened(self) -> bool:
-        """Write the log into the file and cut it off; return whether nobody's reading was in the way."""
+        """Write the log into the file and empty it; return whether that was possible in spite of readers."""
         before = _number(self.connection, "busy_timeout")
         wait = 0 if self._held_up else min(before, _READER_MS)
         self.connection.execute(f"PRAGMA busy_timeout = {wait}")
@@ -263,12 +264,12 @@ class Database:
 
 
 def texts_of(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return all that is written down beside the samples."""
+    """Return all texts that are stored beside the samples, by key."""
     return dict(connection.execute("SELECT key, value FROM meta").fetchall())
 
 
 def note(connection: sqlite3.Connection, texts: Mapping[str, object]) -> None:
-    """Write texts down beside the samples."""
+    """Write texts beside the samples."""
     connection.executemany(
         "INSERT INTO meta VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET value = excluded.value",
         [(key, str(value)) for key, value in texts.items()],
@@ -276,19 +277,19 @@ def note(connection: sqlite3.Connection, texts: Mapping[str, object]) -> None:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether an error says that the file itself is damaged, rather than busy, full or unreachable."""
-    # Other failures mostly have classes of their own; what is found here has no code.
+    """Return whether an error means that the file itself is damaged, rather than busy, full or unreachable."""
+    # Most other failures have their own classes; errors raised by this module have no code.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     return type(error) is sqlite3.DatabaseError and code & 0xFF in _DAMAGE
 
 
 def _prepare(connection: sqlite3.Connection, page_size: int, settings: Mapping[str, str]) -> None:
     """Set the connection up and make the tables; sqlite3.DatabaseError if the file is damaged."""
-    # Letters that are none are found where they mean something.
+    # Invalid characters are replaced here; they are rejected wherever a value matters.
     connection.text_factory = lambda data: data.decode(errors="replace")
     tables = _tables(connection)
     if tables and not tables & _TABLES:
-        # Somebody's file, and none of ours: left as it is.
+        # A file of another program: leave it as it is.
         named = ", ".join(sorted(tables)[:3])
         raise StoreError(f"it is no sample store, but a database with {named}")
     for statement in (f"PRAGMA page_size = {page_size}", *_SETTINGS, "BEGIN IMMEDIATE"):

@@ -1,1 +1,1 @@
-"""How the numbers of a partial update are written: one class per way, found by name."""
+"""Codecs for the numbers of a partial update: one class each, found by name."""

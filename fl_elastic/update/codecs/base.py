@@ -1,4 +1,4 @@
-"""What a codec is: it writes one tensor as bytes of a known length, and reads it back."""
+"""The codec interface: write one tensor as bytes of a known length, and read it back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CODECS", "Codec", "Memory", "does_not_fit", "finite", "number_of"]
 _Floats = NDArray[np.float32]
 _LARGE = 1 << 16
 Memory = Callable[[int], _Floats]
-"""Gives an array of so many numbers, to be written to."""
+"""Returns a writable array of the given size."""
 
 
 class Codec(ABC):
@@ -27,15 +27,15 @@ class Codec(ABC):
     Attributes
     ----------
     lossy : bool
-        Whether float32 numbers come back changed.
+        Whether float32 numbers change when they are written and read back.
     unbiased : bool
-        Whether the mean over many generators of what comes back is what was written.
+        Whether the mean of the decoded numbers over many generators equals the written ones.
     sparse : bool
-        Whether zeros take no bytes anyway: slices of zeros are then not left out before.
+        Whether zeros take no bytes anyway, so that slices of zeros need not be left out before.
     for_statistics : bool
-        Whether running statistics may be written so; where not, they travel as fp32.
+        Whether the codec may be used for running statistics; if not, they travel as fp32.
     for_weights : bool
-        Whether a whole model may be written so, not only a change of it.
+        Whether the codec may be used for a whole model, not only for a change of it.
     """
 
     lossy: ClassVar[bool] = True
@@ -46,19 +46,19 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
-        """Return the bytes of ``values``, of any shape; raises UpdateError if they cannot be represented.
+        """Return the bytes of ``values``, of any shape; UpdateError if they cannot be represented.
 
         All randomness comes from ``generator``.
         """
 
     @property
     def share(self) -> float:
-        """Bytes of a large vector over those of fp32."""
+        """Bytes of a large vector relative to fp32."""
         return self.size((_LARGE,)) / (4 * _LARGE)
 
     @abstractmethod
     def size(self, shape: tuple[int, ...]) -> int:
-        """Return how many bytes a tensor of this shape takes."""
+        """Return the number of bytes of a tensor of this shape."""
 
     @abstractmethod
     def decode(self, data: memoryview, shape: tuple[int, ...]) -> _Floats:
@@ -67,19 +67,19 @@ class Codec(ABC):
         Raises
         ------
         UpdateError
-            If no tensor is written like that. Numbers that are not finite may also be returned: the reader of
+            If ``data`` cannot be the result of `encode`. Numbers that are not finite may be returned: the reader of
             a message refuses them.
         """
 
     def decode_into(self, data: memoryview, values: _Floats) -> None:
-        """Write what `decode` returns into ``values``, which has the tensor's shape."""
+        """Write the result of `decode` into ``values``, which has the tensor's shape."""
         values[...] = self.decode(data, values.shape)
 
     def decode_together(self, data: memoryview, memory: Memory) -> _Floats | None:
         """Return the numbers of tensors that were written one after the other, as one array.
 
-        The caller gives ``data`` away, so the result may be a view of it; else it lies in ``memory``. None, unless
-        overridden: where tensors are not written number by number.
+        The caller gives ``data`` away, so the result may be a view of it; otherwise it lies in ``memory``. The
+        default is None, for codecs that do not write number by number.
         """
         del data, memory
         return None
@@ -100,7 +100,7 @@ CODECS: Factories[Codec] = Factories(
 
 
 def number_of(shape: tuple[int, ...]) -> int:
-    """Return how many numbers a tensor of this shape has.
+    """Return the count of numbers of a tensor of this shape.
 
     >>> number_of(()), number_of((3, 0)), number_of((2, 5))
     (1, 0, 10)
@@ -117,7 +117,7 @@ def finite(values: NDArray[Any], written_as: str) -> _Floats:
 
 
 def does_not_fit(values: NDArray[Any], written_as: str) -> UpdateError:
-    """Return the error to raise when ``values`` are beyond the range of ``written_as``, or not numbers."""
+    """Return the error for ``values`` that are beyond the range of ``written_as``, or not finite."""
     return UpdateError(
         f"values up to {np.abs(values).max():.3g} do not fit {written_as}; "
         "send them as fp32, or look for a training run that diverged"

@@ -1,4 +1,4 @@
-"""The upper half of single precision: its range at 8 significant bits."""
+"""The upper half of single precision: the same range at 8 significant bits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _EXPONENT = np.uint16(0x7F80)
 
 @CODECS.register("bf16")
 class Bf16(Codec):
-    """The upper 16 bits of float32, rounded to nearest, ties to even: half the bytes, any magnitude.
+    """The upper 16 bits of float32, rounded to nearest, ties to even: half the bytes at the same range.
 
-    Where fp16 loses changes below 6e-8, this keeps 8 significant bits of changes down to 1e-38.
+    fp16 loses changes below 6e-8; this keeps 8 significant bits of changes down to 1e-38.
     """
 
     for_statistics = True
@@ -28,7 +28,7 @@ class Bf16(Codec):
         """Return ``values`` as little-endian 16-bit words."""
         del generator
         bits = finite(values, _NAME).view(np.uint32)
-        # Half a step up, less one unless the last kept bit is odd: a tie then ends in an even bit.
+        # Add half a step, minus one unless the last kept bit is odd: a tie then ends in an even bit.
         words = ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype("<u2")
         if bool(((words & _EXPONENT) == _EXPONENT).any()):
             raise does_not_fit(values, _NAME)

@@ -1,4 +1,4 @@
-"""Whole numbers from -127 to 127 and a scale per tensor, rounded at random so that no error adds up."""
+"""Integers from -127 to 127 and one scale per tensor, rounded at random so that errors do not accumulate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Int8(Codec):
         return np.array(scale, dtype="<f4").tobytes() + whole.astype(np.int8).tobytes()
 
     def size(self, shape: tuple[int, ...]) -> int:
-        """Return one byte per number and four for the scale; nothing for no numbers."""
+        """Return one byte per number plus four for the scale; 0 for an empty tensor."""
         count = number_of(shape)
         return 4 + count if count else 0
 
@@ -65,7 +65,7 @@ class Int8(Codec):
 
 
 def _scale_of(flat: _Floats) -> np.float32:
-    """Return the smallest float32 of which no number is more than 127 times as large; zero for zeros."""
+    """Return the smallest float32 such that no number exceeds 127 times it; zero for zeros."""
     largest = float(np.abs(flat).max())
     scale = np.float32(largest / _LARGEST)
     if float(scale) * _LARGEST < largest:

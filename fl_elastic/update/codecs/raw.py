@@ -55,7 +55,7 @@ class Fp32(_Raw):
     unbiased = True
 
     def decode_together(self, data: memoryview, memory: Memory) -> _Floats:
-        """Return a view of ``data`` where it is aligned, and in the machine's order of bytes."""
+        """Return a view of ``data`` if it is aligned and in native byte order, else a copy."""
         numbers = np.frombuffer(data, dtype=self.dtype)
         as_they_are = numbers.flags.aligned and numbers.dtype.isnative
         return numbers if as_they_are else super().decode_together(data, memory)

@@ -1,4 +1,4 @@
-"""The few largest numbers of each tensor and where they stand."""
+"""The few largest numbers of each tensor, and their indices."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ONE_OF = 16
 class TopK(Codec):
     """The largest sixteenth of the numbers of each tensor, at least one; the others are zero.
 
-    A scale (float32), then the numbers as half-precision shares of it, then their indices in the flattened
-    tensor, increasing, as u16 where that suffices and as u32 otherwise. Meant with `ErrorFeedback`, which
-    keeps what was left out for the next round (Stich et al. 2018, sparsified SGD with memory).
+    The bytes are a scale (float32), the numbers as half-precision shares of it, and their increasing indices in the
+    flattened tensor, as u16 if that suffices, else as u32. Use it with `ErrorFeedback`, which keeps what was left
+    out for the next round (Stich et al. 2018, sparsified SGD with memory).
     """
 
-    # Its share is of all numbers: with fewer to choose from, fewer would be kept.
+    # The kept share is relative to all numbers: leaving out slices before would keep fewer.
     sparse = True
 
     def encode(self, values: _Floats, generator: np.random.Generator) -> bytes:
@@ -86,7 +86,7 @@ def _index_dtype(total: int) -> np.dtype[Any]:
 
 
 def _largest(magnitude: _Floats, count: int) -> NDArray[np.int64]:
-    """Return the increasing indices of the ``count`` largest numbers; of equal ones, the first."""
+    """Return the increasing indices of the ``count`` largest numbers; among equal ones, the first."""
     threshold = np.partition(magnitude, magnitude.size - count)[magnitude.size - count]
     above = np.flatnonzero(magnitude > threshold)
     equal = np.flatnonzero(magnitude == threshold)

@@ -38,7 +38,7 @@ BENCHMARKS = {
     "stream": "Compare ways to go through streams that change.",
     "throughput": "Compare what a client-round costs with the bare loop and with Flower's engine.",
 }
-"""What each command measures. Its module in `benchmarks`, which is loaded when it is run, holds a `BENCHMARK`."""
+"""Descriptions of the commands; each command's module in `benchmarks` has a `BENCHMARK`, imported when run."""
 
 _FOLDER = Path("simulations/results")
 
@@ -107,7 +107,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def _print(title: str, table: pd.DataFrame) -> None:
-    # Importing the command line loads the commands of all packages, this one's among them.
+    # Imported here: loading the command line loads the commands of all packages, including this one's.
     from fl_elastic.cli.tables import print_table
 
     if not table.empty:
@@ -123,7 +123,7 @@ def _print(title: str, table: pd.DataFrame) -> None:
 def fill(
     documents: Annotated[list[Path], typer.Argument(help="Documents with marks of tables.")],
 ) -> None:
-    """Write the tables of the committed rows between the marks of documents."""
+    """Write the tables of the committed rows between the marks in documents."""
     from fl_elastic.state.files import write_atomically
     from fl_elastic_simulations.benchmarks.benchmark import Results
     from fl_elastic_simulations.benchmarks.benchmark import fill as filled

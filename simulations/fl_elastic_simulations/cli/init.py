@@ -1,4 +1,4 @@
-"""``fl-elastic init``: write a new project that runs at once."""
+"""``fl-elastic init``: write a new project that runs immediately."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fl_elastic.errors import ScenarioError
 __all__ = ["init", "write_project"]
 
 _TEMPLATES = Path(__file__).with_name("project")
-# What Flower takes for the name of an app.
+# Names that Flower accepts for an app.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
-# Of which each project has one for its server, so that hardly two have the same.
+# Each project gets one of these ports for its server, so that two projects rarely share one.
 _FIRST_PORT, _PORTS = 39100, 800
 _FILES = {
     "pyproject.toml": "pyproject.toml.md",
@@ -44,7 +44,7 @@ def write_project(folder: Path) -> list[Path]:
     Raises
     ------
     ScenarioError
-        If the folder's name cannot be that of a Flower app, or there is something in it.
+        If the folder's name is not valid for a Flower app, or the folder is not empty.
     """
     name = folder.resolve().name
     if not _NAME.fullmatch(name):
@@ -59,7 +59,7 @@ def write_project(folder: Path) -> list[Path]:
     names = {
         "name": name,
         "package": package,
-        # As it stands inside of the quotes of TOML.
+        # Escaped for use inside quotes in TOML.
         "folder": place.replace("\\", "\\\\").replace('"', '\\"'),
         "port": _FIRST_PORT + zlib.crc32(place.encode()) % _PORTS,
     }

@@ -1,4 +1,4 @@
-"""``fl-elastic prepare``: distil a small backbone from a larger one on public images, for a fleet to begin with."""
+"""``fl-elastic prepare``: distil a small backbone from a larger one on public images, to initialise a fleet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["prepare"]
 
 _FOLDER_SIZE = 128
-# Of weights trained on ImageNet; a teacher with another head comes as module:callable.
+# Classes of weights trained on ImageNet; a teacher with another head is given as module:callable.
 _TEACHERS_CLASSES = 1000
 
 
@@ -39,9 +39,9 @@ def prepare(
     seed: Annotated[int, typer.Option(min=0, help="Of first weights, share and order.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON.")] = False,
 ) -> None:  # fmt: skip
-    """Distil a small backbone on public images, for a fleet to begin with.
+    """Distil a small backbone on public images, as the initial model of a fleet.
 
-    Interrupted, the same command goes on where it stopped.
+    After an interruption, the same command resumes.
     """
     from fl_elastic.named_models import build_model
     from fl_elastic.update.backbone import write_backbone
@@ -86,7 +86,7 @@ def prepare(
 def _images(
     name: str, data_root: Path | None, size: int | None, share: float, seed: int
 ) -> tuple[NDArray[np.float32], int]:
-    """Return the images to distil on, and a number of classes for the head that is left out."""
+    """Return the images for distillation, and a number of classes for the head, which is not kept."""
     import numpy as np
 
     from fl_elastic_simulations.data.datasets import load_dataset

@@ -1,4 +1,4 @@
-"""``fl-elastic simulate``: run a scenario and show what it found."""
+"""``fl-elastic simulate``: run a scenario and show its results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["SimulationProgress", "simulate"]
 
 
 class SimulationProgress(Progress):
-    """Prints a line per round; on a terminal, bars below show all rounds and the clients of this one."""
+    """Prints a line per round; on a terminal, bars below show all rounds and the clients of the present one."""
 
     def __init__(self, scenario: Scenario, console: Console) -> None:
         self._console = console
@@ -57,7 +57,7 @@ class SimulationProgress(Progress):
         self._clients = self._bars.add_task("clients", total=len(scenario.clients), note="")
         self._started = 0
         self._name = ""
-        # Rounds that were done, and when, as the first one of this run was told.
+        # Number of finished rounds, and the time, at the first report of this run.
         self._first: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class SimulationProgress(Progress):
         self._bars.stop()
 
     def cell(self, method: str, seed: int, rounds: int) -> None:
-        """Show which method and seed run now."""
+        """Show the method and seed that run now."""
         self._name = f"{method}, seed {seed}"
         self._bars.update(self._all, description=self._name, completed=self._started * rounds)
         self._started += 1
@@ -83,9 +83,9 @@ class SimulationProgress(Progress):
         self._bars.update(self._clients, completed=received, total=expected)
 
     def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Show the global model after a round, and about how long all others take at this pace."""
+        """Show the global model after a round, and about how long the remaining rounds take at this pace."""
         note = f"accuracy {accuracy:.1%}, loss {loss:.3f}, {simulated_seconds:.0f} s simulated"
-        # Of rounds and simulated time, what is over first ends a run.
+        # A run ends by rounds or by simulated time, whichever comes first.
         share = max(number / self._rounds, min(simulated_seconds / self._limit, 1.0))
         done = (self._started - 1 + share) * self._rounds
         self._bars.update(self._all, completed=done, note=note)
@@ -137,7 +137,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Simulate a federation of unequal devices and compare methods."""
-    # A wrong path is said before torch is imported, which takes seconds.
+    # Report a wrong path before importing torch, which takes seconds.
     if not scenario.exists():
         raise ScenarioError(f"no scenario file {scenario}: check the path")
     if engine not in _ENGINES:
@@ -157,7 +157,7 @@ def simulate(
     output = output.resolve()
     simulation = Simulation(loaded, output, data_root, resume)
     console = Console(stderr=True)
-    # Flower says dozens of lines a round; what it says of errors stays.
+    # Flower logs dozens of lines per round; only its errors are shown.
     with quiet_log(of=["flwr"]), SimulationProgress(loaded, console) as progress:
         summary = run(simulation, progress, engine=engine, workers=workers)
     summary["command"] = shlex.join(["fl-elastic", *sys.argv[1:]])

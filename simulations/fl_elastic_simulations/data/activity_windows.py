@@ -1,4 +1,4 @@
-"""Cutting recordings of human activity into windows of equal length."""
+"""Cut recordings of human activity into windows of equal length."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ActivityWindows:
     Parameters
     ----------
     x : array of float32
-        (windows, channels, samples).
+        Inputs, shape (windows, channels, samples).
     y : array of int64
-        The commonest activity within the window.
+        Most frequent activity within each window.
     subject : array of int64
-        The person who was recorded.
+        Person who was recorded.
     late : array of bool
-        Whether the window comes from the last recordings of that person.
+        Whether the window is from the last recordings of that person.
     """
 
     x: npt.NDArray[np.float32]
@@ -49,24 +49,24 @@ def activity_windows(arrays: dict[str, npt.NDArray[Any]]) -> ActivityWindows:
     """Resample each recording to 50 Hz and cut it into windows of 128 samples, stride 64.
 
     The sensors deliver about 100 samples a second at irregular times, some twice: samples of equal
-    time are averaged and the rest is interpolated linearly. A window lasts 2.56 s and takes the
-    activity that fills most of it (activities last 1.3 s in the median, so many windows hold two).
-    What remains at the end of a recording is dropped.
+    time are averaged, and the result is interpolated linearly. A window lasts 2.56 s and gets the
+    activity that fills most of it (the median activity lasts 1.3 s, so many windows contain two).
+    The rest at the end of a recording is dropped.
 
-    Recordings are split in time: the last 30 % of the executions of each person, rounded up, are
-    ``late`` and meant for the test. Phone and watch of one execution stay on the same side, and no
-    window crosses it, so nothing that was trained on is seen in the test; the people are the same.
+    Recordings are split by time: the last 30 % of each person's executions, rounded up, are ``late`` and meant for
+    testing. Phone and watch of one execution are on the same side, and no window crosses the border, so the test
+    contains no training data; the people are the same.
 
     Parameters
     ----------
     arrays : dict
-        ``x`` (samples, channels), ``t_ms`` and ``label`` per sample; ``off`` where each recording
-        starts, and ``subject`` and ``execution`` per recording.
+        ``x`` (samples, channels), ``t_ms`` and ``label`` per sample; ``off``, the start of each recording;
+        ``subject`` and ``execution`` per recording.
 
     Raises
     ------
     DatasetError
-        If the arrays do not fit together or hold no whole window.
+        If the arrays do not fit together or contain no whole window.
     """
     offsets = arrays["off"]
     subjects, executions = arrays["subject"], arrays["execution"]
@@ -123,10 +123,9 @@ def _resample(
 
 
 def har(root: Path) -> Dataset:
-    """Human activity from phone and watch, as windows of 128 samples at 50 Hz; owner: the person.
+    """Return windows of human activity from phone and watch, 128 samples at 50 Hz; owner: the person.
 
-    See `activity_windows`. Mean and standard
-    deviation of each channel are those of the training windows.
+    See `activity_windows`. Mean and standard deviation of each channel are those of the training windows.
     """
     arrays = npz_arrays(
         "har",

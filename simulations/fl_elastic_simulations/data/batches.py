@@ -16,24 +16,24 @@ __all__ = ["Batches"]
 class Batches:
     """A re-iterable of ``(inputs, targets)`` batches, reshuffled each time it is iterated.
 
-    The order of the n-th iteration depends on ``seed`` and n only; no global random state is read
-    or changed. A trailing batch of a single example would break batch normalisation (no variance
-    over one value), so it is merged into the batch before it, which then has ``batch_size + 1``
-    examples; it stays alone only where there is no batch before it, or where the batch size is 1.
+    The order of the n-th iteration depends only on ``seed`` and n; no global random state is read or changed. A
+    last batch of a single example would break batch normalisation (no variance of one value), so it is merged into
+    the batch before, which then has ``batch_size + 1`` examples. It stays separate only if there is no batch before
+    it, or if the batch size is 1.
 
     Parameters
     ----------
     x, y : array or tensor
-        Inputs and targets, the same number of each. Arrays are shared, not copied.
+        Inputs and as many targets. Arrays are shared, not copied.
     batch_size : int
         Examples per batch.
     seed : int
-        Decides the order of every iteration.
+        Determines the order of every iteration.
     drop_last : bool
-        Leave out a trailing batch that is shorter than the others. A dataset smaller than one
-        batch is still given whole, so there is always something to train on.
+        Whether to leave out a last batch that is shorter than the others. A dataset smaller than one batch is still
+        returned, so that there is always something to train on.
     steps : int, optional
-        Batches of each iteration, whatever the number of examples: several orders one after the other.
+        Number of batches per iteration, whatever the number of examples; several orders may follow one another.
     shuffle : bool
         ``False`` keeps the order of the arrays, for evaluation.
 
@@ -80,7 +80,7 @@ class Batches:
 
     @property
     def dataset_size(self) -> int:
-        """Number of examples that the batches are made of."""
+        """Number of examples in the batches."""
         return len(self._x)
 
     def __len__(self) -> int:
@@ -88,8 +88,8 @@ class Batches:
         return self._steps
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Start the next iteration, in an order of its own."""
-        # Counted here and not at the first batch: two iterators alive at once differ.
+        """Start the next iteration, in a new order."""
+        # Counted here, not at the first batch, so that two iterators in use at once differ.
         iteration = self._iterations
         self._iterations += 1
         return self._batches(iteration)

@@ -1,8 +1,8 @@
-"""The datasets that a simulated federation can train on, as normalised arrays.
+"""The datasets for simulated federations, as normalised arrays.
 
-Files are looked for under a data root: the argument, or else the environment variable
+Files are searched under a data root: the argument, or else the environment variable
 ``FL_ELASTIC_DATA_ROOT``, or else the user's cache folder (``$XDG_CACHE_HOME/fl_elastic`` or
-``~/.cache/fl_elastic``). What can be downloaded is downloaded into that folder when it is missing.
+``~/.cache/fl_elastic``). Downloadable files are downloaded into that folder if they are missing.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset in memory; shared by everyone in the process, so never write into its arrays.
+    """A dataset in memory; it is shared within the process, so its arrays must not be changed.
 
     Parameters
     ----------
     name : str
-        Its registered name.
+        Registered name.
     train_x, test_x : array of float32
-        Normalised inputs, examples first and channels second; of text characters, int64.
+        Normalised inputs, examples first and channels second; for text, characters as int64.
     train_y, test_y : array of int64
-        Class of each example; of text those of each place in it.
+        Class of each example; for text, the class at each position.
     classes : int
         Number of classes.
     input_shape : tuple of int
         Shape of one input.
     owners : array of int64, optional
-        Who or what each training example was recorded from, for a natural partition.
+        Person or thing from which each training example was recorded, for a natural partition.
     """
 
     name: str
@@ -70,20 +70,20 @@ class Dataset:
 
     @property
     def labels(self) -> IntArray:
-        """One class per training example, by which it is dealt to clients; the first one of a text."""
+        """One class per training example for partitioning; for text, that of the first position."""
         return self.train_y if self.train_y.ndim == 1 else self.train_y[:, 0]
 
 
 @dataclass(frozen=True)
 class DatasetKind:
-    """How a registered dataset is read, and who naturally owns its examples.
+    """A registered dataset: how it is read, and what owns its examples.
 
     Parameters
     ----------
     read : callable
         Takes the data root and returns the :class:`Dataset`.
     owner : str, optional
-        What an owner is ("person"); ``None`` where a natural partition is not possible.
+        Kind of owner ("person"); ``None`` if a natural partition is not possible.
     """
 
     read: Callable[[Path], Dataset]
@@ -91,16 +91,16 @@ class DatasetKind:
 
 
 DATASETS: Registry[DatasetKind] = Registry("dataset", "fl_elastic.datasets")
-"""Data sets by name; those of other packages by their entry points."""
+"""Datasets by name; other packages add theirs by entry points."""
 
 
 def data_root_folder(data_root: str | Path | None = None) -> Path:
-    """Return the folder in which datasets are looked for.
+    """Return the folder in which datasets are searched.
 
     Parameters
     ----------
     data_root : path, optional
-        Wins over ``FL_ELASTIC_DATA_ROOT``, which wins over the user's cache folder.
+        Takes precedence over ``FL_ELASTIC_DATA_ROOT``, which takes precedence over the user's cache folder.
     """
     chosen = data_root or os.environ.get(DATA_ROOT_VARIABLE)
     return Path(chosen).expanduser().resolve() if chosen else cache_folder()
@@ -115,18 +115,18 @@ def load_dataset(
     ----------
     name : str
         A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
-        ``gtsrb``, ``har`` or ``plays``), or ``module:callable``: a function that returns a `Dataset`, of the data
-        root or of nothing.
+        ``gtsrb``, ``har`` or ``plays``), or ``module:callable``: a function that returns a `Dataset`, with the data
+        root as its argument or without any.
     data_root : path, optional
-        Where its files are; see :func:`data_root_folder`. ``digits`` needs none.
+        Folder of the files, see :func:`data_root_folder`. ``digits`` needs none.
     image_size : int, optional
         Height and width to which images are resized (bilinear): the size that a pretrained model expects.
 
     Raises
     ------
     DatasetError
-        If the name is unknown, the files are missing or damaged, a function of one's own fails or returns
-        something else, or what is to be resized are no images.
+        If the name is unknown, the files are missing or damaged, a custom function fails or returns something else,
+        or inputs to be resized are not images.
 
     Examples
     --------
@@ -162,13 +162,13 @@ def _load(name: str, root: Path, image_size: int | None) -> Dataset:
 
 
 def _resized(data: Dataset, size: int) -> Dataset:
-    """Return a dataset with images of this height and width."""
+    """Return the dataset with its images resized to this height and width."""
     if len(data.input_shape) != 3:
         raise DatasetError(
             f"{data.name}: inputs of shape {data.input_shape} are no images to be resized to {size}"
         )
 
-    # Naming a dataset does not load it.
+    # Imported here, since naming a dataset need not load torch.
     import torch
     from torch import nn
 
@@ -185,7 +185,7 @@ def _resized(data: Dataset, size: int) -> Dataset:
 
 
 def _own(name: str, make: Any, root: Path) -> Dataset:
-    """Return what somebody's own function returns, if that can be trained on."""
+    """Return the result of a custom function, after checking that it can be trained on."""
     if not callable(make):
         raise DatasetError(f"dataset {name!r} is a {type(make).__name__}, not a function")
     try:
@@ -211,7 +211,7 @@ def _own(name: str, make: Any, root: Path) -> Dataset:
 
 
 def _misfit(data: Dataset, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
-    """Return what is wrong with inputs and classes of one's own, if anything is."""
+    """Return the problem with a custom dataset's inputs and classes; empty if there is none."""
     if len(x) == 0 or x.shape[1:] != tuple(data.input_shape) or y.shape != x.shape[:1]:
         return f"inputs of shape {x.shape} and classes of shape {y.shape} do not fit input_shape {data.input_shape}"
     if x.dtype != np.float32 or not np.issubdtype(y.dtype, np.integer):
@@ -224,7 +224,7 @@ def _misfit(data: Dataset, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
 
 
 def _read_by(module: str, name: str) -> Callable[[Path], Dataset]:
-    """Return the reader of a data set, whose module is imported when it is read: a node needs one of them."""
+    """Return the reader of a dataset, which imports its module when called: a node only needs one of them."""
 
     def read(root: Path) -> Dataset:
         found: Dataset = getattr(import_module(f"fl_elastic_simulations.data.{module}"), name)(root)

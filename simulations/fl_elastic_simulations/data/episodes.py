@@ -1,4 +1,4 @@
-"""Few-shot episodes: which classes, how many examples of each, and pseudo-queries to adapt on."""
+"""Few-shot episodes: classes, number of examples of each, and pseudo-queries for adaptation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Episode:
     Attributes
     ----------
     support, query : array of int
-        Which examples to adapt on, and to test on.
+        Indices of the examples for adaptation, and for testing.
     support_classes, query_classes : array of int
-        Class of each, in 0 .. ways - 1.
+        Class of each of them, in 0 .. ways - 1.
     """
 
     support: NDArray[np.int64]
@@ -50,11 +50,11 @@ def sample_episode(
     most_ways: int = _MOST_WAYS,
     most_support: int = _MOST_SUPPORT,
 ) -> Episode:
-    """Draw an episode of Meta-Dataset's kind: varying ways, unbalanced shots, balanced queries.
+    """Draw an episode as in Meta-Dataset: varying ways, unbalanced shots, balanced queries.
 
-    Ways are uniform between 5 and the number of classes; there are up to 10 queries per class, but at most half of
-    the smallest class; the size of the support set follows from a uniform share of the classes' sizes; shots are
-    in proportion to the classes' sizes times a factor between a half and two (Triantafillou et al., ICLR 2020).
+    Ways are uniform between 5 and the number of classes. There are up to 10 queries per class, but at most half of
+    the smallest class. The size of the support set follows from a uniform share of the classes' sizes. Shots are
+    proportional to the classes' sizes times a factor between a half and two (Triantafillou et al., ICLR 2020).
 
     Parameters
     ----------
@@ -63,12 +63,12 @@ def sample_episode(
     generator : numpy.random.Generator
         The only source of randomness.
     most_ways, most_support : int
-        Upper bounds of classes and of support examples.
+        Upper bounds for the numbers of classes and of support examples.
 
     Raises
     ------
     DatasetError
-        If fewer than five classes have two examples or more.
+        If fewer than five classes have two or more examples.
     """
     values, counts = np.unique(labels, return_counts=True)
     values, counts = values[counts >= 2], counts[counts >= 2]
@@ -111,10 +111,10 @@ def _shots(
 
 
 class PseudoQueries:
-    """Batches for adapting by prototypes: the support set, followed by a random change of itself.
+    """Batches for adaptation by prototypes: the support set, followed by a random change of it.
 
-    Each batch is ``(inputs, classes)`` with twice as many inputs as classes, which `prototype_loss` takes: the
-    first half makes the prototypes, the second half asks (Hu et al., CVPR 2022).
+    Each batch is ``(inputs, classes)`` with twice as many inputs as classes, as for `prototype_loss`: the first
+    half gives the prototypes, the second half the queries (Hu et al., CVPR 2022).
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ class PseudoQueries:
     classes : Tensor of int, shape (n,)
         Their classes.
     iterations : int
-        Batches per pass.
+        Number of batches per pass.
     seed : int
-        Seed of the changes; each pass goes on where the last one ended.
+        Seed of the changes; each pass continues the random sequence of the previous one.
     """
 
     def __init__(self, support: Tensor, classes: Tensor, iterations: int, seed: int = 0) -> None:
@@ -144,10 +144,10 @@ class PseudoQueries:
 
 
 def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return images changed in brightness, saturation and contrast, and shifted by up to an eighth.
+    """Return images with random brightness, saturation and contrast, shifted by up to an eighth.
 
-    Each image by its own random amounts; one batch in ten is left as it is (Zhao et al., NeurIPS 2020, as few-shot
-    adaptation uses it).
+    The amounts are drawn for each image; one batch in ten is unchanged (Zhao et al., NeurIPS 2020, as used in
+    few-shot adaptation).
     """
     if float(torch.rand((), generator=generator)) > _CHANCE:
         return images

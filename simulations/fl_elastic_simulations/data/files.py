@@ -1,4 +1,4 @@
-"""Reading datasets from files: every failure is one line that says what to do about it."""
+"""Read datasets from files; every failure is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _UNREADABLE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be fetched or computed again; it need not exist."""
+    """Return the folder for files that can be fetched or computed again; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return folder / "fl_elastic"
@@ -43,16 +43,16 @@ def npz_arrays(name: str, path: Path, keys: tuple[str, ...]) -> Arrays:
     Parameters
     ----------
     name : str
-        The dataset, for the error message.
+        Name of the dataset, for the error message.
     path : Path
         The file.
     keys : tuple of str
-        The arrays that it must have.
+        Names of the required arrays.
 
     Raises
     ------
     DatasetError
-        If the file is missing, is damaged or lacks an array.
+        If the file is missing or damaged, or lacks an array.
     """
     if not path.is_file():
         raise DatasetError(
@@ -72,14 +72,14 @@ def idx_split(folder: Path, prefix: str) -> Split | None:
     Parameters
     ----------
     folder : Path
-        Where ``<prefix>-images-idx3-ubyte.gz`` and ``<prefix>-labels-idx1-ubyte.gz`` are.
+        Folder of ``<prefix>-images-idx3-ubyte.gz`` and ``<prefix>-labels-idx1-ubyte.gz``.
     prefix : str
         ``train`` or ``t10k``.
 
     Returns
     -------
     tuple of arrays, or None
-        ``None`` where one of the files is missing.
+        ``None`` if one of the files is missing.
 
     Raises
     ------
@@ -106,21 +106,21 @@ def _idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 
 
 def torchvision_split(kind: str, root: Path, train: bool) -> Split:
-    """Read one split through torchvision, which downloads what is missing under ``root``.
+    """Read one split through torchvision, which downloads missing files to ``root``.
 
     Parameters
     ----------
     kind : str
         ``FashionMNIST`` or ``CIFAR10``.
     root : Path
-        Where torchvision keeps its files.
+        Folder of torchvision's files.
     train : bool
-        Which split.
+        Whether to read the training split instead of the test split.
 
     Raises
     ------
     DatasetError
-        If torchvision is not installed, or the files are neither there nor can be fetched.
+        If torchvision is not installed, or the files are missing and cannot be downloaded.
     """
     try:
         from torchvision import datasets
@@ -147,7 +147,7 @@ def decode_jpegs(
     offsets: npt.NDArray[np.int64],
     shape: tuple[int, int, int],
 ) -> npt.NDArray[np.uint8]:
-    """Return the images of one pack, channels last; ``name`` and ``path`` are for the error message.
+    """Return the images of one pack, channels last; ``name`` and ``path`` are used in the error message.
 
     Raises
     ------

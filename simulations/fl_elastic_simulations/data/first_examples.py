@@ -1,4 +1,4 @@
-"""The first examples of a data set as batches, for commands that look at a model with data."""
+"""The first examples of a dataset as batches, for commands that examine a model with data."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["dataset_batches"]
 def dataset_batches(
     name: str, shape: tuple[int, ...], batch_size: int, examples: int
 ) -> list[tuple[Any, Any]]:
-    """Return batches of training examples in random order, images resized to what a model takes.
+    """Return batches of training examples in random order; images are resized to the model's input.
 
     Raises
     ------
     DatasetError
-        If there is no such data set, or its inputs are of another shape.
+        If there is no such dataset, or its inputs have another shape.
 
     Examples
     --------

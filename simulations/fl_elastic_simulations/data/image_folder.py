@@ -12,7 +12,7 @@ from fl_elastic.errors import DatasetError
 __all__ = ["images_of_folder"]
 
 _ENDINGS = (".jpg", ".jpeg", ".png")
-# What weights trained on ImageNet expect.
+# Mean and standard deviation that weights trained on ImageNet expect.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
 _STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 
@@ -23,19 +23,19 @@ def images_of_folder(folder: Path, size: int) -> npt.NDArray[np.float32]:
     Parameters
     ----------
     folder : Path
-        Where they are.
+        Folder of the images.
     size : int
-        Height and width: the middle square of each image, resized.
+        Height and width to which the middle square of each image is resized.
 
     Returns
     -------
     array of float32, shape (n, 3, size, size)
-        Normalised as weights trained on ImageNet expect.
+        Images, normalised as weights trained on ImageNet expect.
 
     Raises
     ------
     DatasetError
-        If there are none, or one cannot be read.
+        If there are no images, or one cannot be read.
     """
     from PIL import Image, ImageOps
 

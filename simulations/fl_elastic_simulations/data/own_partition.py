@@ -1,4 +1,4 @@
-"""Partitions of one's own: a function, or a partitioner of flwr-datasets, named as ``module:callable``."""
+"""Custom partitions: a function, or a partitioner of flwr-datasets, named as ``module:callable``."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def dealt(
     min_examples: int,
     owners: npt.NDArray[np.int64] | None,
 ) -> list[Indices]:
-    """Return each client's indices by what ``module:callable`` names.
+    """Return each client's indices, by the partition that ``module:callable`` names.
 
-    That is called with those of ``labels``, ``owners``, ``clients``, ``seed``, ``alpha``, ``classes_per_client``
-    and ``min_examples`` that it asks for by name, and returns a list of index arrays, or a partitioner of
-    flwr-datasets. It may be a class of theirs itself, whose ``num_partitions``, ``partition_by``,
-    ``num_classes_per_partition`` and ``min_partition_size`` are known here as well.
+    The callable is called with those of ``labels``, ``owners``, ``clients``, ``seed``, ``alpha``,
+    ``classes_per_client`` and ``min_examples`` that its signature names. It returns a list of index arrays, or a
+    partitioner of flwr-datasets. It may also be such a partitioner class itself: ``num_partitions``,
+    ``partition_by``, ``num_classes_per_partition`` and ``min_partition_size`` are provided as well.
 
     Raises
     ------
     ScenarioError
-        If it fails, or what it returns is no split into so many clients.
+        If it fails, or its result is not a split into this many clients.
     """
     try:
         make = from_module("partition", method)
@@ -74,7 +74,7 @@ def dealt(
 
 
 def _is_partitioner(found: Any) -> bool:
-    """Whether it is of flwr-datasets, which nobody imports who has none."""
+    """Return whether an object is a partitioner of flwr-datasets, without importing that package."""
     theirs = sys.modules.get("flwr_datasets.partitioner")
     return theirs is not None and isinstance(found, theirs.Partitioner)
 

@@ -1,14 +1,12 @@
-"""Who holds which examples: splitting a dataset's indices over clients.
+"""Partitions: split a dataset's indices over clients.
 
-Why not flwr-datasets: version 0.6.1 was tried next to flwr 1.41 and numpy 2.4. Its
-DirichletPartitioner and NaturalIdPartitioner do work without a network on arrays held in memory,
-but only wrapped in a Hugging Face ``datasets.Dataset``. It brings 26 packages that nothing else
-here needs (datasets, pyarrow, pandas, matplotlib, seaborn, aiohttp, ...), 376 MB on disk, and an
-import that takes 1.0 s and 186 MB of memory in every client process. Its Dirichlet partitioner
-gives up with an exception when ``min_partition_size`` is not met after ten draws, which is usual
-for small ``alpha``, and its natural partitioner makes one partition per owner, so that the number
-of clients cannot be chosen. The functions below need numpy only, always end, and honour the
-smallest client. Who has it installed can name its partitioners all the same, see `own_partition`.
+flwr-datasets is not used: version 0.6.1 was tried with flwr 1.41 and numpy 2.4. Its DirichletPartitioner and
+NaturalIdPartitioner work without a network on arrays in memory, but only wrapped in a Hugging Face
+``datasets.Dataset``. It brings 26 packages that nothing else here needs (datasets, pyarrow, pandas, matplotlib,
+seaborn, aiohttp, ...), 376 MB on disk. It raises an exception if ``min_partition_size`` is not met after ten draws,
+which is usual for small ``alpha``, and its natural partitioner makes one partition per owner, so that the number of
+clients cannot be chosen. The functions below only need numpy, always end, and respect the minimum size of a client.
+If flwr-datasets is installed, its partitioners can still be named, see `own_partition`.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def partition_indices(
     min_examples: int = 1,
     owners: npt.ArrayLike | None = None,
 ) -> list[Indices]:
-    """Split the indices of a dataset over clients; every index goes to exactly one of them.
+    """Split the indices of a dataset over clients; every index goes to exactly one client.
 
     Parameters
     ----------
@@ -72,28 +70,28 @@ def partition_indices(
     clients : int
         Number of parts.
     method : str
-        ``iid``: a random split into equal parts. ``dirichlet``: each class is dealt out in
-        proportions drawn from Dirichlet(alpha), as in Hsu et al. 2019 ("Measuring the effects of
-        non-identical data distribution"), redrawn until every client has ``min_examples``; after
-        50 draws the best one is repaired by moving examples from the largest clients.
-        ``natural``: whole owners are dealt to clients so that the sizes balance. ``pathological``: every
-        client has the same number of classes, and those who have a class share it evenly, as in McMahan et
-        al. 2017 and HeteroFL.
+        ``iid``: a random split into equal parts. ``dirichlet``: each class is divided in proportions
+        drawn from Dirichlet(alpha), as in Hsu et al. 2019 ("Measuring the effects of non-identical data
+        distribution"), redrawn until every client has ``min_examples``; after 50 draws the best one is
+        repaired by moving examples from the largest clients. ``natural``: whole owners are assigned to
+        clients so that the sizes balance. ``pathological``: every client has the same number of classes,
+        and the clients with a class share it evenly, as in McMahan et al. 2017 and HeteroFL.
     classes_per_client : int
-        Of ``pathological``.
+        Number of classes of each client, for ``pathological``.
     alpha : float
-        Of ``dirichlet``: large is like ``iid``, 0.1 leaves most clients with one or two classes.
+        Parameter of ``dirichlet``: a large value resembles ``iid``, 0.1 leaves most clients with one or two
+        classes.
     seed : int
-        The same seed gives the same split.
+        Determines the split.
     min_examples : int
-        Size of the smallest client.
+        Number of examples of the smallest client.
     owners : array of int, optional
-        Of ``natural``: who recorded each example.
+        Owner of each example, for ``natural``.
 
     Raises
     ------
     ScenarioError
-        If the method is unknown, a value is out of range, or the split cannot be done.
+        If the method is unknown, a value is out of range, or the split is not possible.
 
     Examples
     --------
@@ -180,10 +178,10 @@ def _deal_classes(
 def _repair(
     parts: list[Indices], labels: npt.NDArray[np.generic], min_examples: int
 ) -> list[Indices]:
-    """Move examples from the largest clients, out of their commonest class, to those in need.
+    """Move examples of the most frequent class of the largest clients to clients with too few.
 
-    Each move fills one missing example and a donor never falls below the minimum itself, so this
-    ends after at most ``len(parts) * min_examples`` moves.
+    Each move fills one missing example, and a donor never falls below the minimum itself, so this ends after at
+    most ``len(parts) * min_examples`` moves.
     """
     _, classes = np.unique(labels, return_inverse=True)
     counts = np.stack([np.bincount(classes[part], minlength=classes.max() + 1) for part in parts])
@@ -220,7 +218,7 @@ def _pathological(
         )
     takers: list[list[int]] = [[] for _ in names]
     for client in range(clients):
-        # The classes that fewest have so far; chance decides between those.
+        # Take the classes that the fewest clients have so far, in random order among equal ones.
         shuffled = rng.permutation(len(names))
         fewest = sorted(shuffled, key=lambda place: len(takers[place]))[:classes_per_client]
         for place in fewest:
@@ -264,7 +262,7 @@ def _natural(
 
 
 def _balance(sizes: Indices, clients: int, rng: np.random.Generator) -> Indices:
-    """Give each owner, largest first, to the client that holds least so far."""
+    """Give each owner, largest first, to the client with the fewest examples so far."""
     shuffled = rng.permutation(len(sizes))  # so that the seed decides between owners of equal size
     largest_first = shuffled[np.argsort(-sizes[shuffled], kind="stable")]
     client_of = np.empty(len(sizes), dtype=np.int64)
@@ -277,7 +275,7 @@ def _balance(sizes: Indices, clients: int, rng: np.random.Generator) -> Indices:
 
 
 def _refuse_small(parts: Sequence[Indices], min_examples: int, what: str) -> None:
-    """Raise ScenarioError where what is dealt as a whole leaves a client too little."""
+    """Raise ScenarioError if dealing out whole units leaves a client with too few examples."""
     smallest = min(len(part) for part in parts)
     if smallest < min_examples:
         raise ScenarioError(
@@ -298,14 +296,14 @@ def correlated_labels(
     seed: int,
     min_examples: int,
 ) -> list[Indices]:
-    """Deal four labels in ten to the slower half of the clients alone, the others to everyone.
+    """Deal four labels in ten to the slower half of the clients only, the others to all clients.
 
     Parameters
     ----------
     labels : array of int
         The class of each example.
     slowdowns : sequence of float
-        One per client; those above the median are the slow ones.
+        Slowdown of each client; those above the median are slow.
     alpha, seed, min_examples
         As in `partition_indices`; both groups of labels are dealt from Dirichlet(alpha).
 
@@ -347,21 +345,21 @@ def correlated_owners(
     *,
     min_examples: int,
 ) -> list[Indices]:
-    """Deal whole owners to clients so that those who are most unlike the rest come to the slow ones.
+    """Deal whole owners to clients so that the owners most unlike the others go to slow clients.
 
-    Owners are put in the order of the first principal component of their mean inputs, clients in the order of
-    their speed, and each client takes the next owners until it has its share of them.
+    Owners are sorted by the first principal component of their mean inputs, clients by speed, and each client takes
+    the next owners until it has its share.
 
     Parameters
     ----------
     inputs : array, shape (examples, ...)
-        What was recorded.
+        Recorded inputs.
     owners : array of int
-        By whom.
+        Owner of each input.
     slowdowns : sequence of float
-        One per client.
+        Slowdown of each client.
     min_examples : int
-        Size of the smallest client.
+        Number of examples of the smallest client.
 
     Raises
     ------
@@ -377,7 +375,7 @@ def correlated_owners(
     means = np.stack([inputs[owner_array == name].mean(axis=0).ravel() for name in names])
     centred = means - means.mean(axis=0)
     component = np.linalg.svd(centred, full_matrices=False)[0][:, 0]
-    # The sign of a component is arbitrary: the more distant end is the unlike one.
+    # The sign of a component is arbitrary: take the more distant end as the unlike one.
     along = names[np.argsort(component if component.max() > -component.min() else -component)]
     by_speed = np.argsort(slowdowns, kind="stable")
     parts: list[Indices] = [np.empty(0, dtype=np.int64)] * len(slowdowns)

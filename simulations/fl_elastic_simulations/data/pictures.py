@@ -1,4 +1,4 @@
-"""Data sets of pictures, as normalised arrays: handwritten digits, clothes, small photographs, signs, birds."""
+"""Datasets of pictures, as normalised arrays: handwritten digits, clothes, small photographs, signs, birds."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = [
 
 
 def digits(_: Path) -> Dataset:
-    """scikit-learn's 1,797 digits of 8x8 pixels, the test set a fixed stratified 30 %.
+    """Return scikit-learn's 1,797 digits of 8x8 pixels; the test set is a fixed stratified 30 %.
 
-    Pixels lie in 0..16; 4.88 and 6.02 are their mean and standard deviation over all images.
+    Pixels are in 0..16; 4.88 and 6.02 are their mean and standard deviation over all images.
     """
-    # Its file alone: importing scikit-learn takes longer than a round of a small device.
+    # Read only its file: importing scikit-learn takes longer than a round of a small device.
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise DatasetError(
@@ -58,7 +58,7 @@ def digits(_: Path) -> Dataset:
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """Fashion-MNIST: its original four gz files where present, or else downloaded.
+    """Return Fashion-MNIST from its original four gz files if present, or else downloaded.
 
     0.2860 and 0.3530 are the mean and standard deviation of the training pixels.
     """
@@ -76,7 +76,7 @@ _CIFAR_STD = [0.2470, 0.2435, 0.2616]
 
 
 def cifar10(root: Path) -> Dataset:
-    """CIFAR-10 in its published form, downloaded by torchvision where missing."""
+    """Return CIFAR-10 in its published form, downloaded by torchvision if missing."""
     splits = []
     for train in (True, False):
         images, labels = torchvision_split("CIFAR10", root, train)
@@ -85,7 +85,7 @@ def cifar10(root: Path) -> Dataset:
 
 
 def cifar100(root: Path) -> Dataset:
-    """CIFAR-100 with its hundred fine classes, downloaded by torchvision where missing."""
+    """Return CIFAR-100 with its hundred fine classes, downloaded by torchvision if missing."""
     splits = []
     for train in (True, False):
         images, labels = torchvision_split("CIFAR100", root, train)
@@ -94,7 +94,7 @@ def cifar100(root: Path) -> Dataset:
 
 
 def cifar10_jpegq75(root: Path) -> Dataset:
-    """CIFAR-10 recompressed as JPEG of quality 75: lossy, not to compare with published figures."""
+    """Return CIFAR-10 recompressed as JPEG of quality 75: lossy, not comparable with published figures."""
     path = root / "cifar10_jpegq75" / "cifar10_jpegq75.npz"
     keys = [f"{kind}_{split}" for split in ("train", "test") for kind in ("jpeg", "off", "y")]
     pack = npz_arrays("cifar10_jpegq75", path, tuple(keys))
@@ -110,10 +110,10 @@ def cifar10_jpegq75(root: Path) -> Dataset:
 
 
 def gtsrb(root: Path) -> Dataset:
-    """German traffic signs at 32x32; the owner of a training image is the physical sign it shows.
+    """Return German traffic signs at 32x32; the owner of a training image is the physical sign that it shows.
 
-    Tracks are numbered within a class, so the owner is class and track together. Mean and standard
-    deviation are those of the 5,160 training images.
+    Tracks are numbered within a class, so the owner is class and track together. Mean and standard deviation are
+    those of the 5,160 training images.
     """
     arrays = npz_arrays(
         "gtsrb",
@@ -129,13 +129,13 @@ def gtsrb(root: Path) -> Dataset:
     return _image_dataset("gtsrb", splits, classes=43, owners=owners)
 
 
-# Mean and standard deviation of ImageNet: what weights trained on it expect.
+# Mean and standard deviation of ImageNet, which weights trained on it expect.
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]
 _IMAGENET_STD = [0.229, 0.224, 0.225]
 
 
 def cub50(root: Path) -> Dataset:
-    """Fifty bird species of CUB-200-2011 at 128x128, in its official split, normalised as ImageNet."""
+    """Return fifty bird species of CUB-200-2011 at 128x128, in its official split, normalised as ImageNet."""
     path = root / "cub50_128" / "cub50_128.npz"
     pack = npz_arrays("cub50", path, ("jpeg", "off", "y", "is_train"))
     images = decode_jpegs("cub50", path, pack["jpeg"], pack["off"], (128, 128, 3))
@@ -151,7 +151,7 @@ def cub50(root: Path) -> Dataset:
 
 def _images(images: npt.NDArray[np.uint8], mean: list[float], std: list[float]) -> FloatArray:
     """Scale (n, height, width, channels) bytes to [0, 1], standardise, and put channels second."""
-    # In place and channel by channel: the whole of CIFAR-10 is 740 MB in this form already.
+    # In place and channel by channel, since all of CIFAR-10 already takes 740 MB in this form.
     scaled = np.ascontiguousarray(np.moveaxis(images, -1, 1)).astype(np.float32)
     for channel, (centre, spread) in enumerate(zip(mean, std, strict=True)):
         scaled[:, channel] -= np.float32(255 * centre)

@@ -1,4 +1,4 @@
-"""Shakespeare's plays as windows of characters: what comes next, and which role speaks."""
+"""Shakespeare's plays as windows of characters: the targets are the next characters, the owners the roles."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["CHARACTERS", "LENGTH", "RoleWindows", "plays", "role_windows", "wind
 IntArray = npt.NDArray[np.int64]
 
 CHARACTERS = 128
-"""What a model of text tells apart: ASCII; everything else is read as a question mark."""
+"""Number of characters of a text model: ASCII; any other character is read as a question mark."""
 LENGTH = 64
-"""Characters of a window."""
+"""Number of characters of a window."""
 
 _SPEECH = re.compile(r"^([^\n:]{1,40}):\n(.+?)(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 _FEWEST = 16
@@ -28,16 +28,16 @@ _TEST_SHARE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class RoleWindows:
-    """Windows of all roles that say enough.
+    """Windows of all roles with enough text.
 
     Attributes
     ----------
     x, y : array of int64, shape (windows, LENGTH)
-        Characters, and the one after each.
+        Characters, and the next character after each.
     role : array of int64, shape (windows,)
-        Who speaks.
+        Role that speaks.
     late : array of bool, shape (windows,)
-        Whether it is from the last tenth of what its role says.
+        Whether the window is from the last tenth of its role's text.
     """
 
     x: IntArray
@@ -47,12 +47,12 @@ class RoleWindows:
 
 
 def role_windows(path: Path) -> RoleWindows:
-    """Read a text of blocks ``ROLE:`` and speech with empty lines between them.
+    """Read a text of blocks ``ROLE:`` and speech, separated by empty lines.
 
     Raises
     ------
     DatasetError
-        If the file is missing, or no role says enough.
+        If the file is missing, or no role has enough text.
     """
     try:
         text = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -83,7 +83,7 @@ def role_windows(path: Path) -> RoleWindows:
 
 
 def windows_of(text: str) -> IntArray:
-    """Return windows of ``LENGTH`` characters and the one after them, which begins the next window.
+    """Return windows of ``LENGTH`` characters plus the next one, which begins the next window.
 
     Examples
     --------
@@ -97,9 +97,9 @@ def windows_of(text: str) -> IntArray:
 
 
 def plays(root: Path) -> Dataset:
-    """Characters of Shakespeare's plays in windows of 64, each with the one after it; owner: the role.
+    """Return characters of Shakespeare's plays in windows of 64, with the next character of each; owner: the role.
 
-    See `role_windows`. The last tenth of what each role says is the test.
+    See `role_windows`. The last tenth of each role's text is the test set.
     """
     windows = role_windows(root / "tinyshakespeare" / "input.txt")
     train, test = ~windows.late, windows.late

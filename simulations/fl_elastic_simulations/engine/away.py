@@ -1,4 +1,4 @@
-"""A scenario whose devices come and go, on a grid that knows them, in the time of the run and at claimed costs."""
+"""A scenario whose devices come and go, on a grid that simulates this in the run's time with claimed costs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["on_fleet"]
 
 
 def on_fleet(scenario: Scenario, grid: Grid, cell: RunResult) -> Grid:
-    """Return the grid for a scenario's rounds, in the time of a cell; the grid itself where nobody goes away."""
+    """Return the grid for a scenario's rounds in the time of a cell; the given grid if no device ever leaves."""
     if scenario.devices.always_there:
         return grid
     return UnequalGrid(
@@ -25,7 +25,7 @@ def on_fleet(scenario: Scenario, grid: Grid, cell: RunResult) -> Grid:
 
 
 class _CellClock:
-    """The time of a cell, which also knows what the server did."""
+    """The clock of a cell: its time also includes the server's work."""
 
     def __init__(self, cell: RunResult) -> None:
         self._cell = cell
@@ -39,14 +39,14 @@ class _CellClock:
 
 
 def _claimed(message: Message, reply: Message) -> HostCost:
-    """Return what a simulated client says, who knows its costs from the profile; what is not training is free."""
+    """Return the costs that a simulated client claims, from its profile; anything but training is free."""
     if message.metadata.message_type != "train":
         return HostCost(0.0, 0.0, 0.0, 0.0)
     downlink = float(sum(record.count_bytes() for record in message.content.array_records.values()))
     try:
         said = answer_in(reply)
     except UpdateError:
-        # It says so at once, and sends nothing.
+        # A client that refuses answers at once and sends nothing.
         return HostCost(0.0, downlink, 0.0, 0.0)
     return HostCost(
         float(said.metrics["predicted-seconds"]), downlink, float(len(said.packed)), 0.0

@@ -1,4 +1,4 @@
-"""What a simulated client was charged for choosing, kept from round to round."""
+"""Seconds that a simulated client was charged for choosing, kept from round to round."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Charges"]
 
 @dataclass
 class Charges:
-    """Seconds of one device, over all its fits of a run.
+    """Charged seconds of one device, over all its fits of a run.
 
     Attributes
     ----------
     fits : int
-        In which it was charged; the first pays for the cost profile.
+        Number of charged fits; the first one pays for the cost profile.
     profile_seconds, choosing_seconds : float
-        For its cost profile, and for plans and probes.
+        Seconds for the cost profile, and for plans and probes.
     lost_seconds : float
-        Of these, those of fits that gave no update.
+        Part of these seconds that belongs to fits without an update.
     """
 
     fits: int = 0
@@ -32,24 +32,24 @@ class Charges:
     lost_seconds: float = 0.0
 
     def add(self, profile_seconds: float, choosing_seconds: float, *, lost: bool) -> None:
-        """Enter a fit."""
+        """Add a fit."""
         self.fits += 1
         self.profile_seconds += profile_seconds
         self.choosing_seconds += choosing_seconds
         self.lost_seconds += profile_seconds + choosing_seconds if lost else 0.0
 
     def save(self, path: Path) -> None:
-        """Write them to a file."""
+        """Write the charges to a file."""
         write_atomically(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def load(cls, path: Path) -> Charges:
-        """Read a file; a client without one was not charged yet."""
+        """Read a file of `save`; without a file nothing has been charged."""
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     @classmethod
     def sum(cls, each: Iterable[Charges]) -> Charges:
-        """Return those of several clients together.
+        """Return the sum of several clients' charges.
 
         >>> Charges.sum([Charges(1, 2.0), Charges(3, 0.0, 4.0)])
         Charges(fits=4, profile_seconds=2.0, choosing_seconds=4.0, lost_seconds=0.0)

@@ -1,4 +1,4 @@
-"""What choosing takes a client besides its steps: measured once, beside a simulation's cost profile."""
+"""Costs of choosing, apart from steps: measured once per simulation, beside the cost profile."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scen
 __all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
 
 _REPEATS = 5
-# As many features as heads read that choose their places.
+# Number of features of heads that choose their places.
 _READ = 2048
-# A class that has time for everything chooses only where something was taken off its time.
+# Largest share of a full round for which a choice is measured: with more time a device does not choose.
 _ALMOST_EVERYTHING = 0.9
 
 
 @dataclass(frozen=True)
 class ChoosingCosts:
-    """CPU seconds of one thread of the host, which a device takes its slowdown times.
+    """CPU seconds of one thread of the host; a device takes its slowdown times as long.
 
     Attributes
     ----------
     profile_seconds : float
-        Of estimating what each tensor group costs, as every client does once.
+        Seconds of estimating the costs of all tensor groups, which every client does once.
     plan_seconds : dict of str to dict of str to float
-        By method and device class, those of one plan under the budget of such a device.
+        By method and device class, the seconds of one plan under the budget of such a device.
     head_seconds : HeadCosts, optional
-        Of sums for a head in closed form and of solving for it; None where no method asks for them.
+        Costs of a head in closed form, for clients and server; None if no method uses one.
     """
 
     profile_seconds: float = 0.0
@@ -59,7 +59,7 @@ class ChoosingCosts:
     head_seconds: HeadCosts | None = None
 
     def plan(self, method: MethodSection, device: str) -> float:
-        """Return the seconds of a plan; 0 for a method that has nothing to choose.
+        """Return the seconds of a plan; 0 for a method without a choice.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class ChoosingCosts:
 
     @property
     def of_a_head(self) -> HeadCosts:
-        """What a head in closed form takes.
+        """Costs of a head in closed form.
 
         Raises
         ------
@@ -92,7 +92,7 @@ class ChoosingCosts:
         return self.head_seconds
 
     def refuse_missing(self, method: MethodSection, devices: Iterable[str]) -> None:
-        """Raise ScenarioError if what a method has to pay for on one of these devices was not measured."""
+        """Raise ScenarioError if a cost that a method is charged on one of these devices was not measured."""
         for device in devices:
             self.plan(method, device)
         if method.round_zero == "closed_form":
@@ -108,12 +108,12 @@ class ChoosingCosts:
 
     @classmethod
     def from_json(cls, text: str) -> ChoosingCosts:
-        """Read what `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises
         ------
         ScenarioError
-            If it is something else.
+            If it is anything else.
         """
         try:
             table = json.loads(text)
@@ -134,12 +134,12 @@ class ChoosingCosts:
             raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None
 
     def save(self, path: Path) -> None:
-        """Write them to a file."""
+        """Write the costs to a file."""
         write_atomically(path, f"{self.to_json()}\n".encode())
 
     @classmethod
     def load(cls, path: Path) -> ChoosingCosts:
-        """Read a file; raises ScenarioError if that is not possible."""
+        """Read a file of `save`; ScenarioError if that fails."""
         try:
             return cls.from_json(path.read_text(errors="replace"))
         except OSError as error:
@@ -147,9 +147,9 @@ class ChoosingCosts:
 
 
 def chooses(method: MethodSection) -> bool:
-    """Whether a method must know what each group costs, to choose among them.
+    """Return whether a method needs the costs of groups in order to choose among them.
 
-    To train everything, in as many steps as fit, the time of a step is enough, which a client sees as it trains.
+    A method that trains everything in as many steps as fit only needs the time of a step, which a client observes.
     """
     if method.peer is not None:
         return PEERS.make(method.peer).needs_costs
@@ -162,16 +162,17 @@ def measure_choosing(
     profile: CostProfile,
     known: ChoosingCosts | None = None,
 ) -> ChoosingCosts:
-    """Measure what choosing takes each method of a scenario on this host, by the time of one thread.
+    """Measure the cost of choosing for each method of a scenario on this host, as time of one thread.
 
-    What is ``known`` already stays as it is.
+    Costs in ``known`` are not measured again.
 
-    Medians of several: of an estimate of the costs, and of one plan under the time that each class of devices has,
-    relative to the fastest. A probe of importance is not part of it: a profile says what its passes take.
+    The results are medians of several calls: of an estimate of the costs, and of one plan under the time that each
+    device class has, relative to the fastest. Probes of importance are not included: their passes are in the
+    profile.
     """
     for method in scenario.methods:
         if method.peer is None:
-            # Clients would refuse one by one, in every round.
+            # Otherwise every client would refuse in every round.
             POLICIES.make(method.policy).refuse_misfit(profile)
     batch = first_batch(scenario, data_root)
     make_optimizer = optimizer_fn(scenario.training)
@@ -199,7 +200,7 @@ def measure_choosing(
     heads = known.head_seconds
     if heads is None and any(method.round_zero == "closed_form" for method in scenario.methods):
         model = scenario_model(scenario, data_root, seed=0).eval()
-        # Clients refuse a model without one.
+        # Clients refuse a model without a linear layer.
         for head in [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1:]:
             wide = any(method.read != "last" for method in scenario.methods)
             heads = measure_head_costs(model, _READ if wide else head.in_features, batch)
@@ -214,7 +215,7 @@ def _choice(
     client: Client,
     fastest: float,
 ) -> Callable[[], object]:
-    """Return what works a method's choice out, under the time of a full round on the fastest device."""
+    """Return a function that makes a method's choice, in the time of a full round on the fastest device."""
     batches = client_batches(scenario, data_root, 0, client.index, 1)
     steps = len(batches) * scenario.training.local_epochs
     share = min(1 / client.speedup, fastest / client.device.slowdown, _ALMOST_EVERYTHING)
@@ -271,7 +272,7 @@ def _plan(
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Return the median time of some calls after a first one; what cannot be done takes as long as finding out."""
+    """Return the median time of several calls after a warm-up; a call that fails counts until it fails."""
     clock = clock_for(torch.device("cpu"), "cpu")
     taken = []
     for _ in range(_REPEATS + 1):

@@ -1,4 +1,4 @@
-"""The ClientApp of a simulation: each node plays the device that its partition number stands for."""
+"""The ClientApp of a simulation: each node plays the device of its partition number."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ from fl_elastic_simulations.unequal.measuring import measuring_mod
 __all__ = ["CHARGES", "LATE", "NO_DATA", "simulated_client", "simulated_client_app"]
 
 CHARGES = "charged.json"
-"""Where a client notes what it was charged."""
+"""File in which a client records its charges."""
 NO_DATA = "lacks the scenario's data"
-"""What a client says on a machine without them."""
+"""Part of the answer of a client on a machine without the data."""
 LATE = "past the deadline"
-"""What a client says whose update would come too late."""
+"""Part of the answer of a client whose update would come too late."""
 
 READ, CUT, KEPT_HEAD = map(config_key, ("read", "cut", "kept_head"))
 _LOG = logging.getLogger("fl_elastic")
@@ -69,12 +69,12 @@ _Reply = tuple[list[NDArray[Any]], int, dict[str, Any]]
 def simulated_client_app() -> ClientApp:
     """Return a ClientApp that reads what to simulate from the server's messages."""
     app = ClientApp(mods=[measuring_mod])
-    # Where the server runs in this process, it measures costs before a client answers.
+    # If the server runs in this process, it measures costs before a client answers.
     without_compiler()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        # Flower may hand the app on to a process that did not make it.
+        # Flower may run the app in another process than the one that made it.
         without_compiler()
         torch.set_num_threads(1)
         arrays, config = read_instruction("train", message.content)
@@ -94,7 +94,7 @@ def simulated_client_app() -> ClientApp:
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        """Say what the device can do: the server of a simulation evaluates by itself."""
+        """Report the device's capabilities: the server of a simulation evaluates by itself."""
         _, config = read_instruction("evaluate", message.content)
         try:
             role = _Role.of(config, _partition(context), costs_in(message.content))
@@ -108,7 +108,7 @@ def simulated_client_app() -> ClientApp:
 
 
 def _said(error: Exception) -> dict[str, Any]:
-    """Return what the server is told of an error; one of the code's own is no client of another kind."""
+    """Return the failure that is reported for an error; an unexpected error is logged as well."""
     if isinstance(error, DatasetError):
         return failure(ScenarioError(f"{platform.node()} {NO_DATA}: {error}"))
     if not isinstance(error, ElasticError):
@@ -123,16 +123,16 @@ def _partition(context: Context) -> int:
 def simulated_client(
     config: dict[str, Any], index: int, costs: Mapping[str, CostProfile]
 ) -> ElasticClient:
-    """Return the client with this index, as the scenario, method, seed and round in ``config`` say.
+    """Return the client with this index, for the scenario, method, seed and round in ``config``.
 
-    ``costs`` are those of the model whose head reads at the places of that name; "" is the whole one.
+    ``costs`` maps the places that the head reads to the costs of that model; "" stands for the whole model.
     """
     return _Role.of(config, index, costs).elastic_client()
 
 
 @dataclass(frozen=True, eq=False)
 class _Role:
-    """Whom a node plays in one round."""
+    """The client that a node plays in one round."""
 
     slot: ClientSlot
     config: dict[str, Any]
@@ -177,7 +177,7 @@ class _Role:
         return self.state_directory / CHARGES
 
     def capabilities(self) -> Capabilities:
-        """Return what the device can do, in its own seconds."""
+        """Return the device's capabilities, in the device's own seconds."""
         batches, device = self.slot.batches(), self.client.device
         cut, head = (str(self.config.get(key, "")) for key in (CUT, KEPT_HEAD))
         options = self.slot.options(part=TrainablePart(cut, head))
@@ -189,13 +189,13 @@ class _Role:
             steps=len(batches) * self.scenario.training.local_epochs * passes,
             full_step_seconds=profile.full_step_seconds * device.slowdown,
             model_bytes=float(profile.parameter_bytes.sum()),
-            # As a real client says it: so many fp32 bytes, for server plans that weigh each group's.
+            # As fp32 bytes per second, like a real client: server plans weigh groups by their fp32 bytes.
             bandwidth=device.uplink_bytes_per_second / CODECS.make(self.method.codec).share,
             groups=GroupCosts.of(profile).slowed(device.slowdown),
         )
 
     def fit(self, arrays: list[NDArray[Any]]) -> _Reply:
-        """Train as the method says, unless the update would come too late."""
+        """Do the round's task; a fit is refused if its update would come too late."""
         task = task_in(self.config)
         match task:
             case RateCuts():
@@ -227,9 +227,9 @@ class _Role:
         return packed, examples, metrics
 
     def _places(self, arrays: list[NDArray[Any]], task: RankPlaces) -> _Reply:
-        """Send what ranks places, for a pass by all of them, or for one to those that are named."""
+        """Send the sums that rank places; charge one pass over all places, or one over the named ones."""
         client = self.elastic_client()
-        # Its time is simulated, and this host's says nothing of it.
+        # Its time is simulated: the time of this host must not limit it.
         client.budget = Budget(memory=self.client.memory_bytes)
         client.train_loader = self.slot.batches(whole=True)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
@@ -243,12 +243,12 @@ class _Role:
         return packed, examples, metrics | _no_steps(spent)
 
     def _sums(self, arrays: list[NDArray[Any]], task: SolveHead) -> _Reply:
-        """Send sums for a head in closed form, for what inference takes and the products of features."""
+        """Send sums for a head in closed form; charge inference and the products of features."""
         client, batches = self.elastic_client(), self.slot.batches(whole=True)
-        # Its time is simulated: how many batches it gets to does not depend on how slow this host is.
+        # Its time is simulated: the number of batches must not depend on the speed of this host.
         client.budget, client.train_loader = Budget(), self._passed_in_time(batches, task)
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
-        # Who keeps features at a cut must know where it lies.
+        # A client that keeps features at a cut needs a cost profile to find the cut.
         profile = self._first_profile() if task.cut else 0.0
         packed, summed, metrics = client.fit(arrays, config)
         if packed:
@@ -262,7 +262,7 @@ class _Role:
     def _inference_seconds(
         self, task: SolveHead, examples: int, metrics: Mapping[str, Any]
     ) -> float:
-        """Return what a pass over so many examples takes on this host, of which features were found for some."""
+        """Return the host seconds of a pass over the examples, given how many features had to be computed."""
         per_batch = self.scenario.training.batch_size
         if not task.cut:
             return examples / per_batch * _inference_batch(self.profile)
@@ -277,11 +277,11 @@ class _Role:
         return seconds / per_batch
 
     def _passed_in_time(self, batches: Batches, task: SolveHead) -> Iterable[Batch]:
-        """Return the batches that the device can run through the model until the deadline, at least one."""
+        """Return the batches that the device can run through the model before the deadline, at least one."""
         if task.deadline is None or self.method.stragglers != "fit" or not self.method.budgeted:
             return batches
         profile = self.profile
-        # The first pass finds no features as yet.
+        # In the first pass no features are kept yet.
         if self.slot.server_round:
             options = self.slot.options(part=TrainablePart(task.cut))
             profile = lasting_costs(profile, options, batches.dataset_size)
@@ -291,7 +291,7 @@ class _Role:
         return batches if count >= len(batches) else _Begun(batches, count)
 
     def _cut_worth(self, arrays: list[NDArray[Any]]) -> _Reply:
-        """Say what cuts are worth, for two steps of all."""
+        """Report the worth of cuts; charge two full steps."""
         client, batches = self.elastic_client(), self.slot.batches(whole=True)
         client.train_loader = batches
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
@@ -304,7 +304,7 @@ class _Role:
         return HeadCosts() if self.choosing is None else self.choosing.of_a_head
 
     def _first_profile(self) -> float:
-        """Charge the estimate of costs to a client that has made none as yet; return its seconds on this host."""
+        """Charge the estimate of costs if this client has made none yet; return its host seconds."""
         charges = Charges.load(self.charges_file)
         if charges.fits:
             return 0.0
@@ -314,7 +314,7 @@ class _Role:
         return seconds
 
     def _profile_seconds(self, deadline: float | None) -> float:
-        """Return what a first estimate of costs takes: who keeps to a cut makes one to know where it lies."""
+        """Return the host seconds of a first cost profile; a client with a cut always needs one to find the cut."""
         if self.choosing is None:
             return 0.0
         if self.method.cut != "none":
@@ -324,7 +324,7 @@ class _Role:
     def _trained(
         self, arrays: list[NDArray[Any]], deadline: float | None, profile: float, plan: float
     ) -> _Reply:
-        """Train, with so many host seconds for estimating costs and for each plan."""
+        """Train, charging these host seconds for the cost profile and for each plan."""
         try:
             if self.method.peer is not None:
                 return self._peer_client(deadline, profile, plan).fit(arrays, self.config)
@@ -340,12 +340,12 @@ class _Role:
                 metrics[CHOOSING] = client.report.choosing_seconds
                 metrics[PEAK_BYTES] = max(plan.predicted_step_bytes for plan in plans)
         if ERROR in metrics and profile > 0:
-            # Others' updates were there before it knew its costs.
+            # The client spent its first fit on estimating costs, and was too late.
             metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"
         return packed, examples, metrics
 
     def _limited(self, deadline: float | None) -> bool:
-        """Whether there is anything to choose for: somebody with all the time in the world trains everything."""
+        """Return whether there is anything to choose: a client without limits trains everything."""
         fitting = deadline is not None and self.method.stragglers == "fit"
         if self.method.peer is not None:
             return fitting
@@ -363,7 +363,7 @@ class _Role:
             len(batches) * epochs * profile.full_step_seconds, float(profile.parameter_bytes.sum())
         )
         if self.scenario.deadline is not None:
-            # The host runs the device's training faster, so the device sends more in a second of the host.
+            # The host trains faster than the device, so the device can send more per host second.
             device = self.client.device
             bandwidth = device.uplink_bytes_per_second * device.slowdown
             budget = replace(budget, bandwidth=bandwidth)
@@ -388,7 +388,7 @@ class _Role:
         )
 
     def _host_config(self) -> dict[str, Any]:
-        """Return the config with the deadline in seconds of this host, or without one to wait for all."""
+        """Return the config with the deadline in host seconds, or without one if the server waits for all."""
         config = dict(self.config)
         deadline = config.pop(DEADLINE, None)
         if deadline is not None and self.method.stragglers == "fit" and self.method.budgeted:
@@ -423,7 +423,7 @@ class _Role:
 
 @dataclass(frozen=True, eq=False)
 class _Begun:
-    """The first batches of a pass over all of a client's data, which knows how much that is."""
+    """The first batches of a pass over all of a client's data; its dataset size is that of all data."""
 
     batches: Batches
     count: int
@@ -440,7 +440,7 @@ class _Begun:
 
 
 def _no_steps(host_seconds: float) -> dict[str, Any]:
-    """Return the metrics of a client that did something else than training, for so long on this host."""
+    """Return the metrics of a client that did something else than train, for that many host seconds."""
     return {
         "predicted-seconds": host_seconds, "step-seconds": 0.0, "steps": 0, "requested-steps": 0,
     }  # fmt: skip
@@ -453,12 +453,12 @@ def _scenario(text: str) -> Scenario:
 
 @lru_cache(maxsize=4)
 def _choosing(text: str) -> ChoosingCosts | None:
-    """Return what the server measured; without it nothing is charged."""
+    """Return the costs of choosing that the server measured; None if nothing is charged."""
     return ChoosingCosts.from_json(text) if text else None
 
 
 def _inference_batch(profile: CostProfile) -> float:
-    """Seconds of a batch as inference: of all of the model what it saves below the cut nearest to the loss."""
+    """Return the seconds of a batch as inference: the forward time times the saving below the last cut."""
     plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
     saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
     return float(profile.forward_seconds[0]) * min(saved, 1.0)

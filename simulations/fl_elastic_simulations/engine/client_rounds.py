@@ -1,4 +1,4 @@
-"""Rounds of clients that are there as objects, all in this process: for benchmarks and tests."""
+"""Rounds of clients that are objects in this process: for benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def client_rounds(
     terms: RoundConfig | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Return the global model after so many rounds, in which all clients take part one after the other.
+    """Return the global model after ``rounds`` rounds, in which all clients take part one after the other.
 
     Parameters
     ----------
     client_of : callable
-        Returns the client with this number, from 0, for one round: the place to let a stream go on before.
+        Returns the client with this number, from 0, for one round; it may advance a stream before.
     clients : int
-        How many there are.
+        Number of clients.
     weights : mapping of str to array
-        The global model to begin with.
+        Initial global model.
     rounds : int
-        How many.
+        Number of rounds.
     rule : str
         Registered aggregation rule.
     terms : RoundConfig, optional
-        Of all rounds.
+        Settings of all rounds.
     on_round : callable, optional
-        Told of each round.
+        Called with the record of each round.
     """
     app = elastic_client_app(lambda context: client_of(int(context.node_config["partition-id"])))
     strategy = PartialUpdates(

@@ -1,4 +1,4 @@
-"""One client of a scenario: its data, model, device and budget, in a simulation and on a real device."""
+"""One client of a scenario, with its data, model, device and budget, in a simulation or on a real device."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from fl_elastic_simulations.unequal.clock import fits_memory
 __all__ = ["FEATURE_BYTES", "PEAK_BYTES", "ClientSlot"]
 
 FEATURE_BYTES = 1 << 30
-"""What a simulated device keeps of features at the most."""
+"""Most bytes of features that a simulated device keeps."""
 PEAK_BYTES = "peak-bytes"
-"""The metric of what a step takes beyond the weights and inference, as predicted."""
+"""Metric of the predicted bytes of a step beyond weights and inference."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClientSlot:
-    """Which client of which scenario somebody is in one round of one method.
+    """One client of a scenario in one round of one method.
 
     Parameters
     ----------
     scenario : Scenario
         The federation.
     method : MethodSection
-        How it is trained.
+        The method by which it is trained.
     client : Client
-        Whose data, device and budget these are.
+        The client, with its data, device and budget.
     seed, server_round : int
-        Of the run, and its round.
+        Seed of the run, and number of the round.
     data_root : str, optional
-        Where datasets are.
+        Folder of datasets.
     """
 
     scenario: Scenario
@@ -65,7 +65,7 @@ class ClientSlot:
     def of(
         cls, scenario: Scenario, config: Mapping[str, Any], index: int, data_root: str | None
     ) -> ClientSlot:
-        """Return the place that a server's message gives to the client with this index.
+        """Return the slot of the client with this index, for the scenario, method and round in a server's message.
 
         Raises
         ------
@@ -97,17 +97,17 @@ class ClientSlot:
         )
 
     def test_batches(self) -> Batches:
-        """Return the batches that everybody tests on."""
+        """Return the test batches, which are the same for all clients."""
         return test_batches(self.scenario, self.data_root)
 
     def model(self) -> nn.Module:
-        """Return the model with the first weights of the run."""
+        """Return the model with the initial weights of the run."""
         return scenario_model(self.scenario, self.data_root, self.seed)
 
     def options(
         self, part: TrainablePart | None = None, timing: Timing | None = None
     ) -> TrainerOptions:
-        """Return what the method says of training, of what the round leaves to train."""
+        """Return the method's training options, for the part of the model that the round trains."""
         part = part or TrainablePart()
         method = self.method
         return TrainerOptions(
@@ -121,7 +121,7 @@ class ClientSlot:
         )
 
     def _forward(self, cut: bool) -> ForwardOptions | None:
-        """Return how the frozen prefix runs."""
+        """Return the options of the frozen prefix's forward pass."""
         if cut and self.method.keep_features:
             return ForwardOptions(feature_bytes=FEATURE_BYTES)
         return ForwardOptions() if cut or self.method.inference_prefix else None
@@ -134,20 +134,20 @@ class ClientSlot:
         speedup: float | None = None,
         deadline: float | None = None,
     ) -> Budget:
-        """Return what the client may spend in a round.
+        """Return the budget of the client for a round.
 
-        A speed-up is that of the whole round: how much of it comes from cheaper steps and how much from fewer is
-        the policy's choice.
+        A speed-up applies to the whole round: the policy decides how much of it comes from cheaper steps and how
+        much from fewer steps.
 
         Parameters
         ----------
         full_round_seconds : float
-            Time in which it could train everything.
+            Seconds in which the client could train everything.
         model_bytes : float
-            Of all weights as fp32.
+            Bytes of all weights as fp32.
         speedup, deadline : float, optional
-            The device's own limits: the speed-up stands in place of the scenario's, and of two times the shorter
-            one holds.
+            Limits of the device itself: the speed-up replaces the scenario's; if both limit the time, the shorter
+            time applies.
         """
         method, client = self.method, self.client
         if not method.budgeted:
@@ -165,10 +165,10 @@ class ClientSlot:
         )
 
     def check_memory(self, profile: CostProfile, trained: Collection[str] | None = None) -> float:
-        """Return what a plain step of these parameters takes, or of all; TrainingError if that does not fit."""
+        """Return the bytes of a plain step of these parameters, by default all; TrainingError if too many."""
         groups, limit = profile.graph.groups, self.client.memory_bytes
         mask = [trained is None or any(name in trained for name in g.parameters) for g in groups]
-        # The process of a real device has yet to load what training takes.
+        # The process of a real device has not yet loaded the code for training.
         needed = mask_bytes(replace(profile, code_bytes=CODE_BYTES), np.array(mask))
         if limit is not None and not fits_memory(needed, limit):
             raise TrainingError(
@@ -177,7 +177,7 @@ class ClientSlot:
         return needed
 
     def for_client(self) -> dict[str, Any]:
-        """Return the arguments that any client of this place has, whatever it trains on."""
+        """Return the arguments that every client of this slot has, whatever it trains on."""
         return {
             "policy": self.method.policy,
             "loss_fn": classification_loss,

@@ -1,4 +1,4 @@
-"""What a head in closed form takes a client besides inference: measured once, beside the cost profile."""
+"""Costs of a head in closed form, apart from inference: measured once, beside the cost profile."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from fl_elastic.update.trusted_sums import harmful
 __all__ = ["HeadCosts", "measure_head_costs"]
 
 _ROWS, _REPEATS, _FOLDS, _BATCHES = 256, 3, 5, 4
-# A fleet, and places such as those of MobileNetV2.
+# Clients, classes and examples of a typical fleet, and numbers of places and features as in MobileNetV2.
 _CLIENTS, _CLASSES, _RANKED, _PLACES, _WIDE = 8, 40, 640, 33, 1000
 _SPREAD = 6.0
 
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """CPU seconds of one thread of the host for one multiplication, which a device takes its slowdown times.
+    """CPU seconds of one thread of the host per unit of work; a device takes its slowdown times as long.
 
     Attributes
     ----------
     product : float
-        Of adding the products of examples' features: ``features**2`` for each example.
+        Adding the products of an example's features, per ``features**2``.
     row : float
-        Of finding the rows as which a fold travels: ``examples**2 * features``.
+        Computing the rows of a fold for sending, per ``examples**2 * features``.
     solving : float
-        Of the server, for a head from the sums of eight clients: ``features**3``.
+        Solving for a head from the sums of eight clients, on the server, per ``features**3``.
     ranking : float
-        Of the server, for choosing among places, for each of their features.
+        Choosing among places, on the server, per feature of a place.
     asked : float
-        Of a client that is asked where its model may be read, before it looks at any example.
+        Preparing a client's answer about where its model can be read, before any example.
     pooled : float
-        Of features at all of its places: for each example, inference included.
+        Computing the features at all of the model's places, per example, with inference.
 
     Examples
     --------
@@ -69,33 +69,33 @@ class HeadCosts:
     pooled: float = 0.0
 
     def adding(self, examples: int, features: int) -> float:
-        """Return the seconds of adding the products of so many examples."""
+        """Return the seconds of adding the products of these examples."""
         return self.product * examples * features**2
 
     def answering(self, examples: int) -> float:
-        """Return the seconds of telling from so many examples where the model may be read."""
+        """Return the seconds of a client's answer about the places of its model, from these examples."""
         return self.asked + self.pooled * examples
 
     def on_server(self, features: int, ranked: int) -> float:
-        """Return the seconds of a server that solves for a head of so many features, and has ranked so many."""
+        """Return the server's seconds to solve for a head with ``features`` after ranking ``ranked`` features."""
         return self.solving * features**3 + self.ranking * ranked
 
     def writing(self, examples: int, features: int) -> float:
-        """Return the seconds of finding the rows of five folds; sums over more examples travel as they are."""
+        """Return the seconds of computing the rows of five folds; further examples travel as sums only."""
         return self.row * min(examples, held_out(features)) ** 2 / _FOLDS * features
 
 
 def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCosts:
-    """Measure them on this host, by the time of all threads of its products.
+    """Measure the costs of a head on this host, as CPU time of all threads.
 
     Parameters
     ----------
     model : nn.Module
-        Which may be read at its places, where they are chosen.
+        Model whose places are read if they are to be chosen.
     features : int
-        Of a head.
+        Number of features of the head.
     batch : batch
-        Such as a client has.
+        A batch like a client's.
     """
     examples = held_out(features) // _FOLDS
     solving, ranking = _server_seconds(features)
@@ -120,7 +120,7 @@ def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCos
 def _answer(model: nn.Module, batches: list[Batch]) -> None:
     examples = len(batches) * batch_size(batches[0])
     names = {name: number for number, name in enumerate(Manifest.of(model).names)}
-    # A model without places says so, in about the time that it takes to find any.
+    # A model without places raises an error, in about the time that finding places takes.
     with suppress(ElasticError):
         places_reply(
             model, batches, "auto", examples=examples, of_all=examples, budget=Budget(), names=names
@@ -128,9 +128,9 @@ def _answer(model: nn.Module, batches: list[Batch]) -> None:
 
 
 def _server_seconds(features: int) -> tuple[float, float]:
-    """Return what a head from eight clients takes, and what ranking places takes for each of their features."""
+    """Return the seconds of a head from eight clients, and of ranking places per feature."""
     rng = np.random.default_rng(0)
-    # Classes that can be told from features, so that as many penalties are tried as usual.
+    # Classes that depend on the features, so that the usual number of penalties is tried.
     classes = rng.integers(0, _CLASSES, size=(_CLIENTS, _FOLDS, max(features // 16, 8)))
     centres = rng.normal(size=(_CLASSES, features))
     rows = centres[classes] + _SPREAD * rng.normal(size=(*classes.shape, features))
@@ -160,7 +160,7 @@ def _server_seconds(features: int) -> tuple[float, float]:
 
 
 def _median_seconds(work: Callable[[], object]) -> float:
-    """Return the median time of some calls after a first one."""
+    """Return the median time of several calls after a warm-up."""
     taken = []
     for _ in range(_REPEATS + 1):
         started = time.process_time()

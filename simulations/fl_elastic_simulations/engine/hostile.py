@@ -1,4 +1,4 @@
-"""A ClientApp of which some nodes are hostile or broken, to see what a server makes of them."""
+"""A ClientApp with hostile or broken nodes, to test how a server handles them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_elastic.update.frame import Kind, unpack
 __all__ = ["Attack", "hostile"]
 
 Attack: TypeAlias = Callable[[PartialUpdate, Manifest], bytes]
-"""From an honest update to the bytes that are sent in its place."""
+"""Turns an honest update into the bytes that are sent instead."""
 
 
 def hostile(
@@ -26,20 +26,20 @@ def hostile(
     bad: Collection[int],
     others: Attack | None = None,
 ) -> ClientApp:
-    """Return an app whose bad nodes send what the attack makes of their updates.
+    """Return an app whose bad nodes send attacked updates.
 
     Parameters
     ----------
     app : ClientApp
-        Trains honestly.
+        The app that trains honestly.
     attack : callable or None
-        None leaves everybody honest.
+        The attack; None leaves all nodes honest.
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
     bad : collection of int
         Partition numbers of the bad nodes.
     others : callable, optional
-        What becomes of the other nodes' updates.
+        Change of the other nodes' updates.
     """
     if attack is None and others is None:
         return app
@@ -65,6 +65,6 @@ def hostile(
 
 
 def _examples(packed: bytes, manifest: Manifest) -> int:
-    """Return the examples that a packed update claims, which its reply has to say as well."""
+    """Return the number of examples that a packed update claims; its reply must claim the same."""
     _, header, _ = unpack(packed, manifest, Kind.UPDATE)
     return int(header["num_examples"])

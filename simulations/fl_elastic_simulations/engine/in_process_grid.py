@@ -1,8 +1,8 @@
 """A grid that calls a ClientApp directly: Flower's messages and records without its processes.
 
-For simulations of many clients: a reply exists only while the strategy merges it, so memory does not grow with
-their number, and replies come in the order of the messages, so that a run depends on its seed alone. Clients train
-in this process, or several at a time in others.
+It is meant for simulations of many clients. A reply exists only while the strategy merges it, so memory does not
+grow with the number of clients. Replies come in the order of the messages, so that a run depends only on its seed.
+Clients train in this process, or several at a time in other processes.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from fl_elastic_simulations.engine.worker_processes import worker_processes
 __all__ = ["ClientProcesses", "InProcessGrid", "client_processes", "virtual_contexts"]
 
 _CLIENT_FAILED = 2
-# Replies that wait for those before them, for each process: more would only take memory.
+# Replies per process that may wait for earlier ones: more would only take memory.
 _AHEAD = 2
 
 
 class InProcessGrid(Grid):
-    """Virtual nodes, numbered from 1, that answer when their reply is asked for.
+    """Virtual nodes, numbered from 1, that compute a reply when it is requested.
 
     Parameters
     ----------
     nodes : int
-        How many; node n has partition n - 1.
+        Number of nodes; node n has partition n - 1.
     app : ClientApp
-        Of every node.
+        The app of every node.
     on_reply : callable, optional
-        Called with the replies received and expected.
+        Called with the numbers of replies received and expected.
     node_config : callable, optional
-        Returns what else the node with this partition is configured with.
+        Returns further node configuration for a partition.
     processes : ClientProcesses, optional
-        Where clients answer, in place of ``app`` in this process; see `client_processes`.
+        Processes in which clients answer, instead of ``app`` in this process; see `client_processes`.
     """
 
-    # Replies are handed over one by one as it is.
+    # The strategy's wrapper need not split the replies: they are yielded one by one.
     streams = True
 
     def __init__(
@@ -75,7 +75,7 @@ class InProcessGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Yield the replies one by one, each trained for when it is asked for, or a little before by a process."""
+        """Yield the replies one by one; each is computed when it is requested, or ahead of time by a process."""
         del timeout
         sent = list(messages)
         processes = self._processes
@@ -95,7 +95,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer the first of the messages that waits."""
+        """Return the reply to the first message that waits; none if no message waits."""
         for identity in message_ids:
             if identity in self._waiting:
                 reply = self._answer(self._waiting.pop(identity), identity)
@@ -109,7 +109,7 @@ class InProcessGrid(Grid):
         return next(self._processes.answered([named]))
 
     def _named(self, message: Message, identity: str | None = None) -> tuple[Message, Context]:
-        """Return a message with an id, and the context of its node."""
+        """Give a message an id, and return it with the context of its node."""
         message.metadata.__dict__["_message_id"] = identity or f"message-{next(self._numbers)}"
         return message, self._contexts[message.metadata.dst_node_id]
 
@@ -148,26 +148,26 @@ def virtual_contexts(nodes: int) -> dict[int, Context]:
 
 
 class ClientProcesses:
-    """Answers messages by apps in other processes; see `client_processes`.
+    """Answers messages with apps in other processes; see `client_processes`.
 
     Parameters
     ----------
     pool : ProcessPoolExecutor
-        In which each process has made its app.
+        Pool of processes, each of which has made its app.
     workers : int
-        How many there are.
+        Number of processes.
     """
 
     def __init__(self, pool: ProcessPoolExecutor, workers: int) -> None:
         self._pool, self._most = pool, _AHEAD * workers
 
     def answered(self, messages: Iterable[tuple[Message, Context]]) -> Iterator[Message]:
-        """Yield the replies to messages in their order, and note what became of each node's state.
+        """Yield the replies in the order of the messages, and update the state of each node.
 
         Raises
         ------
         ScenarioError
-            If one of the processes ended.
+            If one of the processes has ended.
         """
         waiting: deque[tuple[Future[tuple[Message, RecordDict]], Context]] = deque()
         try:
@@ -188,14 +188,15 @@ class ClientProcesses:
 def client_processes(
     make_app: Callable[[], ClientApp], workers: int
 ) -> Iterator[ClientProcesses | None]:
-    """Yield what answers messages in so many processes inside the block; None for one, which is this process.
+    """Yield an object that answers messages in ``workers`` processes; None for one, which is this process.
 
     Parameters
     ----------
     make_app : callable
-        Importable; called once in each process. What an app keeps must be in its context or on disk.
+        Makes the app; importable, called once in each process. Any state of the app must be in its context or on
+        disk.
     workers : int
-        Processes, each with one message at a time.
+        Number of processes, each with one message at a time.
     """
     if workers == 1:
         yield None
@@ -228,6 +229,6 @@ def _reply_of(future: Future[tuple[Message, RecordDict]], context: Context) -> M
 def _answered_by(app: ClientApp, message: Message, context: Context) -> Message:
     try:
         return app(message, context)
-    # Whatever a client raises is its own failure, as it is in deployment.
+    # Any error of a client is its own failure, as in deployment.
     except Exception as error:
         return Message(Error(code=_CLIENT_FAILED, reason=repr(error)), reply_to=message)

@@ -1,4 +1,4 @@
-"""What the clients of a simulation know of each group's importance, out of what they keep from round to round."""
+"""The clients' knowledge of each group's importance at the end of a simulation, from their state files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["known_importance"]
 
 
 def known_importance(folders: Iterable[Path], manifest: Manifest) -> dict[str, float]:
-    """Return each group's share of importance, the mean over the clients that have measured all groups.
+    """Return each group's share of importance, averaged over the clients that have measured all groups.
 
-    What would increase the loss counts as nothing, as in what a client reports to a server.
+    Negative importance counts as zero, as in a client's report to a server.
 
     Parameters
     ----------
     folders : iterable of Path
-        State folder of each client; one that keeps no scores does not count.
+        State folder of each client; one without scores does not count.
     manifest : Manifest
-        Of the model.
+        Manifest of the model.
 
     Returns
     -------
     dict of str to float
-        By group, in backward order; the shares add up to 1. Empty if no client knows all groups.
+        Share by group, in backward order; the shares add up to 1. Empty if no client knows all groups.
     """
     shares: dict[str, list[float]] = {}
     for folder in folders:

@@ -1,4 +1,4 @@
-"""What merging one round's replies costs this process, by `PartialUpdates` and by Flower's own FedAvg."""
+"""Cost of merging one round's replies in this process, by `PartialUpdates` and by Flower's own FedAvg."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 __all__ = ["FLOWER", "MERGED", "MOST_KEPT", "NUMPY", "WRITTEN", "merging_cost", "tensors_cost"]
 
 FLOWER = "flower fedavg"
-"""Whole models by Flower's own strategy."""
+"""Whole models, merged by Flower's own strategy."""
 
 NUMPY = ("numpy, float32", "numpy, float64")
-"""Arrays that are there already, added up tensor by tensor with nothing read or checked, in either precision."""
+"""Arrays in memory, added tensor by tensor without decoding or checks, in either precision."""
 
 MERGED = (FLOWER, "partial updates, all tensors", "partial updates, last quarter")
-"""What is merged: whole models, updates of every tensor, updates of a quarter of the numbers."""
+"""Kinds of replies: whole models, updates of every tensor, updates of a quarter of the numbers."""
 
 WRITTEN = ("fp32", "int8", "bf16")
-"""Codecs in which updates of models of equal tensors come."""
+"""Codecs of the updates for models of equal tensors."""
 
 MOST_KEPT = 100
-"""Flower keeps every reply: beyond this many they share their bytes, and memory says nothing."""
+"""Most replies with bytes of their own: Flower keeps every reply, so beyond this number they share bytes."""
 
 
 _Row = dict[str, float]
 
 
 def merging_cost(kind: str, replies: int) -> _Row:
-    """Merge replies of a MobileNetV2-sized model once, in this process, which should be a fresh one.
+    """Merge replies of a model of MobileNetV2's size once; call it in a fresh process.
 
     Returns
     -------
     dict
-        ``cpu_seconds`` in all, ``seconds_per_reply``, and ``peak_models``: the largest resident set over what there
-        was before the first reply, in sizes of the parameters.
+        Total ``cpu_seconds``, ``seconds_per_reply``, and ``peak_models``: the largest resident set beyond that
+        before the first reply, in multiples of the parameters' size.
     """
     model = torchvision.models.mobilenet_v2()
     manifest = Manifest.of(model)
@@ -66,22 +66,22 @@ def merging_cost(kind: str, replies: int) -> _Row:
 
 
 def tensors_cost(kind: str, tensors: int, replies: int, *, numbers: int = 2_500_000) -> _Row:
-    """Merge replies about a model of so many equal tensors once, in this process.
+    """Merge replies about a model of equal tensors once, in this process.
 
     Parameters
     ----------
     kind : str
-        `FLOWER`, one of `NUMPY`, or the codec of updates of every tensor.
+        `FLOWER`, one of `NUMPY`, or the codec of updates of all tensors.
     tensors, numbers : int
-        Of the model; its numbers take 10 MB in single precision unless said otherwise.
+        Numbers of tensors and of weights; by default the weights take 10 MB in single precision.
     replies : int
-        At most `MOST_KEPT`.
+        Number of replies, at most `MOST_KEPT`.
 
     Returns
     -------
     dict
-        ``cpu_seconds`` in all, ``seconds_per_reply``, and where Flower merges ``freed_seconds_per_reply``: for
-        giving back the memory of replies, which ``cpu_seconds`` holds where updates are merged as they come.
+        Total ``cpu_seconds``, ``seconds_per_reply``, and for Flower ``freed_seconds_per_reply``: the time to free
+        the memory of replies, which for the other kinds is part of ``cpu_seconds``.
     """
     rng = np.random.default_rng(1)
     each = numbers // tensors
@@ -98,8 +98,8 @@ def tensors_cost(kind: str, tensors: int, replies: int, *, numbers: int = 2_500_
 
 
 def _merged_by_flower(parameters: dict[str, NDArray[Any]], replies: int) -> tuple[_Row, float]:
-    """Return what merging takes, and the memory held before the first reply."""
-    # What messages need of a run.
+    """Return the cost of merging, and the resident memory before the first reply."""
+    # Sets the run that Flower's messages need.
     InProcessGrid(1, ClientApp())
     record = ArrayRecord({name: Array(array) for name, array in parameters.items()})
     before = _resident()
@@ -110,7 +110,7 @@ def _merged_by_flower(parameters: dict[str, NDArray[Any]], replies: int) -> tupl
 
 
 def _added_by_numpy(parameters: dict[str, NDArray[Any]], replies: int, precision: str) -> _Row:
-    """Return what the least takes that any mean has to do, of replies with memory of their own."""
+    """Return the cost of the plain additions that any mean needs, for replies with memory of their own."""
     arrays = [[each.copy() for each in parameters.values()] for _ in range(replies)]
     sums = [np.zeros(each.shape, precision) for each in parameters.values()]
     factor = np.dtype(precision).type(1 / replies)
@@ -120,7 +120,7 @@ def _added_by_numpy(parameters: dict[str, NDArray[Any]], replies: int, precision
             for total, array in zip(sums, reply, strict=True):
                 total += array * factor
 
-    # The first pass takes the memory of the sums.
+    # The first pass allocates the memory of the sums.
     add()
     return _row(_timed(add), replies)
 
@@ -132,9 +132,9 @@ def _merged_partially(
     codec: str,
     replies: int,
 ) -> tuple[_Row, float]:
-    """Return what merging takes, and the memory held before the first reply."""
+    """Return the cost of merging, and the resident memory before the first reply."""
     rng = np.random.default_rng(0)
-    # Small beside the model, as those of a round are: larger ones wait to be compared with each other.
+    # Small compared with the model, as in a real round: large updates would be held back for comparison.
     deltas = {n: (0.01 * rng.standard_normal(weights[n].shape)).astype(np.float32) for n in trained}
     packed = encode(PartialUpdate(deltas, dict.fromkeys(deltas, 8), 100, 1), manifest, codec)
     strategy = PartialUpdates(
@@ -163,7 +163,7 @@ def _dense_replies(parameters: ArrayRecord, replies: int) -> Iterator[Message]:
     for _ in range(replies):
         arrays = parameters
         if replies <= MOST_KEPT:
-            # As over the network: each reply has bytes of its own.
+            # As over the network, each reply has bytes of its own.
             arrays = ArrayRecord(
                 {
                     name: Array(a.dtype, tuple(a.shape), a.stype, bytes(bytearray(a.data)))
@@ -175,7 +175,7 @@ def _dense_replies(parameters: ArrayRecord, replies: int) -> Iterator[Message]:
 
 
 class _Arriving:
-    """Replies with bytes of their own, as they come from the network; what making them takes is told apart."""
+    """Replies with bytes of their own, as from the network; ``seconds`` is the time spent on making them."""
 
     def __init__(self, packed: bytes, replies: int) -> None:
         self.seconds = 0.0
@@ -200,7 +200,7 @@ class _Arriving:
 
 
 def _last_quarter(names: list[str], weights: dict[str, NDArray[Any]]) -> list[str]:
-    """Return tensors from the output on that together hold a quarter of the numbers."""
+    """Return the tensors nearest to the output that together hold up to a quarter of the numbers."""
     left = sum(weights[name].size for name in names) / 4
     chosen: list[str] = []
     for name in reversed(names):

@@ -1,4 +1,4 @@
-"""The model of a method: some peers add to the scenario's."""
+"""The model of a method: the scenario's, to which some peers add parts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["method_model", "read_at"]
 
 
 def read_at(model: nn.Module, read: str, scenario: Scenario, data_root: str | None) -> nn.Module:
-    """Return a readout from these places of a scenario's model; the model itself for none."""
+    """Return a readout of a scenario's model at these places; the model itself if there are none."""
     if not read:
         return model
-    # Few methods read elsewhere.
+    # The dataset is only needed for the few methods that read elsewhere.
     from fl_elastic.readout.readout import Readout
 
     classes = scenario_dataset(scenario, data_root).classes
@@ -39,9 +39,9 @@ def method_model(
     Parameters
     ----------
     scenario, method, data_root, seed
-        Which model it is, and its first weights.
+        Determine the model and its initial weights.
     read : str
-        Places that its head reads; empty for the model as it is.
+        Places that its head reads; empty for the plain model.
     """
     model = read_at(scenario_model(scenario, data_root, seed), read, scenario, data_root)
     if method.peer is None:

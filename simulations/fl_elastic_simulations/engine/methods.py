@@ -1,4 +1,4 @@
-"""From a method's table in a scenario to the server's strategy."""
+"""Turn a method's table of a scenario into the server's strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["check_methods", "method_strategy"]
 
 
 def check_methods(scenario: Scenario) -> None:
-    """Raise ScenarioError if a method names an unknown plug-in; all of them are reported at once."""
+    """Raise ScenarioError, with all problems at once, if a method is invalid, such as by an unknown plug-in."""
     problems = []
     for method in scenario.methods:
         plug_ins: tuple[tuple[Factories[Any], str | None], ...] = (
@@ -69,7 +69,7 @@ def check_methods(scenario: Scenario) -> None:
 
 
 def _round_config(method: MethodSection) -> RoundConfig:
-    """Return where a method's head reads, and who plans its rounds."""
+    """Return the round settings of a method: where its head reads, and who plans its rounds."""
     solves = method.round_zero != "none"
     if not solves and method.read != "last":
         raise RegistryError(
@@ -85,7 +85,7 @@ def method_strategy(
     seed: int,
     on_round: Callable[[RoundRecord], None],
 ) -> PartialUpdates:
-    """Return the server's strategy for a method; a peer's updates are merged as its paper says."""
+    """Return the server's strategy for a method; a peer's updates are merged as in its paper."""
     inner = SERVERS[method.server](
         seed=seed,
         fraction_train=scenario.training.client_fraction,

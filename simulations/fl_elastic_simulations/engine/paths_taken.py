@@ -1,6 +1,6 @@
-"""Through which functions and files of fl_elastic a fit and a round go: ``python paths_taken.py`` prints JSON.
+"""Count the functions and files of fl_elastic that a fit and a round use: ``python paths_taken.py`` prints JSON.
 
-Run by its path in a process of its own, with the checkout that is looked at first on Python's path.
+Run it by its path in a process of its own, with the checkout to be examined on Python's path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Trace one fit and one round of two clients, each with its costs known; print stays, files and returns."""
+    """Trace one fit, and one round of two clients, with known costs; print the counts."""
     import torch
     from flwr.app import ArrayRecord
     from flwr.serverapp.strategy import FedAvg
@@ -65,13 +65,13 @@ def main() -> None:
 
 
 def _walk(root: Path, act: Callable[[], object]) -> dict[str, int]:
-    """Return how many functions below a folder run, in how many files, with how many returns to a file."""
+    """Return the number of functions of a package that run, of their files, and of returns to an earlier file."""
     met: dict[CodeType, str] = {}
     inside = f"{root}{os.sep}"
 
     def look(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        # What runs once, when a module is imported, is no step of the way.
+        # Code that runs once, at import, does not count.
         if event == "call" and code.co_filename.startswith(inside) and code.co_name != "<module>":
             met.setdefault(code, code.co_filename)
 

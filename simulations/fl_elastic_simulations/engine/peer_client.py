@@ -31,7 +31,7 @@ from fl_elastic_simulations.scenario.scenario import TrainingSection
 __all__ = ["CHOOSING", "PeerClient"]
 
 CHOOSING = "choosing-seconds"
-"""The metric of what probes and choices of a fit took, in host seconds."""
+"""Metric of the host seconds that probes and choices of a fit took."""
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -43,33 +43,34 @@ class PeerClient:
     Attributes
     ----------
     peer : str
-        Registered method.
+        Name of the registered method.
     model : nn.Module
-        As the method prepared it.
+        The model, as prepared by the method.
     batches : Batches
         Local data.
     training : TrainingSection
-        Optimiser and passes.
+        Optimiser and number of passes.
     profile : CostProfile
-        Costs on the host.
+        Costs measured on the host.
     allowed_seconds : float
-        Host seconds for local training, and what comes before it.
+        Host seconds for local training and everything before it.
     profile_seconds, choosing_seconds : float
-        Of these, those of estimating costs in this round, and of one choice of what to train.
+        Part of these seconds for estimating costs in this round, and for one choice of what to train.
     fraction : float
         Speed of the device relative to the fastest.
     place : tuple of (int, int)
-        The client's number, and how many there are.
+        The client's number, and the number of clients.
     seed : int
-        Of the run.
+        Seed of the run.
     codec : str
-        How updates are written.
+        Codec of updates.
     state_directory : Path
-        Where the method's notes are kept from round to round.
+        Folder of the method's state between rounds.
     width : float, optional
-        Share of the model's channels that it trains, where that is given.
+        Share of the model's channels that it trains, if given.
     check_memory : callable
-        Returns the bytes of a step that trains these parameters; TrainingError if the device cannot hold it.
+        Returns the bytes of a step that trains these parameters; raises TrainingError if the device cannot hold
+        them.
     """
 
     peer: str
@@ -91,7 +92,7 @@ class PeerClient:
     def fit(
         self, parameters: list[NDArray[Any]], config: dict[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Load the global model, train by the method, return the packed update and what it cost."""
+        """Load the global model, train with the method, and return the packed update with its costs."""
         if not self.allowed_seconds > self.profile_seconds:
             raise BudgetError(
                 "sending, and estimating costs in a first round, take longer than the deadline: allow more time"
@@ -104,7 +105,7 @@ class PeerClient:
         if asked.keep and state.keep_model(weights, version):
             said[HAVE] = version
         if asked.kept_head:
-            # A published method trains the head that was solved for as it trains every other.
+            # A published method also trains the head that was solved in closed form.
             said[MAY_TRAIN] = json.dumps(list(range(len(manifest))))
         load_weights(self.model, manifest, weights)
         memory = self._memory()
@@ -130,7 +131,7 @@ class PeerClient:
         try:
             result = PEERS.make(self.peer).train(task)
         finally:
-            # Also of a round that it stays out of: a method may do something else in the next one.
+            # Saved even if the client skips the round: the method may choose differently in the next one.
             write_atomically(self._memory_file, json.dumps(memory).encode(), OWNER_ONLY)
         peak = self.check_memory(result.update.deltas.keys())
         packed = encode(result.update, manifest, self.codec)
@@ -161,7 +162,7 @@ class PeerClient:
     def _change(
         self, weights: dict[str, NDArray[Any]], version: int, manifest: Manifest
     ) -> dict[str, float]:
-        """Return how far the global model has moved since this client took part last; keep it for the next time."""
+        """Return the squared change of each global tensor since this client last took part, and save the model."""
         if not PEERS.make(self.peer).uses_change:
             return {}
         store = ModelStore(self.state_directory / "before.bin")

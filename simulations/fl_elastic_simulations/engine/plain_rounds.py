@@ -1,4 +1,4 @@
-"""Rounds of a plain app on Flower's own engine, to compare with."""
+"""Rounds of a plain app on Flower's own engine, for comparison."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def plain_rounds(
     rounds: int,
     on_reply: Callable[[int, int], None],
 ) -> None:
-    """Run Flower's FedAvg over clients that do nothing but train.
+    """Run Flower's FedAvg with clients that only train.
 
     Parameters
     ----------
     train : callable
         ``train(weights, client)`` returns the model after a client's steps; importable.
     weights : mapping of str to tensor
-        To begin with.
+        Initial weights.
     clients, each_round, rounds : int
-        How many there are, how many take part, and how often.
+        Number of clients, of participants per round, and of rounds.
     on_reply : callable
-        Called with the replies received and expected.
+        Called with the numbers of replies received and expected.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Who hears how far a simulation is."""
+"""Listeners for the progress of a simulation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _LOG = logging.getLogger("fl_elastic")
 
 
 class Progress:
-    """Hears how far the simulation is, and does nothing."""
+    """Listens to the progress of a simulation, and does nothing."""
 
     def cell(self, method: str, seed: int, rounds: int) -> None:
-        """Hear that a method with a seed starts."""
+        """Handle the start of a method with a seed."""
 
     def reply(self, received: int, expected: int) -> None:
-        """Hear that a client has answered."""
+        """Handle a client's answer."""
 
     def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
-        """Hear how good the global model is after a round."""
+        """Handle the quality of the global model after a round."""
 
 
 class LoggedProgress(Progress):

@@ -1,4 +1,4 @@
-"""Keep the log quiet while many rounds are run."""
+"""Silence the log while many rounds run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["quiet_log"]
 def quiet_log(
     level: int = logging.ERROR, of: Sequence[str] = ("flwr", "fl_elastic")
 ) -> Iterator[None]:
-    """Let Flower and fl_elastic, or the packages that are given, log nothing below ``level`` meanwhile."""
+    """Within this context, log only records of Flower and fl_elastic, or of given packages, from ``level`` on."""
     loggers = [logging.getLogger(name) for name in of]
     before = [logger.level for logger in loggers]
     try:

@@ -18,13 +18,13 @@ __all__ = ["ClientRound", "MeasuredSteps", "RunResult"]
 
 _SPENT = ("seconds", "uplink_bytes", "downlink_bytes")
 _COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")
-# Numbers by themselves; those in names, such as conv1 or fp32, tell reasons apart.
+# Matches separate numbers; those within names, such as conv1 or fp32, distinguish reasons.
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?!\w)")
 
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What one client did in one round.
+    """Result of one client in one round.
 
     Attributes
     ----------
@@ -33,17 +33,17 @@ class ClientRound:
     tensors : frozenset of str
         Names of the tensors that it trained.
     host_seconds : float
-        Predicted cost of its steps on the measuring host, with probes and what it was charged for choosing.
+        Predicted cost of its steps on the measuring host, including probes and charges for choosing.
     step_seconds : float
-        Measured median step on the measuring host.
+        Measured median time of a step on the measuring host.
     steps, requested_steps : int
-        Steps taken, and those of a full round.
+        Steps taken, and steps of a full round.
     uplink_bytes, downlink_bytes : int
-        Size of its update, and of what it was sent.
+        Bytes of its update, and of the messages sent to it.
     features_found, features_computed : int
-        Examples whose features at the fleet's cut it had kept, and had to compute.
+        Numbers of examples whose features at the fleet's cut were kept already, and had to be computed.
     peak_bytes : float
-        The most that a step took beyond the weights and inference, as predicted; 0 if it is not known.
+        Most predicted bytes of a step beyond weights and inference; 0 if unknown.
     """
 
     client: int
@@ -61,7 +61,7 @@ class ClientRound:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Median measured step of one client in one round, the share of a full round's steps, and what it trained."""
+    """Steps of one client in one round: median measured time, share of a full round, whether all was trained."""
 
     device: str
     seconds: float
@@ -71,47 +71,47 @@ class MeasuredSteps:
 
 @dataclass
 class RunResult:
-    """One method with one seed.
+    """Result of one method with one seed.
 
     Attributes
     ----------
     method, seed : str, int
-        Which.
+        The method and the seed.
     history : list of dict
-        Per round, starting with 0: accuracy, loss, and since the start simulated seconds, uplink and downlink
-        bytes, and features found and computed where any were.
+        One row per round from 0 on, with accuracy and loss; cumulative since the start are simulated seconds,
+        uplink and downlink bytes, and, if any, features found and computed.
     coverage : dict
-        Device class to rounds x groups, the share of its clients that trained the group.
+        By device class an array rounds x groups: the share of the class's clients that trained the group.
     steps : list of MeasuredSteps
-        What the steps of each client in each round took.
+        Measured steps of each client in each round.
     accepted, rejected : int
-        Updates that the server merged, and left out.
+        Numbers of updates that the server merged, and did not merge.
     scenario : str
-        Which scenario it belongs to, so that a run is not continued with results of another.
+        Fingerprint of the scenario, so that a run is not continued with results of another one.
     spent : dict
         Simulated seconds, uplink and downlink bytes of all rounds so far.
     client_seconds : float
-        Simulated seconds of all clients together, sending and receiving included.
+        Simulated seconds of all clients together, including sending and receiving.
     choosing_seconds, profile_seconds : float
-        Of these, those charged for plans and probes, and for cost profiles.
+        Part of these that was charged for plans and probes, and for cost profiles.
     cuts : list of (float, str)
-        From which simulated second on the fleet's cut lay where.
+        Simulated second from which on the fleet's cut was at this group.
     features_found, features_computed : int
-        Examples of all clients whose features at the cut were kept, and computed.
+        Numbers of examples, over all clients, whose features at the cut were kept, and computed.
     clients : dict
-        By each client's index: rounds that were merged, simulated seconds, bytes up and down.
+        By client index: number of merged rounds, simulated seconds, bytes up and down.
     labels : list of list of int
-        Training examples of each client by class.
+        Number of training examples of each client by class.
     classes : list of (int, int)
-        Of each class, test examples that the model got right at the last test, and all.
+        For each class, the correctly classified and all test examples at the last test.
     rejections : dict
-        Why updates were left out, without numbers, to how many were by round.
+        By reason, with numbers removed, the number of updates that were not merged in each round.
     peaks : dict
-        Device class to the most bytes that any step of a merged update took there, as predicted.
+        By device class, the most predicted bytes of any step of a merged update.
     importance : dict
-        By group, the mean share of importance of the clients that know it of all groups at the end.
+        By group, the mean share of importance over the clients that know all groups at the end.
     machines : dict
-        On a cluster, how many messages each machine handled in which clients trained.
+        On a cluster, the number of training messages that each machine handled.
     """
 
     method: str
@@ -139,11 +139,11 @@ class RunResult:
 
     @property
     def simulated_seconds(self) -> float:
-        """Simulated time since the start, of all rounds entered."""
+        """Simulated seconds since the start, of all rounds recorded so far."""
         return self.spent["simulated_seconds"]
 
     def waited_until(self, until: float) -> None:
-        """Let simulated time pass until then, if that is to come."""
+        """Advance simulated time to ``until``, unless it is past."""
         self.spent["simulated_seconds"] = max(self.simulated_seconds, until)
 
     def evaluated(
@@ -154,19 +154,19 @@ class RunResult:
         *,
         spent: Mapping[str, float] | None = None,
     ) -> None:
-        """Enter the global model's quality after a round; costs are those so far, or the given ones."""
+        """Record the global model's quality after a round, with the costs so far or the given ones."""
         row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
         met = {"features_found": self.features_found, "features_computed": self.features_computed}
         kept = met if any(met.values()) else {}
         self.history.append(row | dict(self.spent if spent is None else spent) | kept)
 
     def cut_is(self, group: str) -> None:
-        """Enter where the fleet's cut lies now; empty for no cut."""
+        """Record the position of the fleet's cut; empty for no cut."""
         if group != (self.cuts[-1][1] if self.cuts else ""):
             self.cuts.append((self.simulated_seconds, group))
 
     def left_out(self, server_round: int, reasons: Iterable[str]) -> None:
-        """Enter why updates of a round were not merged; reasons that differ in numbers alone are one.
+        """Record why updates of a round were not merged; reasons that differ only in numbers count as one.
 
         >>> cell = RunResult("full", 0)
         >>> cell.left_out(2, ["needs 3.5 s, has 1 s", "needs 12 s, has 1 s", "no fp32"])
@@ -178,7 +178,7 @@ class RunResult:
             rounds[str(server_round)] = rounds.get(str(server_round), 0) + 1
 
     def charged(self, charges: Charges) -> None:
-        """Enter what all clients together were charged for choosing."""
+        """Record what all clients together were charged for choosing."""
         self.choosing_seconds += charges.choosing_seconds
         self.profile_seconds += charges.profile_seconds
         self.client_seconds += charges.lost_seconds
@@ -193,24 +193,24 @@ class RunResult:
         at_least: float = 0.0,
         began: float | None = None,
     ) -> None:
-        """Enter the training of a round; it counts from the next evaluation on.
+        """Record the training of a round; it appears in the next evaluation's row.
 
         Parameters
         ----------
         rounds : iterable of ClientRound
-            What the clients did whose updates were merged.
+            Results of the clients whose updates were merged.
         clients : sequence of Client
             The whole fleet.
         groups : sequence of TensorGroup
-            Of the model.
+            Tensor groups of the model.
         left_out_bytes : int
-            What those clients were sent whose updates were not merged.
+            Bytes sent to clients whose updates were not merged.
         rejected : int
-            Clients that got the model and whose updates were not merged.
+            Number of clients that got the model and whose updates were not merged.
         at_least : float
-            Simulated seconds that the server waited for them.
+            Simulated seconds that the server waited at least.
         began : float, optional
-            When the round began, if it was not just now.
+            Simulated second at which the round began; by default now.
         """
         done = list(rounds)
         self.spend(done, clients, left_out_bytes, rejected, at_least, began)
@@ -225,7 +225,7 @@ class RunResult:
         at_least: float = 0.0,
         began: float | None = None,
     ) -> None:
-        """Enter the time and bytes of a round; parameters are those of `trained`."""
+        """Record the time and bytes of a round; parameters are those of `trained`."""
         costs = [
             round_cost(
                 clients[each.client].device,
@@ -291,7 +291,7 @@ class RunResult:
 
     @classmethod
     def from_json(cls, text: str) -> RunResult:
-        """Read what `to_json` wrote; raises ScenarioError if it is something else."""
+        """Read the text of `to_json`; ScenarioError if it is anything else."""
         try:
             fields: dict[str, Any] = json.loads(text)
             fields["steps"] = [MeasuredSteps(**step) for step in fields["steps"]]

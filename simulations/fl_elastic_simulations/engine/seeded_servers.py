@@ -1,6 +1,6 @@
-"""Flower's strategies, choosing the clients of each round by a seed of their own.
+"""Flower's strategies, with the clients of each round drawn from a seed of their own.
 
-Flower draws them from Python's global random numbers, of which other threads, such as those of Ray, take some.
+Flower draws them from Python's global random numbers, which other threads, such as those of Ray, use as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Seeded(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        # As many as Flower has drawn, and what it sends them: all are sent the same.
+        # Keep the number of clients and the content from Flower's messages, which is the same for all clients.
         messages = list(super().configure_train(server_round, arrays, config, grid))
         nodes = list(grid.get_node_ids())
         chosen = self._random.sample(nodes, min(len(messages), len(nodes)))
@@ -47,4 +47,4 @@ SERVERS: dict[str, Callable[..., Strategy]] = {
     "fedavgm": lambda **options: _SeededFedAvgM(server_momentum=0.9, **options),
     "fedadam": lambda **options: _SeededFedAdam(eta=0.01, **options),
 }
-"""By the name in a scenario; each takes a ``seed`` and the options of `FedAvg`."""
+"""Strategies by their names in a scenario; each takes a ``seed`` and the options of `FedAvg`."""

@@ -54,24 +54,24 @@ from fl_elastic_simulations.unequal.grid import UnequalGrid
 __all__ = ["Simulation", "run_method", "run_methods"]
 
 _LOG = logging.getLogger("fl_elastic")
-# As Flower's own strategies wait by default.
+# Timeout of Flower's own strategies by default.
 _HOST_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A scenario and where its files are.
+    """A scenario and the folders of its files.
 
     Attributes
     ----------
     scenario : Scenario
-        What to run.
+        The scenario to run.
     directory : Path
-        For the cost profile, clients' state and finished cells.
+        Folder of the cost profile, clients' state and finished cells.
     data_root : str or None
-        Where datasets are.
+        Folder of datasets.
     resume : bool
-        Whether cells that are already in ``directory`` are taken as they are, and the others run by its costs.
+        Whether finished cells in ``directory`` are reused, and the others run with its costs.
     """
 
     scenario: Scenario
@@ -81,21 +81,21 @@ class Simulation:
 
     @property
     def state_directory(self) -> Path:
-        """Where clients keep what they remember from round to round."""
+        """Folder of the clients' state between rounds."""
         return self.directory / "state"
 
     @property
     def profile_file(self) -> Path:
-        """Where the measured costs are kept, from which the page of the run is made."""
+        """File of the measured costs, which the run's page shows."""
         return self.directory / "profile.json"
 
     @property
     def choosing_file(self) -> Path:
-        """Where it is kept beside the profile what choosing takes."""
+        """File of the costs of choosing, beside the profile."""
         return self.directory / "choosing.json"
 
     def result_file(self, method: str, seed: int) -> Path:
-        """Return where a finished cell is kept."""
+        """Return the file of a finished cell."""
         return self.directory / "cells" / f"{method}-{seed}.json"
 
 
@@ -105,7 +105,7 @@ def run_methods(
     progress: Progress,
     finished: Callable[[Sequence[RunResult], Sequence[TensorGroup]], object] = lambda *_: None,
 ) -> tuple[list[RunResult], tuple[TensorGroup, ...]]:
-    """Run all methods and seeds; every finished cell is stored at once, and ``finished`` hears of all so far."""
+    """Run all methods and seeds, storing each finished cell; ``finished`` is called with all cells so far."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
     profile, choosing = _costs(simulation)
@@ -125,9 +125,9 @@ def run_methods(
 
 
 def _costs(simulation: Simulation) -> tuple[CostProfile, ChoosingCosts]:
-    """Return what steps and choosing cost: as an earlier run left it that goes on, and measured now what it lacks.
+    """Return the costs of steps and of choosing: those of a resumed run, completed by new measurements.
 
-    So all methods are compared by the same costs, whichever were run before the interruption.
+    So all methods are compared by the same costs, whether they ran before an interruption or after it.
     """
     scenario, data_root = simulation.scenario, simulation.data_root
     goes_on = simulation.resume and simulation.profile_file.exists()
@@ -154,7 +154,7 @@ def _finished_cell(path: Path, fingerprint: str) -> RunResult:
 
 
 def _fingerprint(scenario: Scenario, method: MethodSection) -> str:
-    """Return what tells whether a result is that of this method in this scenario, whatever else is run."""
+    """Return a fingerprint that ties a result to this method in this scenario, whatever else is run."""
     table = json.loads(scenario.to_json())
     decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
     decisive["method"] = table["method"][method.name]
@@ -172,7 +172,7 @@ def run_method(
 ) -> RunResult:
     """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
 
-    The seed alone says which clients take part in a round, on any engine.
+    The clients of each round depend only on the seed, on any engine.
     """
     scenario = simulation.scenario
     cell = RunResult(
@@ -181,7 +181,7 @@ def run_method(
         scenario=_fingerprint(scenario, method),
         labels=label_counts(scenario, simulation.data_root, seed),
     )
-    # What clients remember of an earlier or interrupted run in this folder would sway this one.
+    # Client state of an earlier or interrupted run in this folder would influence this one.
     state_directory = simulation.state_directory / method.name / str(seed)
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
@@ -189,7 +189,7 @@ def run_method(
     supplied = _supplied(simulation, grid, method, profile)
     grid = on_fleet(scenario, supplied, cell)
     unequal = grid if isinstance(grid, UnequalGrid) else None
-    # The wait for an answer is in simulated time there.
+    # On this grid the wait for an answer is simulated time.
     timeout = _HOST_SECONDS if unequal is None else float("inf")
     told = _bookkeeping(
         scenario,
@@ -203,7 +203,7 @@ def run_method(
     initial = {name: Array(array) for name, array in weights_of(model, Manifest.of(model)).items()}
     try:
         if method.round_zero != "none":
-            # The model that stands until round zero is over.
+            # The global model until round zero is over.
             evaluate_fn(0, ArrayRecord(initial))
         strategy.start(
             grid=grid,
@@ -234,7 +234,7 @@ def run_method(
 def _supplied(
     simulation: Simulation, grid: Grid, method: MethodSection, profile: CostProfile
 ) -> SuppliedGrid:
-    """Return a grid that sends costs, and on a cluster files of clients."""
+    """Return a grid that sends costs to clients, and on a cluster also their files."""
     scenario, data_root = simulation.scenario, simulation.data_root
 
     def costs(read: str) -> CostProfile:
@@ -248,9 +248,9 @@ def _supplied(
 def profile_at(
     scenario: Scenario, data_root: str | None, peer: str | None, profile: CostProfile, read: str
 ) -> CostProfile:
-    """Return the costs of a model that ends where its head reads; measured once for all methods that have it.
+    """Return the costs of a model that ends where its head reads; measured once for all methods that use it.
 
-    Its seconds are those of the host then that measured the whole one's.
+    Its seconds are converted to the speed of the host at the time when the whole model was measured.
     """
     method = next(each for each in scenario.methods if each.peer == peer)
     found = measure_profile(scenario, data_root, method_model(scenario, method, data_root, 0, read))
@@ -258,13 +258,13 @@ def profile_at(
 
 
 class _TimeIsUp(Exception):
-    """Ends a run whose simulated time is over; Flower counts rounds only."""
+    """Raised to end a run whose simulated time is over; Flower only counts rounds."""
 
 
 def _evaluation(
     simulation: Simulation, progress: Progress, cell: RunResult, model: nn.Module
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
-    """Return the server's test of the global model."""
+    """Return a function with which the server tests the global model."""
     training = simulation.scenario.training
     manifest = Manifest.of(model)
     batches = test_batches(simulation.scenario, simulation.data_root)
@@ -312,8 +312,8 @@ def _evaluation(
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         nonlocal before
         weights = {name: each.numpy() for name, each in arrays.items()}
-        # Without steps no later round changes the model, nor where its head reads the input alone: such rounds take
-        # no time.
+        # If no steps are taken, later rounds change nothing, nor do they once the head reads the input only: such
+        # rounds take no time.
         limit = training.simulated_seconds
         stands = limit is not None and cell.simulated_seconds == before
         ended, before = server_round > 0 and (ends or stands), cell.simulated_seconds
@@ -326,7 +326,7 @@ def _evaluation(
 
 
 def _per_place(outputs: object, targets: object) -> dict[str, float]:
-    """Return the share of right classes where there is one for each place, as in a language model."""
+    """Return the share of correct classes if there is one class per place, as in a language model."""
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return {}
     if outputs.ndim < 3 or targets.shape != (len(outputs), *outputs.shape[2:]):
@@ -337,7 +337,7 @@ def _per_place(outputs: object, targets: object) -> dict[str, float]:
 def _by_rounds(
     training: TrainingSection, cell: RunResult, test: Test, progress: Progress
 ) -> Callable[[int, Weights], tuple[float, float] | None]:
-    """Return what tests the model every so many rounds, and at the end."""
+    """Return a function that tests the model after every ``evaluate_every`` rounds and at the end."""
 
     def after_round(server_round: int, weights: Weights) -> tuple[float, float] | None:
         limit = training.simulated_seconds
@@ -361,10 +361,10 @@ def _bookkeeping(
     choosing: ChoosingCosts | None,
     round_began: Callable[[], float] | None = None,
 ) -> Callable[[RoundRecord], None]:
-    """Return what enters each round into the cell, and says which is the last one where simulated time ends a run.
+    """Return a function that records each round in the cell, and stops the run when simulated time is up.
 
-    Flower's servers know how many rounds there are. Where time ends them, the last is the one after which another
-    one, and a head solved for after that, would end too late.
+    Flower's servers know the number of rounds. If time limits the run, the last round is the one after which
+    another round, and solving for a head after it, would end too late.
     """
     limit, took = scenario.training.simulated_seconds, {True: 0.0, False: 0.0}
 
@@ -374,7 +374,7 @@ def _bookkeeping(
             if NO_DATA in each.reason:
                 raise ScenarioError(each.reason)
         late = [each for each in record.rejected if LATE in each.reason]
-        # Who stays out got the model first; so a round of nobody takes time as well.
+        # A client that stays out has received the model first, so a round without updates takes time as well.
         slowest = min(client.device.downlink_bytes_per_second for client in scenario.clients)
         told = record.downlink_bytes / slowest if record.rejected else 0.0
         done = [_client_round(reply) for reply in record.accepted]

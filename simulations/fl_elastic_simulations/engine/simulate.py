@@ -1,4 +1,4 @@
-"""Run a scenario on Flower's simulation engine and write its results."""
+"""Run a scenario on Flower's simulation engine or in this process, and write its results."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ def simulate(
     Parameters
     ----------
     simulation : Simulation
-        What to run.
+        What to run, and where.
     progress : Progress
-        Hears how far it is.
+        Told of the progress.
     engine : {"flower", "local"}
-        Flower's simulation engine, on the Ray cluster that ``RAY_ADDRESS`` names if it does; or all clients one
-        after the other in this process, which starts at once, takes the memory of one client, and depends on the
-        seed alone.
+        ``flower`` is Flower's simulation engine, on the Ray cluster of ``RAY_ADDRESS`` if that is set. ``local``
+        runs all clients one after the other in this process: it starts at once, takes the memory of one client, and
+        depends on the seed only.
     workers : int
-        How many processes train the clients of the local engine; one is this process. The results are the same.
+        Number of processes that train the clients of the local engine; 1 is this process. Results are the same.
 
     Raises
     ------
     ElasticError
-        If the scenario names something unknown, its data is missing or the folder cannot be written.
+        If the scenario names something unknown, its data is missing, or the folder cannot be written.
     KeyboardInterrupt
-        On Ctrl-C, after the clients at work have answered; finished cells are on disk, and a page of them.
+        On Ctrl-C, after the working clients have answered; finished cells and a page of them are then on disk.
     """
     if engine not in ("flower", "local"):
         raise ScenarioError(f"engine {engine!r}: known are flower, local")
     check_methods(simulation.scenario)
-    # A missing dataset is found before processes are started.
+    # Detects a missing dataset before processes are started.
     scenario_dataset(simulation.scenario, simulation.data_root)
     _check_writable(simulation.directory)
 
     def finished(cells: Sequence[RunResult], groups: Sequence[TensorGroup]) -> None:
-        # Whoever looks meanwhile finds what is known so far, and so does who interrupts the run.
+        # Written after every cell, for readers during the run and after an interruption.
         write_results(_summary(simulation, cells, groups), simulation.directory)
 
     if engine == "local":
@@ -109,7 +109,7 @@ def _summary(
 
 
 def _check_writable(directory: Path) -> None:
-    """Find out before hours of work whether their result can be kept."""
+    """Check before hours of work that the results can be written."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -119,7 +119,7 @@ def _check_writable(directory: Path) -> None:
 
 
 def _run(server_app: ServerApp, clients: int) -> None:
-    # Takes half a second, which the local engine has no use for.
+    # Imported here: it takes half a second, which the local engine does not need.
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -128,7 +128,7 @@ def _run(server_app: ServerApp, clients: int) -> None:
         "logging_level": logging.ERROR,
         "include_dashboard": False,
     }
-    # A cluster has the processors that its machines have, and refuses to be told another number.
+    # A cluster has the processors of its machines, and refuses another number.
     if not on_a_cluster():
         arguments["num_cpus"] = min(os.cpu_count() or 1, clients)
     run_simulation(
@@ -154,17 +154,17 @@ def write_results(summary: dict[str, Any], directory: Path) -> tuple[Path, Path]
 class ReportingGrid(IncrementalGrid):
     """Wraps a grid; reports each reply as it arrives, and returns all of them together.
 
-    Together they can be put in an order that does not depend on who was faster. Nodes are in the order of their
-    partitions, whatever their numbers, which Flower draws.
+    The order of the replies then does not depend on which client was faster. Nodes are ordered by their partitions,
+    since Flower draws their numbers at random.
 
     Parameters
     ----------
     grid : Grid
-        Does the work.
+        The wrapped grid.
     on_reply : callable
-        Called with the replies received and expected.
+        Called with the numbers of replies received and expected.
     stop : threading.Event, optional
-        Once it is set, waiting for replies ends with `Interrupted`.
+        When it is set, waiting for replies ends with `Interrupted`.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class ReportingGrid(IncrementalGrid):
         self._partitions: dict[int, int] = {}
 
     def get_node_ids(self) -> list[int]:
-        """Return the nodes that are there, by their partitions; new ones are asked which they have."""
+        """Return the nodes ordered by partition; new nodes are asked for theirs."""
         nodes = list(self.inner.get_node_ids())
         self._partitions |= partitions_of(
             self.inner, [node for node in nodes if node not in self._partitions]
@@ -187,5 +187,5 @@ class ReportingGrid(IncrementalGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push the messages and pull replies until all are there or time is up."""
+        """Push the messages, and pull replies until all have arrived or time is up."""
         return list(super().send_and_receive(messages, timeout=timeout))

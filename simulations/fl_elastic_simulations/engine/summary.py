@@ -1,4 +1,4 @@
-"""Condense the cells of a simulation into the summary that the report and ``summary.json`` show."""
+"""Condense the cells of a simulation into the summary for the report and ``summary.json``."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _FINAL_SHARE, _FINAL_TENTH = 4, 10
 def final_accuracy(tested: Sequence[float], *, at_equal_times: bool = False) -> float:
     """Return the mean accuracy at the end of a run.
 
-    Where tests come at equal intervals of time: over the last tenth of it. Where they come after rounds: of the
-    last five tests, but at most of the last quarter of them. A short run thereby ends with its last test, instead
-    of a mean over rounds in which it was still learning.
+    For tests at equal intervals of time, this is the mean over the last tenth of the time. For tests after rounds,
+    it is that of the last five tests, but at most of the last quarter of the tests. A short run thus ends with its
+    last test, not with a mean over rounds in which the model was still learning.
 
     Parameters
     ----------
     tested : sequence of float
-        Accuracy of every test, at least one; that of the untrained model at the start is none of them.
+        Accuracy of every test, at least one, without the test of the untrained model.
     at_equal_times : bool
         Whether the tests come at equal intervals of simulated time.
 
@@ -63,12 +63,12 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the summary of all cells, as plain JSON values.
 
-    Final accuracy is `final_accuracy`, the mean over seeds; what choosing and cost profiles take is a share of the
-    simulated time of all clients together; time to target is where the mean curve over seeds
-    first reaches the target method's final accuracy minus the scenario's margin, after a round at least. Speed-ups
-    compare measured steps: the median step that trained everything, in any cell of this simulation, over the
-    device's median step (step speed-up), and over its mean time per step of a full round, steps that it left out
-    counting as no time (achieved speed-up).
+    Final accuracy is `final_accuracy`, averaged over seeds. The costs of choosing and of cost profiles are shares
+    of the simulated time of all clients together. Time to target is when the mean curve over seeds first reaches
+    the target method's final accuracy minus the scenario's margin, after at least one round. Speed-ups compare
+    measured steps. The numerator is the median of all steps, in any cell of this simulation, that trained
+    everything. The denominator is the device's median step (step speed-up), or its mean time per step of a full
+    round, in which omitted steps take no time (achieved speed-up).
     """
     by_method = {m.name: [c for c in cells if c.method == m.name] for m in scenario.methods}
     target = _target(scenario, by_method)
@@ -105,7 +105,7 @@ def summarise(
 
 
 def without_curves(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary without what grows with rounds, clients or groups: small enough for version control."""
+    """Return the summary, without parts that grow with rounds, clients or groups, to keep in a repository."""
     methods = {
         name: {key: value for key, value in method.items() if key not in _LONG}
         for name, method in summary["methods"].items()
@@ -123,7 +123,7 @@ def _final_accuracy(scenario: Scenario, cell: RunResult) -> float:
 
 
 def _after_rounds(cell: RunResult) -> list[dict[str, float]]:
-    """Return the tests after a round: the untrained model's is no result."""
+    """Return the tests after a round: that of the untrained model is not a result."""
     return [row for row in cell.history if row["round"] > 0]
 
 
@@ -139,7 +139,7 @@ def _target(scenario: Scenario, by_method: dict[str, list[RunResult]]) -> float 
 
 
 def _largest_class(cells: Sequence[RunResult]) -> float | None:
-    """Return the share of the commonest class among test examples: what a model gets that says nothing else."""
+    """Return the share of the most frequent class among test examples: the accuracy of always predicting it."""
     tested = next(([count for _, count in cell.classes] for cell in cells if cell.classes), [])
     return max(tested) / sum(tested) if sum(tested) else None
 
@@ -223,10 +223,10 @@ def _method(
 
 
 def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
-    """Return what each client spent, and how good the last model is for it: means over seeds.
+    """Return each client's costs and the accuracy of the last model for it, averaged over seeds.
 
-    That is the model's accuracy on test examples of each class, weighted by the client's own classes. The worst
-    client and the tenth percentile are those of the clients of each seed.
+    That accuracy is the model's on test examples of each class, weighted by the client's own classes. The worst
+    client and the tenth percentile are computed among the clients of each seed, then averaged.
     """
     if not all(cell.labels and cell.classes for cell in cells):
         return {"clients": []}
@@ -255,7 +255,7 @@ def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
 
 
 def _own_accuracy(labels: Sequence[int], classes: Sequence[tuple[int, int]]) -> float | None:
-    """Return the accuracy on test examples in the proportions of a client's classes; None without any of them."""
+    """Return the accuracy on test examples in the proportions of a client's classes; None if none was tested."""
     pairs = [(n, right / all_) for n, (right, all_) in zip(labels, classes, strict=True) if all_]
     weight = sum(count for count, _ in pairs)
     return sum(count * share for count, share in pairs) / weight if weight else None
@@ -267,12 +267,12 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _tenth(values: Sequence[float]) -> float | None:
-    """Return what nine clients in ten are at least as good as."""
+    """Return the value that nine clients in ten reach or exceed."""
     return sorted(values)[len(values) // 10] if values else None
 
 
 def group_costs(profile: CostProfile) -> list[dict[str, Any]]:
-    """Return what each tensor group costs on the measuring host, the group next to the loss first."""
+    """Return the costs of each tensor group on the measuring host, starting next to the loss."""
     return [
         {
             "group": group.name,
@@ -308,7 +308,7 @@ def _speedups(
 
 
 def _joules(scenario: Scenario, cells: list[RunResult], device: str) -> float | None:
-    """Return what a client of this class used in a round that was merged: its watts times the time it was busy."""
+    """Return the energy of a client of this class per merged round: its watts times its busy time."""
     joules = rounds = 0.0
     for client in scenario.clients:
         if client.device.name != device:
@@ -323,7 +323,7 @@ def _joules(scenario: Scenario, cells: list[RunResult], device: str) -> float | 
 
 
 def _mean_importance(cells: list[RunResult]) -> dict[str, float]:
-    """Return the mean share of importance over the seeds in which any client knew it, by group."""
+    """Return by group the mean share of importance over the seeds in which any client knew it."""
     known = [cell.importance for cell in cells if cell.importance]
     return {
         name: statistics.fmean(each.get(name, 0.0) for each in known)

@@ -1,4 +1,4 @@
-"""What a simulated client needs travels with its message, and what it leaves comes back with the reply."""
+"""Sends with each message what a simulated client needs, and receives its files with the reply."""
 
 from __future__ import annotations
 
@@ -27,38 +27,36 @@ from fl_elastic.state.codec import from_archive, to_archive
 __all__ = ["SuppliedGrid", "costs_in", "files_in", "on_a_cluster", "with_files"]
 
 _COSTS = "fl_elastic_simulations.costs"
-"""Record of cost profiles, by the places of the model that its head reads."""
+"""Record of cost profiles, by the places that the model's head reads."""
 _FILES = "fl_elastic_simulations.files"
 _MACHINE, _NAME = "fl_elastic_simulations.machine", "name"
 _READ, _PLACES = config_key("read"), config_key("places")
-# As Flower numbers what went wrong outside of an app.
+# Flower's code for an error outside of an app.
 _HOST_FAILED = 0
 
 
 def on_a_cluster() -> bool:
-    """Whether clients run on the Ray cluster that ``RAY_ADDRESS`` names, whose machines share no folder."""
+    """Return whether clients run on the Ray cluster of ``RAY_ADDRESS``, whose machines share no folder."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
 class SuppliedGrid(GridWrapper):
-    """Wraps a grid; clients are sent the costs that they go by, and on a cluster the files that they left.
+    """Wraps a grid; adds to each message the client's costs, and on a cluster the files of its state.
 
-    So no client measures anything itself, nor depends on the machine that it happens to run on.
+    So no client measures anything itself, or depends on the machine on which it runs.
 
     Parameters
     ----------
     grid : Grid
-        Does the work.
+        The wrapped grid.
     costs : callable
         ``costs(read)`` returns the cost profile of the model that ends at these places.
     folder : Path, optional
-        Where the files of all clients are kept between messages, by the name that each gave them. Without it
-        clients keep them themselves.
-
-    Raises
+        Folder of the files of all clients between messages, under the names that the clients gave them. Without it,
+        clients keep their files themselves.
     ------
     ScenarioError
-        If a machine is lost on which a client was training.
+        If a machine is lost while a client trains on it.
     """
 
     streams = True
@@ -74,7 +72,7 @@ class SuppliedGrid(GridWrapper):
 
     @property
     def machines(self) -> dict[str, int]:
-        """How many messages each machine of a cluster handled in which clients trained."""
+        """Number of training messages that each machine of a cluster handled."""
         return dict(sorted(self._machines.items()))
 
     def send_and_receive(
@@ -89,11 +87,11 @@ class SuppliedGrid(GridWrapper):
         return self.inner.push_messages([self._supplied(message) for message in messages])
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
+        """Return the available replies."""
         return [self._taken(reply) for reply in self.inner.pull_messages(message_ids)]
 
     def _supplied(self, message: Message) -> Message:
-        """Add the records to a message; its content may be that of others, too."""
+        """Add the records to a copy of a message's content, which other messages may share."""
         content = RecordDict(dict(message.content))
         content[_COSTS] = self._record_of(_places(content))
         if self._folder is not None:
@@ -103,7 +101,7 @@ class SuppliedGrid(GridWrapper):
         return message
 
     def _record_of(self, places: frozenset[str]) -> ConfigRecord:
-        """Return the costs of models that read there; many messages share one record."""
+        """Return the costs of models that read at these places; messages share the record."""
         if places not in self._records:
             found = {read: to_archive(self._costs(read)) for read in sorted(places)}
             self._records[places] = ConfigRecord(
@@ -112,10 +110,10 @@ class SuppliedGrid(GridWrapper):
         return self._records[places]
 
     def _taken(self, reply: Message) -> Message:
-        """Keep the files that a reply brings; return it without them."""
+        """Store the files that came with a reply; return the reply without them."""
         if reply.has_error():
             if reply.error.code == _HOST_FAILED:
-                # What Ray says has many lines.
+                # Ray's message has many lines.
                 why = str(reply.error.reason).partition("\n")[0]
                 raise ScenarioError(
                     f"a machine was lost on which a client was training, for no fault of its device's: {why}; run "
@@ -145,7 +143,7 @@ def _profile(data: bytes) -> CostProfile:
 
 @contextmanager
 def with_files(content: RecordDict) -> Iterator[Path | None]:
-    """Yield a folder with the files that came with a message; nothing where clients keep them themselves."""
+    """Yield a folder with the files that came with a message; None if clients keep their files themselves."""
     record = content.get(_FILES)
     if not isinstance(record, ConfigRecord):
         yield None
@@ -157,7 +155,7 @@ def with_files(content: RecordDict) -> Iterator[Path | None]:
 
 
 def files_in(folder: Path) -> RecordDict:
-    """Return what is added to a reply: the files of a folder, and the name of this machine."""
+    """Return the records to add to a reply: the files of a folder, and the name of this machine."""
     names = (path for path in sorted(folder.rglob("*")) if path.is_file())
     files = _record(folder, [str(path.relative_to(folder)) for path in names])
     return RecordDict({_FILES: files, _MACHINE: ConfigRecord({_NAME: platform.node()})})
@@ -175,7 +173,7 @@ def _write(folder: Path, record: ConfigRecord) -> None:
 
 
 def _places(content: RecordDict) -> frozenset[str]:
-    """Return where the models read whose costs a message is about: the whole one, and those that it names."""
+    """Return the readings whose costs a message needs: that of the whole model, and those that it names."""
     configs = content.config_records.values()
     named = {str(config.get(key, "")) for config in configs for key in (_READ, _PLACES)}
     return frozenset({"", *(name for name in named if allowed_features(name) is None)})

@@ -20,7 +20,7 @@ Test: TypeAlias = Callable[[Weights, int], tuple[float, float]]
 
 @dataclass
 class _Standing:
-    """The newest model, the costs by the end of its round, and its accuracy and loss once tested."""
+    """The newest model, the costs at the end of its round, and its accuracy and loss once tested."""
 
     server_round: int
     weights: Weights
@@ -29,21 +29,21 @@ class _Standing:
 
 
 class TimedTests:
-    """Enters into a cell, at each of so many equal times, how good the model was that stood then.
+    """Records in a cell, at equally spaced times, the quality of the newest model at that time.
 
-    That is the newest one whose round had ended by then; each is tested once at the most, and one that stood at no
-    such time never.
+    The newest model is the one whose round ended last before that time. Each model is tested at most once, and not
+    at all if it is never the newest at such a time.
 
     Parameters
     ----------
     training : TrainingSection
-        Gives the simulated seconds and the number of tests.
+        Sets the simulated seconds and the number of tests.
     cell : RunResult
-        Knows the time; has a test of the untrained model first, at time 0.
+        Keeps the time and the results; its first test is that of the untrained model, at time 0.
     test : callable
         Returns accuracy and loss of the model after a round.
     tell : callable
-        Hears round, accuracy, loss and time of each test.
+        Called with round, accuracy, loss and time of each test.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class TimedTests:
         self._standing: _Standing | None = None
 
     def after_round(self, server_round: int, weights: Weights) -> tuple[float, float] | None:
-        """Take in the model after a round; return accuracy and loss of the last one that was tested just now."""
+        """Take in the model after a round; return accuracy and loss of the last model tested in this call."""
         now = self._cell.simulated_seconds
         found = None if self._standing is None else self._enter(self._standing, before=now)
         first = self._standing is None
@@ -73,7 +73,7 @@ class TimedTests:
         return found
 
     def _enter(self, standing: _Standing, before: float) -> tuple[float, float] | None:
-        """Enter the standing model at all times that are still to come before the given one."""
+        """Record the standing model at all remaining test times before the given time."""
         found = None
         while self._times and self._times[0] < before:
             found = self._tested(standing)

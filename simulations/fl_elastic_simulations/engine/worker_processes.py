@@ -1,4 +1,4 @@
-"""Processes that work for this one, and end with it."""
+"""Worker processes that end with this process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def worker_processes(
     *arguments: Any,
     tasks_each: int | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of fresh processes, which has ended whatever it was at when the block ends.
+    """Yield a pool of new processes, which are ended with the block, whatever they are doing.
 
-    The processes end too when this one is killed.
+    The processes also end when this one is killed.
 
     Parameters
     ----------
     workers : int
-        How many.
+        Number of processes.
     prepare : callable, optional
         Called once in each process, with ``arguments``; importable.
     tasks_each : int, optional
-        After so many tasks a process is replaced by a fresh one.
+        Number of tasks after which a process is replaced by a new one.
     """
     pool = ProcessPoolExecutor(
         workers,
@@ -44,7 +44,7 @@ def worker_processes(
     try:
         yield pool
     finally:
-        # Waiting would let everything that was submitted run to its end.
+        # Do not wait, since that would run everything that was submitted to its end.
         processes = list((getattr(pool, "_processes", None) or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -52,7 +52,7 @@ def worker_processes(
 
 
 def _begin(prepare: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
-    # A terminal sends Ctrl-C to all of them: the first process ends the others.
+    # A terminal sends Ctrl-C to all processes: the main process ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:

@@ -1,4 +1,4 @@
-"""What a scenario gives each client to do: its data, its model, its optimiser, its costs."""
+"""The work that a scenario gives to each client: data, model, optimiser, costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fl_elastic_simulations.data.partition import (
     partition_indices,
 )
 
-# Registers models also where this package was not installed but sent.
+# Registers the models even if this package was sent instead of installed.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
 from fl_elastic_simulations.scenario.sections import DataSection, ModelSection
@@ -50,7 +50,7 @@ __all__ = [
     "test_batches",
 ]
 
-# Larger ones fall out of the cache: those of 256 take MobileNetV2 at 128 pixels twice as long.
+# Larger batches do not fit into the cache: batches of 256 take twice as long for MobileNetV2 at 128 pixels.
 _EVALUATION_BATCH = 32
 
 
@@ -86,7 +86,7 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
         return [chosen[part] for part in parts]
     split: Callable[..., list[Indices]] = partition_indices
     if data.partition not in PARTITIONS:
-        # Few scenarios have one of their own.
+        # Imported here: few scenarios have a partition of their own.
         from fl_elastic_simulations.data.own_partition import dealt
 
         split = dealt
@@ -121,8 +121,8 @@ def client_batches(
 ) -> Batches:
     """Return the training batches of one client in one round, or of one pass over its data.
 
-    Where all clients take the same number of steps, one with fewer examples than a batch has them several times,
-    so that its steps cost what was measured.
+    If all clients take the same number of steps, a client with fewer examples than a batch repeats them, so that
+    its steps cost what was measured.
     """
     dataset, part = scenario_dataset(scenario, data_root), _parts(scenario, data_root, seed)[client]
     steps = None if whole else scenario.training.local_steps
@@ -139,7 +139,7 @@ def client_batches(
 
 
 def label_counts(scenario: Scenario, data_root: str | None, seed: int) -> list[list[int]]:
-    """Return how many training examples of each class each client has."""
+    """Return the number of training examples of each client by class."""
     dataset = scenario_dataset(scenario, data_root)
     return [
         np.bincount(dataset.labels[part], minlength=dataset.classes).tolist()
@@ -156,8 +156,8 @@ def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
 
 
 def scenario_model(scenario: Scenario, data_root: str | None, seed: int) -> nn.Module:
-    """Return the scenario's model with the first weights of a seed, pretrained where the scenario says so."""
-    # Made once for all clients: to draw or read weights takes longer than to copy them.
+    """Return the scenario's model with the initial weights of a seed, pretrained if the scenario says so."""
+    # Built once for all clients: drawing or reading weights takes longer than copying them.
     return copy.deepcopy(_first_model(scenario.model, scenario.data, data_root, seed))
 
 
@@ -168,7 +168,7 @@ def _first_model(
     dataset = load_dataset(data.dataset, data_root, data.image_size)
     model = build_model(section.name, dataset.input_shape, dataset.classes, seed)
     if section.weights is not None:
-        # Loaded where weights are asked for.
+        # Imported only if pretrained weights are wanted.
         from fl_elastic_simulations.models.pretrained import load_pretrained
 
         load_pretrained(model, data_root_folder(data_root) / section.weights)
@@ -176,7 +176,7 @@ def _first_model(
 
 
 def first_batch(scenario: Scenario, data_root: str | None) -> Batch:
-    """Return a batch of the dataset's first examples, to measure and to look at shapes."""
+    """Return a batch of the dataset's first examples, for measurements and for shapes."""
     dataset = scenario_dataset(scenario, data_root)
     size = scenario.training.batch_size
     return torch.as_tensor(dataset.train_x[:size]), torch.as_tensor(dataset.train_y[:size])
@@ -198,13 +198,13 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
 
 
 def speed_of_host(scenario: Scenario, data_root: str | None, known: CostProfile) -> float:
-    """Return by what seconds of this host now are multiplied to be those of the host that measured a profile."""
+    """Return the factor from seconds of this host now to seconds of the host that measured a profile."""
     now = measure_profile(scenario, data_root)
     return known.full_step_seconds / now.full_step_seconds
 
 
 def at_speed(profile: CostProfile, factor: float) -> CostProfile:
-    """Return a profile with all of its seconds multiplied."""
+    """Return a profile with all its seconds multiplied by a factor."""
     timed = [each.name for each in fields(CostProfile) if "seconds" in each.name]
     return replace(profile, **{name: factor * getattr(profile, name) for name in timed})
 
@@ -215,17 +215,17 @@ def measure_profile(
     model: nn.Module | None = None,
     known: CostProfile | None = None,
 ) -> CostProfile:
-    """Measure the scenario's step on this host, or that of another model, with one thread and its own time.
+    """Measure the costs of the scenario's model, or of another one, on this host with one thread and CPU time.
 
-    The cheaper modes of its methods' policies are measured with it, once for all clients; of ``known`` costs only
-    those that are missing.
+    The cheaper modes of its methods' policies are measured as well, once for all clients. With ``known`` costs,
+    only missing ones are measured.
 
     Raises
     ------
     ScenarioError
         If the known costs are of another model, batch or optimiser.
     """
-    # A node of a fleet, which trains by costs of its own, does not load it.
+    # Imported here: a node of a real fleet, which has costs of its own, does not need it.
     from fl_elastic.profiling import profile_model
     from fl_elastic.profiling.modes import with_modes
 
@@ -243,7 +243,7 @@ def measure_profile(
 
 
 def _refuse_others(known: CostProfile, key: ProfileKey) -> None:
-    """Raise ScenarioError for costs of another case; those of another host are a fleet's as well as any."""
+    """Raise ScenarioError for costs of another model, batch or optimiser; those of another host are accepted."""
     here = replace(known.key, model=key.model, batch_shape=key.batch_shape, optimizer=key.optimizer)
     differences = here.differences(known.key)
     if differences:

@@ -1,4 +1,4 @@
-"""The model of a run, out of its newest checkpoint."""
+"""Export of a run's model from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["export_run"]
 def export_run(
     results: Path, output: Path, *, scenario: Path | None = None, data_root: str | None = None
 ) -> dict[str, Any]:
-    """Write the newest model of a run to a file; return where it is, its size and its round.
+    """Write the newest model of a run to a file; return the file, its size and the round.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ def export_run(
     output : Path
         ``*.safetensors`` or ``*.onnx``.
     scenario : Path, optional
-        Scenario file; left out, what the run left in its folder.
+        Scenario file; by default the one in the run's folder.
     data_root : str, optional
-        Where datasets are: ONNX needs a batch of inputs.
+        Folder of datasets: ONNX needs a batch of inputs.
 
     Raises
     ------
     CheckpointError
-        If the run has none that can be read, or it is of another model.
+        If the run has no readable checkpoint, or it is of another model.
     ScenarioError
         If there is no scenario.
     ModelError

@@ -1,4 +1,4 @@
-"""Which client of the scenario a real device is."""
+"""The client of the scenario that a real device stands for."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["ScenarioNode"]
 
 @dataclass(frozen=True)
 class ScenarioNode:
-    """A node in one message: which client of the scenario it is.
+    """A node handling one message, as a client of the scenario.
 
     Parameters
     ----------
     settings : NodeConfig
-        How the node is set up.
+        Settings of the node.
     config : dict
-        What the server says: scenario, method, seed and the round's instructions.
+        Config from the server: scenario, method, seed and the round's instructions.
     """
 
     settings: NodeConfig
     config: dict[str, Any]
 
     def cared_for(self) -> CaredFor:
-        """Return what answers the message."""
+        """Return the object that answers the message."""
         return CaredFor(
             self.settings, self.config,
             lambda measure_again: self.client(measure_again=measure_again),
@@ -42,12 +42,13 @@ class ScenarioNode:
         )  # fmt: skip
 
     def client(self, *, measure_again: bool = False) -> ElasticClient:
-        """Return the client that this node is in the scenario.
+        """Return this node's client of the scenario.
 
         Parameters
         ----------
         measure_again : bool
-            Whether kept costs are not used: heat or another load has changed what a step takes.
+            Whether to measure costs again instead of using kept ones, since heat or load has changed the time of a
+            step.
 
         Raises
         ------
@@ -67,8 +68,8 @@ class ScenarioNode:
             "budget": Budget(deadline=settings.deadline, memory=slot.client.memory_bytes)
             if method.budgeted
             else Budget(),
-            # A deadline is elapsed time, also where one thread trains. A speed-up is a share of what a full
-            # round costs by the measured profile, as in a simulation, whatever else the device does now.
+            # A deadline is elapsed time, even if one thread trains. A speed-up is a share of the measured cost of a
+            # full round, as in a simulation, whatever else the device is doing.
             "options": slot.options(
                 timing=Timing(
                     clock="wall",
@@ -86,13 +87,13 @@ class ScenarioNode:
                 **common,
             )
         else:
-            # What a node without a stream does not need is not loaded.
+            # Imported here: a node without a stream does not need it.
             from fl_elastic_simulations.fleet.stream_node import stream_client
 
             client = stream_client(settings, scenario.training, model, len(measured_on), common)
         if measure_again:
             client.forget_profile()
-        # Its costs are measured here if they are not known.
+        # This measures the client's costs if they are not known.
         known = client.capabilities()
         client.budget = slot.budget(
             known.steps * known.full_step_seconds,
@@ -101,6 +102,6 @@ class ScenarioNode:
             deadline=settings.deadline,
         )
         if settings.stream_dir is None:
-            # Training begins with its first order, whatever was measured before.
+            # Training must begin with the first order of batches, whatever was measured before.
             client.train_loader = slot.batches()
         return client

@@ -1,4 +1,4 @@
-"""The scenario that a fleet is told to train, as text."""
+"""The scenario for a fleet to train, as text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DIGITS = "digits.toml"
 
 
 def scenario_text(path: Path | None, overrides: Iterable[str], nodes: int | None = None) -> str:
-    """Return a scenario as JSON; without a file, that of handwritten digits for so many nodes.
+    """Return a scenario as JSON; without a file, that of handwritten digits for this number of nodes.
 
     Raises
     ------
     ScenarioError
-        If the file means nothing.
+        If the file is invalid.
     FleetError
-        If it has another number of clients than there are nodes.
+        If the numbers of clients and of nodes differ.
     """
     with ExitStack() as stack:
         if path is None:

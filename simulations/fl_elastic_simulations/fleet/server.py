@@ -51,21 +51,21 @@ class FleetRun:
     Parameters
     ----------
     scenario : Scenario
-        What is trained; its fleet says how many nodes there are, not how fast they are.
+        The scenario; its fleet determines the number of nodes, not their speed.
     method : MethodSection
-        How.
+        The method.
     seed : int
-        Of first weights, split and batches.
+        Seed of initial weights, split and batches.
     results : Path
-        Where the journal, checkpoints and summary are written.
+        Folder of journal, checkpoints and summary.
     data_root : str, optional
-        For the server's test of the model.
+        Folder of datasets for the server's test of the model.
     resume : bool
-        Whether to go on from the newest checkpoint in ``results``.
+        Whether to resume from the newest checkpoint in ``results``.
     round_timeout : float
-        Seconds after which a round goes on without those who have not answered.
+        Seconds after which a round continues without the nodes that have not answered.
     node_timeout : float
-        Seconds to wait at the start for as many nodes as the scenario has clients; then those that are there begin.
+        Seconds to wait at the start for as many nodes as the scenario has clients; then the present ones begin.
     """
 
     scenario: Scenario
@@ -84,9 +84,9 @@ class FleetRun:
         Raises
         ------
         ScenarioError
-            If the scenario or the method makes no sense.
+            If the scenario or the method is invalid.
         FleetError
-            If there is no absolute folder for results.
+            If the folder of results is not absolute.
         """
         scenario = Scenario.from_json(str(run_config.get("scenario", "")))
         check_methods(scenario)
@@ -105,7 +105,7 @@ class FleetRun:
         )
 
     def run(self, grid: Grid) -> dict[str, Any]:
-        """Run the rounds that are still to do; return the summary, which is also written."""
+        """Run the remaining rounds; return the summary, which is also written to a file."""
         log_to_file(self.results / _LOG_FILE)
         write_atomically(self.results / SCENARIO, self.scenario.to_json().encode(), OWNER_ONLY)
         model = scenario_model(self.scenario, self.data_root, self.seed)
@@ -119,7 +119,7 @@ class FleetRun:
         }
         minutes.coverage_of = lambda node: _coverage(strategy.fleet.ledger, node)
         _meet(grid, len(self.scenario.clients), self.node_timeout)
-        # From here on whoever is there takes part.
+        # From here on, rounds run with whatever nodes are there.
         strategy.inner.min_available_nodes = 1  # type: ignore[attr-defined]
         first = {name: Array(array) for name, array in weights_of(model, manifest).items()}
 
@@ -132,7 +132,7 @@ class FleetRun:
                     test_batches(self.scenario, self.data_root),
                 )
             except DatasetError as error:
-                # A server without data still merges.
+                # A server without data can still merge.
                 _LOG.warning("the model is not tested: %s", error)
                 minutes.close(server_round, {})
                 return None
@@ -163,7 +163,7 @@ class FleetRun:
         return summary
 
     def _model(self, weights: Mapping[str, NDArray[Any]]) -> nn.Module:
-        """Return the model of these weights, which may end where a head reads."""
+        """Return the model for these weights, which may end where a head reads."""
         model = method_model(
             self.scenario, self.method, self.data_root, self.seed, places_of(weights)
         )
@@ -180,14 +180,14 @@ class FleetRun:
             "seed": self.seed,
             "rounds": last.get("round", 0),
             "final_accuracy": final_accuracy(tested) if tested else None,
-            # Summed up in every entry: the first of a long run are not kept.
+            # Every entry has the totals, since the first entries of a long run are not kept.
             "seconds": float(last.get("seconds_total", 0.0)),
             **{f"{name}_total": last.get(f"{name}_total", 0) for name in _TOTALS},
         }
 
 
 def _put_away(checkpoints: Path) -> None:
-    """Rename what an earlier run left: if this one ends before its first round, `resume` must not find that."""
+    """Rename checkpoints of an earlier run, so that `resume` cannot find them if this run ends before a round."""
     before = checkpoints.with_name(f"{checkpoints.name}.before")
     try:
         if checkpoints.is_dir() and any(checkpoints.iterdir()):
@@ -206,7 +206,7 @@ def _seconds(run_config: Mapping[str, Any], key: str, default: float) -> float:
 
 
 def _meet(grid: Grid, wanted: int, seconds: float) -> None:
-    """Wait until all nodes are there, or some for that long; at least one is waited for without end."""
+    """Wait for all nodes until the time limit, then for at least one node without limit."""
     until = time.monotonic() + seconds
     while (found := len(list(grid.get_node_ids()))) < wanted:
         if found and time.monotonic() > until:
@@ -229,7 +229,7 @@ def _method(scenario: Scenario, name: str) -> MethodSection:
 
 
 def _coverage(ledger: Any, node: int) -> float | None:
-    """Return the mean share of its rounds in which a node trained a tensor."""
+    """Return a node's coverage: over its rounds and all tensors, the mean share that it trained."""
     entry = None if ledger is None else ledger.clients.get(str(node))
     if entry is None or not entry.rounds:
         return None
@@ -238,7 +238,7 @@ def _coverage(ledger: Any, node: int) -> float | None:
 
 @dataclass
 class _Minutes:
-    """Writes down each round once it is tested."""
+    """Writes the journal entry of each round once its model is tested."""
 
     journal: Journal
     resume: bool
@@ -259,14 +259,14 @@ class _Minutes:
             self.journal.remove()
 
     def trained(self, record: RoundRecord) -> None:
-        """Keep what happened in the round until its model is tested: its training, and what else was asked."""
+        """Keep the record of a round, or of an auxiliary task, until the model is tested."""
         self._records.append(record)
 
     def close(self, server_round: int, quality: dict[str, Any]) -> None:
-        """Write the line of a round; that of round 0, the first weights, holds their quality alone."""
+        """Write the entry of a round; that of round 0, the initial weights, only holds their quality."""
         records, self._records = self._records, []
         if not records:
-            # A run that goes on tests its model again, whose line may have been written before it ended or not.
+            # A resumed run tests its model again, whose entry may exist already.
             if server_round > self._last_round:
                 self.journal.append(
                     {"round": server_round, "time": time.time(), **quality, **self._so_far()}
@@ -274,7 +274,7 @@ class _Minutes:
             self._since = time.monotonic()
             return
         now, names = time.monotonic(), self.names_of()
-        # Round zero has no training.
+        # Round zero does not train.
         record = next((each for each in records if each.trains), records[-1])
         replies = [reply for each in records for reply in each.accepted]
         counts = {
@@ -312,7 +312,7 @@ class _Minutes:
         self._since = now
 
     def _so_far(self) -> dict[str, float]:
-        """Return the totals of the run."""
+        """Return the totals of the run so far."""
         totals = {f"{name}_total": total for name, total in self._totals.items()}
         return {**totals, "seconds_total": self._seconds}
 

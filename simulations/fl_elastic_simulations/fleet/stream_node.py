@@ -1,4 +1,4 @@
-"""The client of a fleet's node that learns from a stream of its own."""
+"""The client of a fleet's node that learns from a stream of the node."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["stream_client"]
 def stream_client(
     settings: NodeConfig, training: TrainingSection, model: nn.Module, steps: int, common: Any
 ) -> StreamClient:
-    """Return a client that trains on the samples of the learner that runs beside the node.
+    """Return a client that trains on the samples of the stream learner that runs beside the node.
 
-    Which folder that is, is the node's own setting; the server has no say in it.
+    The learner's folder is a setting of the node; the server cannot choose it.
 
     Parameters
     ----------
     settings : NodeConfig
-        With a folder of a stream.
+        Settings of the node, with the folder of a stream.
     training : TrainingSection
-        Of the scenario: batch size, epochs.
+        Training section of the scenario: batch size, epochs.
     model : nn.Module
-        The scenario's, whose outputs stand for the classes 0, 1, 2 and so on.
+        Model of the scenario; its outputs stand for the classes 0, 1, 2 and so on.
     steps : int
-        Batches of one epoch.
+        Number of batches of one epoch.
     common : dict
-        What it has in common with any other client.
+        Arguments that all kinds of clients share.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen linear layers, as LoRA makes them."""
+"""Low-rank adapters beside frozen linear layers, as in LoRA."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch.nn import functional
 __all__ = ["RANK", "LowRankLinear", "low_rank_layers", "with_adapters"]
 
 RANK = 8
-"""Of every adapter."""
+"""Rank of every adapter."""
 _SCALE = 2.0
 
 
 class LowRankLinear(nn.Linear):
-    """A frozen linear layer beside a trained product of two thin ones (Hu et al., ICLR 2022).
+    """A frozen linear layer plus a trained product of two thin ones (Hu et al., ICLR 2022).
 
-    Its weight and bias have the names that they have in a plain layer, so that weights of the model without
-    adapters fit. The product counts twice, as alpha = 2 r says.
+    Its weight and bias are named as in a plain layer, so that weights of the model without adapters fit. The
+    product is multiplied by 2, which is alpha = 2 r.
 
     Parameters
     ----------
     layer : nn.Linear
-        Whose tensors it takes over.
+        Layer whose tensors it takes over.
     rank : int
-        Of the product.
+        Rank of the product.
     """
 
     def __init__(self, layer: nn.Linear, rank: int = RANK) -> None:
@@ -42,19 +42,19 @@ class LowRankLinear(nn.Linear):
         self.merged: Tensor | None = None
 
     def add_merged(self) -> None:
-        """Add a weight of zeros that is no parameter, for methods that fold what was trained into the layer."""
+        """Add a zero weight that is not a parameter, for methods that fold trained changes into the layer."""
         del self.merged
         self.register_buffer("merged", torch.zeros_like(self.weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the layer and its adapter make of ``x``."""
+        """Return the sum of layer and adapter for ``x``."""
         weight = self.weight if self.merged is None else self.weight + self.scale * self.merged
         found: Tensor = functional.linear(x, weight, self.bias)
         return found + self.scale * cast(Tensor, self.lora_B(self.lora_A(x)))
 
 
 def with_adapters(model: nn.Module, layers: tuple[str, ...]) -> nn.Module:
-    """Freeze a model and put adapters beside its linear layers whose names end so.
+    """Freeze a model and add adapters to its linear layers whose names end with one of ``layers``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def with_adapters(model: nn.Module, layers: tuple[str, ...]) -> nn.Module:
 
 
 def low_rank_layers(model: nn.Module) -> dict[str, LowRankLinear]:
-    """Return the layers with adapters by name."""
+    """Return the layers that have adapters, by name."""
     return {
         name: module for name, module in model.named_modules() if isinstance(module, LowRankLinear)
     }

@@ -22,8 +22,8 @@ __all__ = [
 def group_norm(width: int) -> nn.Module:
     """Return a group normalisation with up to eight groups, as many as divide ``width``.
 
-    Unlike batch normalisation it keeps no statistics of the local data, which clients with
-    different data would have to reconcile.
+    Unlike batch normalisation it keeps no statistics of the local data, which clients with different data would
+    have to reconcile.
 
     Examples
     --------
@@ -44,11 +44,11 @@ class ResidualBlock(nn.Module):
     Parameters
     ----------
     inputs, outputs : int
-        Channels; where they differ, or the stride is not 1, a 1x1 convolution adapts the shortcut.
+        Channels; if they differ, or the stride is not 1, a 1x1 convolution adapts the shortcut.
     stride : int
-        Of the first convolution.
+        Stride of the first convolution.
     norm : callable
-        Makes a normalisation for a width.
+        Makes the normalisation for a width.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the shortcut to what the two convolutions make of ``x``."""
+        """Return the sum of the two convolutions' result and the shortcut."""
         inner = functional.relu(self.first_norm(self.first(x)))
         inner = self.second_norm(self.second(inner))
         return functional.relu(inner + self.shortcut(x))

@@ -1,4 +1,4 @@
-"""A small vision transformer that answers from a class token."""
+"""A small vision transformer that classifies by a class token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import nn
 __all__ = ["HEAD", "class_token_vit"]
 
 HEAD = "heads."
-"""How the names of its head's tensors begin."""
+"""Prefix of the names of its head's tensors."""
 _PIXELS, _PATCH, _BLOCKS, _HEADS, _WIDTH, _PERCEPTRON = 32, 4, 6, 4, 64, 128
 
 
 def class_token_vit(classes: int, seed: int) -> nn.Module:
     """Return torchvision's transformer with six blocks of width 64 on 64 patches of 32 x 32 images.
 
-    It has 0.2 million parameters, and random weights that depend on the seed alone.
+    It has 0.2 million parameters, and random weights that only depend on the seed.
 
     Examples
     --------
@@ -29,6 +29,6 @@ def class_token_vit(classes: int, seed: int) -> nn.Module:
         model: nn.Module = VisionTransformer(
             _PIXELS, _PATCH, _BLOCKS, _HEADS, _WIDTH, _PERCEPTRON, num_classes=classes
         )
-        # Its own start is a head of zeros, which hands no gradient on in the first step.
+        # torchvision initialises the head with zeros, through which no gradient flows in the first step.
         nn.init.trunc_normal_(model.get_parameter(f"{HEAD}head.weight"), std=0.02)
     return model

@@ -1,4 +1,4 @@
-"""Distil a small backbone from a larger one by its pooled features (KDEP, CVPR 2022); a killed run goes on."""
+"""Distil a small backbone from a larger one by its pooled features (KDEP, CVPR 2022); runs can be resumed."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a student is trained: SGD with momentum, whose rate falls along a cosine to nothing.
+    """How a student is trained: SGD with momentum, whose learning rate falls to zero along a cosine.
 
-    Rate, decay and weight of the loss are those of KDEP for MobileNetV2.
+    Learning rate, weight decay and loss weight are those of KDEP for MobileNetV2.
 
     Parameters
     ----------
     epochs, batch_size : int
         Passes over the images, and images per step.
     learning_rate, weight_decay : float
-        Of SGD; momentum is 0.9.
+        Settings of SGD; momentum is 0.9.
     loss_weight : float
-        By which the mean squared error is multiplied.
+        Factor of the mean squared error.
     temperature, power : float
-        Of the targets, see `power_temperature`.
+        Parameters of the targets, see `power_temperature`.
     teacher_size : int, optional
-        Height and width to which images are enlarged for the teacher alone.
+        Height and width to which images are enlarged for the teacher only.
     seed : int
-        Of the order of images.
+        Seed of the order of images.
     """
 
     epochs: int = 30
@@ -69,7 +69,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What came out.
+    """Result of a distillation.
 
     Attributes
     ----------
@@ -78,11 +78,11 @@ class Distilled:
     losses : tuple of float
         Mean squared error of each epoch.
     teacher_width, width : int
-        Features of teacher and student.
+        Numbers of features of teacher and student.
     kept_variance : float
-        Share of the teacher's variance in the directions that were kept.
+        Share of the teacher's variance in the kept directions.
     images : int
-        How many there were.
+        Number of images.
     """
 
     head: tuple[str, ...]
@@ -95,7 +95,7 @@ class Distilled:
 
 @dataclass
 class _Standing:
-    """How far the student's training has come."""
+    """State of the student's training."""
 
     path: Path
     student: nn.Module
@@ -132,36 +132,37 @@ def distil(
     folder: Path,
     tell: Callable[[str], None] = print,
 ) -> Distilled:
-    """Train a student, in place, to give a teacher's pooled features in the directions in which these vary most.
+    """Train a student, in place, to reproduce a teacher's pooled features in their directions of most variance.
 
-    Both see each image and its mirror image. The teacher is passed once over all of them, in eval mode; its
-    features and, after each epoch, the student are kept in the folder, from which a later call with the same
-    arguments goes on: it ends with the same student, bit for bit in the same number of threads. What was kept is
-    removed at the end.
+    Both see each image and its mirror image. The teacher runs once over all of them, in eval mode. Its features
+    and, after each epoch, the student are kept in the folder, from which a later call with the same arguments
+    resumes: it gives the same student, bit for bit with the same number of threads. The kept files are removed at
+    the end.
 
     Parameters
     ----------
     student, teacher : nn.Module
         Models that end in a pooling and a linear layer, see `find_features`; on the CPU.
     images : array of float32, shape (n, channels, height, width)
-        Normalised as both expect.
+        Images, normalised as both models expect.
     recipe : Recipe
-        How.
+        Settings of the training.
     folder : Path
-        For what is kept; what other arguments left in it is not touched.
+        Folder for kept files; those of calls with other arguments are not touched.
     tell : callable
-        Is told of progress, line by line.
+        Called with lines that report progress.
 
     Raises
     ------
     DatasetError
-        If the images are none.
+        If the array does not hold images.
     ModelError
-        If a model has no pooled features, or the student's are more than the teacher's, or than the images.
+        If a model has no pooled features, or the student has more features than the teacher, or than there are
+        images.
     TrainingError
-        If the loss is not finite any more; what is kept is removed.
+        If the loss becomes non-finite; kept files are removed.
     OSError
-        If the disk does not take what is kept.
+        If the disk does not take the kept files.
     """
     if images.ndim != 4 or not len(images):
         raise DatasetError(f"inputs of shape {images.shape} are no images to distil from")
@@ -207,7 +208,7 @@ def _taught(
     folder: Path,
     tell: Callable[[str], None],
 ) -> Iterator[Tensor]:
-    """Yield the teacher's features of images and mirror images by parts; what is kept is not computed again."""
+    """Yield the teacher's features of images and mirror images, in parts; kept parts are not computed again."""
     for start in range(0, len(images), _IMAGES_PER_PART):
         part = torch.from_numpy(images[start : start + _IMAGES_PER_PART])
         path = folder / f"teacher-{start}.fle"
@@ -238,14 +239,14 @@ def _epoch(
     recipe: Recipe,
     epoch: int,
 ) -> float:
-    """Train one epoch, whose chances depend on the recipe and its number alone; return the mean error."""
+    """Train one epoch, with random numbers that only depend on recipe and epoch; return the mean error."""
     generator = np.random.default_rng([recipe.seed, epoch])
     order = generator.permutation(len(images))
     mirrored = generator.integers(0, 2, len(images))
     steps = max(len(order) // recipe.batch_size, 1)
     total = 0.0
     with torch.random.fork_rng(devices=[]):
-        # A student may have layers that draw numbers.
+        # A student may have layers that draw random numbers.
         torch.default_generator.manual_seed(int(generator.integers(2**62)))
         for step in range(steps):
             rows = order[step * recipe.batch_size : (step + 1) * recipe.batch_size]
@@ -273,7 +274,7 @@ def _enlarged(images: Tensor, size: int | None) -> Tensor:
 
 
 def _kept(path: Path, kind: Kind) -> Archive | None:
-    """Return what is kept; nothing if it is missing or damaged, and then it is made again."""
+    """Return a kept archive; None if it is missing or damaged, so that it is computed again."""
     try:
         return read_archive(path, kind)
     except (FileNotFoundError, ArchiveError):
@@ -281,7 +282,7 @@ def _kept(path: Path, kind: Kind) -> Archive | None:
 
 
 def _fingerprint(student: nn.Module, teacher: nn.Module, images: FloatArray, recipe: Recipe) -> str:
-    """Return a name for what a student depends on."""
+    """Return a name that identifies everything on which the student depends."""
     digest = hashlib.blake2b(f"{recipe}{images.shape}".encode(), digest_size=8)
     digest.update(np.ascontiguousarray(images).data)
     for model in (student, teacher):

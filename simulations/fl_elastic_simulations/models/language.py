@@ -19,7 +19,7 @@ _ADAPTED = ("query_key_value", "perceptron.1")
 
 
 class TextTokens(nn.Module):
-    """A vector for each character, and one for its place."""
+    """A vector for each character, plus one for its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class TextTokens(nn.Module):
 
 
 class NextCharacter(nn.Module):
-    """Scores of every next character, with characters on the second axis, as the cross-entropy takes them."""
+    """Scores of the next character, with characters on the second axis, as cross-entropy expects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,5 +61,5 @@ def language_model() -> nn.Module:
 
 
 def adapted_language_model() -> nn.Module:
-    """Return the same model frozen, with adapters in the attention and the perceptron of every block."""
+    """Return the same model, frozen, with adapters in the attention and the perceptron of every block."""
     return with_adapters(language_model(), _ADAPTED)

@@ -1,4 +1,4 @@
-"""Pooled features before the last ReLU, of any model that ends in a pooling and a linear layer."""
+"""Pooled features before the last ReLU, of models that end in a pooling and a linear layer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["FeaturePlace", "find_features", "pooled_features"]
 _RELUS = ("relu", "relu_", "relu6", "hardtanh", "hardtanh_")
 _POOLS = ("adaptive_avg_pool2d", "avg_pool2d", "mean")
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout")
-# What moves numbers without changing them, and what commutes with a ReLU, stands aside.
+# Operations that move numbers without changing them, or that commute with a ReLU, may lie between.
 _BETWEEN = (*_POOLS, *_DROPOUTS, "max_pool2d", "adaptive_max_pool2d", "flatten", "reshape", "view",
             "squeeze", "contiguous")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class FeaturePlace:
-    """Where a model's features are found, in terms of the calls of one forward pass.
+    """The place of a model's features, in terms of the calls of one forward pass.
 
     Attributes
     ----------
     linear : int
-        Which call of a linear function puts out the class scores, counted from 0.
+        Number of the call of a linear function that returns the class scores, from 0.
     relu : int or None
-        Which call of a ReLU stands before the pooling; None where none does, and features are as pooled.
+        Number of the call of a ReLU before the pooling; None if there is none, and features are as pooled.
     dropouts : tuple of int
-        Calls of a dropout between the two.
+        Numbers of the calls of dropouts between the two.
     head : tuple of str
         Tensors of the linear layer in the model's state.
     width : int
@@ -57,7 +57,7 @@ class _Call:
 
 
 class _Recording(TorchFunctionMode):
-    """Notes the calls of a forward pass that take and give tensors, in their order."""
+    """Records the calls of a forward pass that take and return tensors, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Recording(TorchFunctionMode):
 
 
 class _Leaving(TorchFunctionMode):
-    """Leaves the last ReLU and the dropouts behind it out, and keeps what enters the last linear layer."""
+    """Skips the last ReLU and the dropouts after it, and keeps the input of the last linear layer."""
 
     def __init__(self, place: FeaturePlace) -> None:
         super().__init__()
@@ -111,22 +111,22 @@ class _Leaving(TorchFunctionMode):
 
 
 def find_features(model: nn.Module, inputs: Tensor) -> FeaturePlace:
-    """Return where a model's features are: what it pools before its last linear layer, ahead of the last ReLU.
+    """Return the place of a model's features: those pooled before its last linear layer, before the last ReLU.
 
-    The model is passed once, in eval mode, and left as it was. Of ReLU's kind are those that cut at zero: ReLU and
-    ReLU6. Where another function or none stands before the pooling, as in EfficientNet, features are as pooled.
+    The model runs once, in eval mode, and is unchanged afterwards. ReLU and ReLU6 count as ReLU, since they cut at
+    zero. If another function or none is before the pooling, as in EfficientNet, features are as pooled.
 
     Parameters
     ----------
     model : nn.Module
-        Whose output is one tensor of class scores.
+        A model that returns one tensor of class scores.
     inputs : Tensor
         A few examples.
 
     Raises
     ------
     ModelError
-        If the model does not end so; it says what stands there instead.
+        If the model does not end like this; the message says what it has instead.
 
     Examples
     --------
@@ -167,14 +167,14 @@ def find_features(model: nn.Module, inputs: Tensor) -> FeaturePlace:
 
 
 def pooled_features(model: nn.Module, place: FeaturePlace, inputs: Tensor) -> Tensor:
-    """Return the features of a batch, shape (n, width), with their graph where gradients are on.
+    """Return the features of a batch, shape (n, width), with their graph if gradients are enabled.
 
-    The model runs in the mode that it is in.
+    The model runs in its present mode.
 
     Raises
     ------
     ModelError
-        If the forward pass is not the one in which they were found.
+        If the forward pass differs from the one in which the place was found.
     """
     leaving = _Leaving(place)
     with leaving:
@@ -198,12 +198,12 @@ def _kind(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _last_giving(calls: Sequence[_Call], before: int, tensor: Any) -> int | None:
-    """Return the last call before one that gave this very tensor; None if it came from outside."""
+    """Return the last earlier call that returned this very tensor; None if it came from outside."""
     return next((i for i in reversed(range(before)) if calls[i].given is tensor), None)
 
 
 def _head(model: nn.Module, call: _Call) -> tuple[str, ...]:
-    """Return the names of the tensors of the linear layer whose call this is."""
+    """Return the names of the tensors of the linear layer that was called."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module.weight is call.weight and call.taken.dim() == 2:
             start = f"{name}." if name else ""

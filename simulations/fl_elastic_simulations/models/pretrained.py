@@ -1,4 +1,4 @@
-"""Pretrained weights out of npz files and prepared backbones."""
+"""Pretrained weights from npz files and prepared backbones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["load_pretrained"]
 
 
 def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Load the tensors of an npz file, or of what `fl-elastic prepare` wrote, into the model's of the same name.
+    """Load the tensors of an npz file, or of a file of `fl-elastic prepare`, into tensors of the same names.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str
     DatasetError
         If the file is missing or damaged.
     ModelError
-        If the file has a tensor that the model has not, or one of another shape; or is a damaged backbone.
+        If a tensor of the file is missing in the model or has another shape, or the file is a damaged backbone.
     """
     path = Path(path)
     if is_archive(path):

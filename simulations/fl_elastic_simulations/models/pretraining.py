@@ -1,4 +1,4 @@
-"""Pretrain small models here, where no weights are at hand: a recipe, and what is learnt by it."""
+"""Pretrain small models for which no weights are available: the recipe and the data."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _TESTED = 32
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the model is trained: AdamW, a rate that rises at first and then falls along a cosine to nothing.
+    """How the model is trained: AdamW, with a learning rate that rises first and then falls to zero along a cosine.
 
     Parameters
     ----------
     steps, batch_size : int
-        Batches of random places, or images.
+        Number of batches, and of random text positions or images per batch.
     learning_rate : float
-        The highest one.
+        Highest learning rate.
     warm_up : int
-        Steps until it is reached.
+        Number of steps until it is reached.
     seed : int
-        Of weights and places.
+        Seed of weights and positions.
     """
 
     steps: int = 2000
@@ -53,7 +53,7 @@ class Recipe:
     seed: int = 0
 
     def rate(self, step: int) -> float:
-        """Return the rate of a step as a share of the highest.
+        """Return the learning rate of a step as a share of the highest.
 
         >>> recipe = Recipe(steps=300, warm_up=100)
         >>> [round(recipe.rate(step), 2) for step in (0, 99, 200, 299)]
@@ -67,20 +67,20 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Lessons:
-    """What a model is pretrained on.
+    """Data on which a model is pretrained.
 
     Attributes
     ----------
     model : callable
-        ``model(seed)`` returns it with random weights.
+        ``model(seed)`` returns the model with random weights.
     draw : callable
-        ``draw(generator, count)`` returns a batch of so many examples.
+        ``draw(generator, count)`` returns a batch of ``count`` examples.
     tested : list of batch
-        Examples that are never drawn.
+        Test examples, which are never drawn.
     left : str
-        How the names of tensors begin that are not kept, such as those of a head; empty where all are.
+        Prefix of the names of tensors that are not kept, such as those of a head; empty if all are kept.
     size : mapping of str to int
-        How much there is, for the table.
+        Amount of data, for the table.
     """
 
     model: Callable[[int], nn.Module]
@@ -91,9 +91,9 @@ class Lessons:
 
 
 def of_documentation() -> Lessons:
-    """Return the next characters of Python's own documentation, for the small language model.
+    """Return the prediction of next characters in Python's documentation, for the small language model.
 
-    Its last twentieth is for the test.
+    The last twentieth of the text is for testing.
     """
     text = _text()
     split = int((1 - _TEST_SHARE) * len(text))
@@ -121,18 +121,18 @@ def of_images(
     left: str,
     tested: int = 1000,
 ) -> Lessons:
-    """Return the classes of a dataset's images, for a model whose head is not kept.
+    """Return the classification of a dataset's images, for a model whose head is not kept.
 
     Parameters
     ----------
     model : callable
-        ``model(classes, seed)`` returns it with random weights.
+        ``model(classes, seed)`` returns the model with random weights.
     dataset, root : str
         See `fl_elastic_simulations.data.datasets.load_dataset`.
     left : str
-        How the names of the head's tensors begin.
+        Prefix of the names of the head's tensors.
     tested : int
-        Images of the test set that are looked at.
+        Number of test images to use.
     """
     data = load_dataset(dataset, root)
     inputs, classes = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
@@ -152,28 +152,27 @@ def of_images(
 
 
 def pretrained_file(recipe: Recipe, name: str) -> Path:
-    """Return where the model of a recipe is kept: in the user's cache, by its use, the recipe and Python's text."""
+    """Return the file of a recipe's model in the user's cache, named by its use, the recipe and Python's text."""
     kind = hashlib.blake2b(f"{recipe}{_text()}".encode(), digest_size=8).hexdigest()
     return cache_folder() / "pretrained" / f"{name}-{kind}.npz"
 
 
 def pretraining(recipe: Recipe, lessons: Lessons, path: Path) -> dict[str, Any]:
-    """Pretrain in one thread, and keep the weights; return what it took and how good the model is.
+    """Pretrain in one thread, and keep the weights; return the costs and the quality of the model.
 
     Parameters
     ----------
     recipe : Recipe
         How it is trained.
     lessons : Lessons
-        What it is trained on.
+        On what it is trained.
     path : Path
         The npz file of the weights.
 
     Returns
     -------
     dict
-        The size of the lessons, processor seconds, loss and accuracy on what the model was not trained on, and its
-        parameters.
+        Size of the data, CPU seconds, loss and accuracy on test examples, and number of parameters.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -219,7 +218,7 @@ def _tested(model: nn.Module, batches: list[Batch]) -> tuple[float, float]:
 
 
 def _save(model: nn.Module, path: Path, left: str) -> None:
-    """Write the weights as an npz file, whole or not at all."""
+    """Write the weights as an npz file, completely or not at all."""
     kept = {
         name: each.numpy()
         for name, each in model.state_dict().items()

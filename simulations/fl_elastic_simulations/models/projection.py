@@ -1,4 +1,4 @@
-"""What a student is to give: a teacher's features in fewer directions, damped (KDEP, CVPR 2022)."""
+"""Targets for a student: a teacher's features in fewer directions, damped (KDEP, CVPR 2022)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Projection:
     Attributes
     ----------
     mean : Tensor, shape (D,)
-        Of the features.
+        Mean of the features.
     directions : Tensor, shape (D, d)
-        Orthonormal columns, by falling variance; the largest entry of each is positive.
+        Orthonormal columns by decreasing variance; the largest entry of each is positive.
     """
 
     mean: Tensor
@@ -31,19 +31,20 @@ class Projection:
     def of(cls, features: Tensor, width: int) -> Projection:
         """Return the first ``width`` right-singular vectors of centred features.
 
-        They are eigenvectors of the covariance, which takes D x D numbers however many examples there are.
+        They are computed as eigenvectors of the covariance, which has D x D numbers whatever the number of
+        examples.
 
         Parameters
         ----------
         features : Tensor, shape (n, D)
             One row per example.
         width : int
-            How many directions are kept.
+            Number of directions to keep.
 
         Raises
         ------
         ModelError
-            If there are fewer features or examples than that.
+            If there are fewer features or examples than directions.
 
         Examples
         --------
@@ -73,14 +74,14 @@ class Projection:
 
 
 def power_temperature(values: Tensor, temperature: float = 0.1, power: float = 3.0) -> Tensor:
-    r"""Return :math:`\mathrm{sign}(x)\,|x / T|^{1/n}`, which draws large values together and keeps their signs.
+    r"""Return :math:`\mathrm{sign}(x)\,|x / T|^{1/n}`, which compresses large values and keeps their signs.
 
-    Odd and increasing; the defaults are those of KDEP (He et al., CVPR 2022).
+    The function is odd and increasing; the defaults are those of KDEP (He et al., CVPR 2022).
 
     Parameters
     ----------
     values : Tensor
-        Of any shape.
+        Values of any shape.
     temperature, power : float
         T and n, above 0.
 

@@ -1,4 +1,4 @@
-"""Small models that a scenario can name."""
+"""Small models for scenarios."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS: tuple[tuple[tuple[type[nn.Module], ...], str], ...] = (
 
 
 def _named(*layers: nn.Module) -> nn.Sequential:
-    """Chain layers under names that a reader of a plan or heat map knows: conv1, norm1, ..., head."""
+    """Chain layers under names that readers of a plan or heat map recognise: conv1, norm1, ..., head."""
     counts: Counter[str] = Counter()
     named: dict[str, nn.Module] = {}
     for layer in layers:
@@ -48,10 +48,10 @@ def _conv(inputs: int, outputs: int, norm: Norm = group_norm) -> list[nn.Module]
 
 @MODELS.register("digits_cnn")
 def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions with group normalisation for 8x8 images, 49 k parameters.
+    """Return four convolutions with group normalisation for 8x8 images, 49 k parameters.
 
-    Widths are chosen so that no layer holds much more than the others: a model whose last linear
-    layer holds everything leaves nothing to choose from.
+    Widths are chosen so that no layer is much larger than the others: if the last linear layer held most
+    parameters, there would be nothing to choose.
     """
     need_image("digits_cnn", shape, pixels=4)
     return _digits(shape, classes, group_norm)
@@ -59,7 +59,7 @@ def _digits_cnn(shape: Shape, classes: int) -> nn.Module:
 
 @MODELS.register("digits_cnn_bn")
 def _digits_cnn_bn(shape: Shape, classes: int) -> nn.Module:
-    """Like ``digits_cnn``, with batch normalisation, whose running statistics travel as well."""
+    """Return ``digits_cnn`` with batch normalisation, whose running statistics travel as well."""
     need_image("digits_cnn_bn", shape, pixels=4)
     return _digits(shape, classes, batch_norm)
 
@@ -79,7 +79,7 @@ def _digits(shape: Shape, classes: int, norm: Norm) -> nn.Module:
 
 @MODELS.register("small_cnn")
 def _small_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions with group normalisation for 28x28 or 32x32 images, 192 k parameters."""
+    """Return four convolutions with group normalisation for 28x28 or 32x32 images, 192 k parameters."""
     need_image("small_cnn", shape, pixels=16)
     return _named(
         *_conv(shape[0], 48),
@@ -115,13 +115,13 @@ def _resnet(name: str, shape: Shape, classes: int, norm: Norm) -> nn.Module:
 
 @MODELS.register("small_resnet")
 def _small_resnet(shape: Shape, classes: int) -> nn.Module:
-    """Three stages of two residual blocks, 16, 32 and 64 wide, with group normalisation."""
+    """Return three stages of two residual blocks, 16, 32 and 64 wide, with group normalisation."""
     return _resnet("small_resnet", shape, classes, group_norm)
 
 
 @MODELS.register("resnet8")
 def _resnet8(shape: Shape, classes: int) -> nn.Module:
-    """Three residual blocks, 16, 32 and 64 wide, on maps that the first layer halves: for large simulations."""
+    """Return three residual blocks, 16, 32 and 64 wide, after a first layer of stride 2: for large simulations."""
     need_image("resnet8", shape, pixels=16)
     return _named(
         nn.Conv2d(shape[0], 16, 3, stride=2, padding=1, bias=False),
@@ -138,13 +138,13 @@ def _resnet8(shape: Shape, classes: int) -> nn.Module:
 
 @MODELS.register("small_resnet_bn")
 def _small_resnet_bn(shape: Shape, classes: int) -> nn.Module:
-    """Like ``small_resnet``, with batch normalisation."""
+    """Return ``small_resnet`` with batch normalisation."""
     return _resnet("small_resnet_bn", shape, classes, batch_norm)
 
 
 @MODELS.register("small_vit")
 def _small_vit(shape: Shape, classes: int) -> nn.Module:
-    """Four transformer blocks of width 128 on patches of 8x8 pixels (4x4 below 64 pixels)."""
+    """Return four transformer blocks of width 128 on patches of 8x8 pixels (4x4 below 64 pixels)."""
     need_image("small_vit", shape, pixels=8)
     patch = 8 if min(shape[1:]) >= 64 else 4
     return _named(
@@ -158,7 +158,7 @@ def _small_vit(shape: Shape, classes: int) -> nn.Module:
 
 @MODELS.register("har_cnn")
 def _har_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Four convolutions along time, for windows of motion sensors."""
+    """Return four convolutions along time, for windows of motion sensors."""
     if len(shape) != 2 or shape[1] < 16:
         raise ModelError(
             f"har_cnn takes windows of (channels, 16 or more samples), not inputs of shape {shape}"

@@ -13,7 +13,7 @@ from fl_elastic_simulations.models.blocks import MeanOverTokens, TransformerBloc
 __all__ = ["HEAD", "adapted_vision_model", "seeded_vision_model", "vision_model"]
 
 HEAD = "head."
-"""How the names of its head's tensors begin."""
+"""Prefix of the names of its head's tensors."""
 _SHAPE, _PATCH, _BLOCKS, _WIDTH, _HEADS = (3, 32, 32), 4, 8, 192, 6
 _ADAPTED = ("query_key_value", "perceptron.1")
 
@@ -39,7 +39,7 @@ def vision_model(classes: int) -> nn.Module:
 
 
 def seeded_vision_model(classes: int, seed: int) -> nn.Module:
-    """Return the model with random weights that depend on the seed alone."""
+    """Return the model with random weights that only depend on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return vision_model(classes)
@@ -51,9 +51,9 @@ class _InColour(nn.Module):
 
 
 def adapted_vision_model(classes: int = 10) -> nn.Module:
-    """Return the model frozen, with adapters in every block, and a head for other classes, which is trained.
+    """Return the model, frozen, with adapters in every block and a trained head for other classes.
 
-    It takes grey images as well as coloured ones.
+    It accepts grey and colour images.
 
     Examples
     --------
@@ -66,5 +66,5 @@ def adapted_vision_model(classes: int = 10) -> nn.Module:
     """
     model = with_adapters(vision_model(classes), _ADAPTED)
     model.get_submodule(HEAD.rstrip(".")).requires_grad_(True)
-    # It has no tensors, so the names of those that are loaded stay what they were.
+    # The added module has no tensors, so the names of loaded tensors do not change.
     return nn.Sequential(OrderedDict([("colour", _InColour()), *model.named_children()]))

@@ -1,4 +1,4 @@
-"""What a peer is given and gives back, the interface of peers, and their registry."""
+"""The task and the result of a peer, the interface of peers, and their registry."""
 
 from __future__ import annotations
 
@@ -46,40 +46,40 @@ class LocalTask:
     Attributes
     ----------
     model : nn.Module
-        With the global weights, as `Peer.prepare` returned it; trained in place.
+        The model as returned by `Peer.prepare`, with the global weights; trained in place.
     loss_fn : callable
-        ``loss_fn(outputs, targets)`` returning a scalar tensor.
+        ``loss_fn(outputs, targets)`` returns a scalar tensor.
     optimizer_fn : callable
-        ``optimizer_fn(parameters)`` returning a torch optimiser.
+        ``optimizer_fn(parameters)`` returns a torch optimiser.
     batches : iterable of batch
-        The client's data, which can be read again and again.
+        The client's data, which can be iterated any number of times.
     epochs : int
-        Passes over it that the round asks for.
+        Number of passes over the data that the round asks for.
     profile : CostProfile
         Costs of the whole model on the host.
     allowed_seconds : float
-        Host seconds for the local training of this round; infinite where everybody is waited for.
+        Host seconds for the local training of this round; infinite if the server waits for all clients.
     server_round : int
         Number of the round, from 1.
     base_version : int
         Version of the global model.
     clients, client : int
-        Size of the fleet, and the client's place in it.
+        Size of the fleet, and the client's number in it.
     seed : int
         Seed of the run.
     memory : dict
-        The client's own notes from round to round, fit for JSON; read and written by the peer.
+        The client's own state between rounds, as JSON can hold it; read and written by the peer.
     global_change : dict of str to float
-        Sum of squares of what has changed in each tensor of the global model since the client took part last;
-        empty in its first round.
+        Sum of squared changes of each tensor of the global model since the client last took part; empty in its
+        first round.
     fraction : float
         Speed of this device relative to the fastest.
     choosing_seconds : float
-        Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` takes them off the allowed
-        seconds where one is made.
+        Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` subtracts them from the
+        allowed seconds if a choice is made.
     width : float, optional
-        Share of the model's channels that the device trains, for peers of narrow models; the widest that fits the
-        allowed time if left out.
+        Share of the model's channels that the device trains, for peers with narrow models; by default the widest
+        that fits the allowed time.
     """
 
     model: nn.Module
@@ -112,22 +112,22 @@ class LocalTask:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What one client's local training gave.
+    """Result of one client's local training.
 
     Attributes
     ----------
     update : PartialUpdate
-        Deltas against the weights that the task came with.
+        Update relative to the weights of the task's model.
     host_seconds : float
-        Predicted by costs measured on the host, which a virtual clock goes by.
+        Seconds predicted from costs measured on the host, for the simulated clock.
     steps, requested_steps : int
         Steps taken, and steps of ``epochs`` passes over the data.
     step_seconds : float
-        Median measured time of a step with a whole batch, 0 if there was none.
+        Median measured time of a step with a whole batch; 0 if there was none.
     loss : float
         Mean loss over the last pass.
     choosing_seconds : float
-        Of the host seconds those of probes and of choosing.
+        Part of the host seconds for probes and for choosing.
     """
 
     update: PartialUpdate
@@ -140,20 +140,20 @@ class LocalResult:
 
 
 class Peer(ABC):
-    """A published federated method, as far as a client carries it out.
+    """A published federated method, as far as clients carry it out.
 
     Attributes
     ----------
     name : str
-        As registered.
+        Name under which it is registered.
     rule : str or AggregationRule
-        Of its paper: a registered name, or an object without a state of its own.
+        Aggregation rule of its paper: a registered name, or an object without state.
     weighting : {"examples", "uniform"}
-        Whether its paper weighs clients by their data.
+        Whether its paper weights clients by their number of examples or equally.
     needs_costs : bool
-        Whether a client must know what each tensor group costs, and so has to estimate that first.
+        Whether a client needs the costs of each tensor group, and therefore has to estimate them first.
     uses_change : bool
-        Whether a client is told how far the global model has moved.
+        Whether a client is told how much the global model has changed.
     """
 
     rule: ClassVar[str | AggregationRule] = "contributors"
@@ -165,24 +165,24 @@ class Peer(ABC):
         self.name = name
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
-        """Return the model that server and clients train, the same for the same arguments.
+        """Return the model that server and clients train; it is the same for the same arguments.
 
-        Tensors of the given model keep their names; more may be added. By default the model itself.
+        Tensors of the given model keep their names; further ones may be added. By default it is the model itself.
         """
         del loss_fn, batch
         return model
 
     def train(self, task: LocalTask) -> LocalResult:
-        """Train in place and return the update; torch's random state is afterwards as before.
+        """Train in place and return the result; torch's random state is unchanged afterwards.
 
         Raises
         ------
         TrainingError
             If there is no data or a loss is not finite.
         ModelError
-            If the method does not take such a model.
+            If the method does not support such a model.
         BudgetError
-            If the time does not pay for one step.
+            If the time does not suffice for one step.
         """
         choosing = task.choosing_seconds if self.needs_costs and not everything_fits(task) else 0.0
         if choosing >= task.allowed_seconds:
@@ -201,9 +201,9 @@ class Peer(ABC):
         )
 
     def rehearse(self, task: LocalTask) -> None:
-        """Work out what `local_training` would train, apart from probes; nothing is trained or kept.
+        """Compute the choice of `local_training` without probes; nothing is trained or stored.
 
-        It is timed to know what choosing takes. By default there is nothing to choose.
+        It is timed in order to know the cost of choosing. By default there is nothing to choose.
         """
         del task
 
@@ -213,7 +213,7 @@ class Peer(ABC):
 
 
 def task_generator(task: LocalTask) -> np.random.Generator:
-    """Return a source of randomness that depends on seed, client and round alone."""
+    """Return a random generator that depends only on seed, client and round."""
     return np.random.default_rng([task.seed, task.client, task.server_round])
 
 
@@ -232,17 +232,17 @@ def first_batch(task: LocalTask) -> Any:
 
 
 def requested_steps(task: LocalTask) -> int:
-    """Return the steps that the task's epochs ask for."""
+    """Return the number of steps of the task's epochs."""
     return loader_size(task.batches, first_batch(task)).batches * task.epochs
 
 
 def num_examples(task: LocalTask) -> int:
-    """Return how many examples the client has."""
+    """Return the client's number of examples."""
     return loader_size(task.batches, first_batch(task)).examples
 
 
 def everything_fits(task: LocalTask) -> bool:
-    """Whether all steps of the whole model fit, which a client knows from the time of its steps alone."""
+    """Return whether all steps of the whole model fit; a client knows this from the time of its steps alone."""
     if math.isinf(task.allowed_seconds):
         return True
     needed = requested_steps(task) * task.profile.full_step_seconds
@@ -250,12 +250,12 @@ def everything_fits(task: LocalTask) -> bool:
 
 
 def steps_in_time(task: LocalTask, step_seconds: float, spent: float = 0.0) -> int:
-    """Return how many of the task's steps fit its time once ``spent`` seconds of it are gone.
+    """Return how many of the task's steps fit its time after ``spent`` seconds of it are used.
 
     Raises
     ------
     BudgetError
-        If not even one does.
+        If not even one step fits.
     """
     requested = requested_steps(task)
     if math.isinf(task.allowed_seconds):
@@ -275,7 +275,7 @@ PEERS: Factories[Peer] = Factories("peer")
 
 
 def register_peer(name: str, **settings: Any) -> Callable[[type[Peer]], type[Peer]]:
-    """Return a class decorator that registers a peer with these settings under a name."""
+    """Return a class decorator that registers a peer under a name, with these settings."""
 
     def register(peer: type[Peer]) -> type[Peer]:
         PEERS.register(name)(partial(peer, name, **settings))

@@ -1,4 +1,4 @@
-"""A model that can also be left early, at the end of each of its blocks."""
+"""A model with early exits, at the end of each of its blocks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class ExitHead(nn.Module):
     Parameters
     ----------
     features, classes : int
-        What goes in per example, and what comes out.
+        Features per example, and number of class scores.
     axis : int
-        Where the features are; all axes but this and the first are positions.
+        Axis of the features; all other axes except the first are positions.
     """
 
     def __init__(self, features: int, classes: int, axis: int) -> None:
@@ -47,21 +47,21 @@ class ExitHead(nn.Module):
 
 
 class EarlyExits(nn.Module):
-    """The model as it is, with its tensors under their own names, and an exit behind each block.
+    """The unchanged model, with its tensors under their own names, and an exit after each block.
 
     Parameters
     ----------
     model : nn.Module
-        Its parts become parts of this module; it gives the outputs as long as no exit is taken.
+        The model; its parts become parts of this module, and it computes the outputs unless an exit is taken.
     ends : sequence of Cut
-        Ends of all blocks but the last, from the input on.
+        Ends of all blocks except the last, from the input on.
     heads : sequence of ExitHead
-        One per end.
+        Exit heads, one per end.
     """
 
     def __init__(self, model: nn.Module, ends: Sequence[Cut], heads: Sequence[ExitHead]) -> None:
         super().__init__()
-        # Shared and not copied: what is assigned to a tensor's name here is also seen by the model itself.
+        # Shared, not copied: an assignment to a tensor's name here must also reach the model itself.
         self.__dict__["_parameters"] = model._parameters
         self.__dict__["_buffers"] = model._buffers
         self.__dict__["_non_persistent_buffers_set"] = model._non_persistent_buffers_set
@@ -73,31 +73,31 @@ class EarlyExits(nn.Module):
         self._hold_heads()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Be a copy: what is noted on parameters is not copied with them."""
+        """Restore a copy; notes on parameters are not copied, so they are made again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._hold_heads()
 
     def _hold_heads(self) -> None:
-        """Freeze the heads until a plan trains them: the whole model does without them, but they travel as well."""
+        """Freeze the heads until a plan trains them: the whole model does not use them, but they travel with it."""
         heads = self._modules[_NAME]
         assert heads is not None
         note_flags(heads.requires_grad_(True).parameters())
         heads.requires_grad_(False)
 
     def train(self, mode: bool = True) -> EarlyExits:
-        """Set the training mode, also of the model itself."""
+        """Set the training mode, including that of the model itself."""
         super().train(mode)
         self.__dict__["_model"].training = mode
         return self
 
     def exit_parameters(self, block: int) -> tuple[str, ...]:
-        """Return the names of the tensors of the exit behind a block, counted from the input."""
+        """Return the names of the tensors of the exit after a block, counted from the input."""
         head = self.get_submodule(f"{_NAME}.{block}")
         return tuple(f"{_NAME}.{block}.{name}" for name, _ in head.named_parameters())
 
     @contextmanager
     def left_after(self, block: int) -> Iterator[None]:
-        """Give the scores of a block's exit inside, and run nothing behind it; the last block has none."""
+        """Within this context, return a block's exit scores and run nothing after it; the last block has none."""
         self._exit = block if block < len(self.ends) else None
         try:
             yield
@@ -142,9 +142,9 @@ def _leave_behind(module: nn.Module, inputs: Any, outputs: Any) -> None:
 
 
 def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
-    """Return the model with an untrained exit behind every block but the last.
+    """Return the model with an untrained exit after every block except the last.
 
-    The exits are the same whenever this is called with such a model. Torch's random state is left as it was.
+    The exits are the same for each call with such a model. Torch's random state is unchanged.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
     Raises
     ------
     ModelError
-        If the outputs are no class scores, or no place is found where a model may be left.
+        If the outputs are not class scores, or no place for an exit is found.
 
     Examples
     --------
@@ -189,10 +189,10 @@ def with_exits(model: nn.Module, loss_fn: LossFn, batch: Batch) -> EarlyExits:
 
 
 def block_ends(graph: BackwardGraph) -> tuple[Cut, ...]:
-    """Return where blocks end, from the input on; the last block ends in the outputs.
+    """Return the ends of blocks, from the input on, except that of the last block.
 
-    A block is what lies between two places where one tensor is all that the rest sees: a layer of a chain, a unit
-    of a residual network. A norm belongs to the block before it.
+    A block lies between two places at which the rest of the model depends on one tensor only: a layer of a chain, a
+    unit of a residual network. A norm belongs to the block before it.
     """
     ends = []
     below = sorted(graph.cuts, key=lambda cut: -cut.groups_above)
@@ -208,7 +208,7 @@ def _head_at(graph: BackwardGraph, end: Cut, classes: int) -> ExitHead:
     shape = graph.nodes[end.node].shape
     axis = 1
     if len(shape) == 3:
-        # Channels first behind a convolution, last in a sequence of tokens.
+        # Channels come first after a convolution, last in a sequence of tokens.
         owners = [
             group for group in graph.groups[end.groups_above :] if _makes_features(group.kind)
         ]

@@ -1,4 +1,4 @@
-"""A window of blocks that moves through the model from round to round, and ElasticTrainer inside of it."""
+"""A window of blocks that moves through the model from round to round, with ElasticTrainer inside it."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ _WINDOW, _SELECTED = "window", "selected"
 class FedEl(Peer):
     """Train the most important tensors of a window of blocks that moves from the input to the output.
 
-    FedEL (Zhang et al., NeurIPS 2025). From the paper: blocks (layers of a chain, residual units), the first
-    window, both edges and the return to the first window; a light exit at the window's front, nothing run behind
-    it; ElasticTrainer's importance and selection inside the window; importance 0.6 of the client's own and 0.4 of
-    the global model's last change; averages over those who trained a tensor, each client alike. Assumed, where the
-    paper leaves it open: the front moves over new blocks worth one allowed step time per round; exits are a mean
-    over positions and a linear layer, trained whenever used and averaged like any tensor; both importances are
-    scaled to a largest of 1 before they are mixed (which cancels the learning rate the paper divides by);
-    selection is exact, and its budget is the allowed step time less the forward pass to the front and the exit;
-    where the whole window fits, all of it is trained without a probe; frozen norms run in eval mode; the probe, two
-    passes over one batch at the round's start, is taken off the allowed time; where that does not pay for it and a
-    step of the front's nearest group, the global model's change alone decides; as many steps are taken as fit. A
-    client that has no time for one stays out, and its window moves on.
+    FedEL (Zhang et al., NeurIPS 2025). Taken from the paper: blocks (layers of a chain, residual units), the first
+    window, both edges and the return to the first window; a light exit at the window's front, with nothing run
+    after it; ElasticTrainer's importance and selection inside the window; importance of 0.6 times the client's own
+    and 0.4 times the global model's last change; averages over the clients that trained a tensor, equally weighted.
+
+    Assumed, since the paper leaves it open: the front moves over new blocks worth one allowed step time per round;
+    exits are a mean over positions and a linear layer, trained whenever used and averaged like any tensor; both
+    importances are scaled to a largest of 1 before they are mixed (which cancels the learning rate by which the
+    paper divides); selection is exact, and its budget is the allowed step time minus the forward pass to the front
+    and the exit; if the whole window fits, all of it is trained without a probe; frozen norms run in eval mode; the
+    probe, two passes over one batch at the round's start, is subtracted from the allowed time; if that does not
+    suffice for the probe and a step of the group nearest to the front, only the global model's change decides; as
+    many steps are taken as fit. A client without time for one step stays out, and its window moves on.
 
     Parameters
     ----------
     name : str
-        As registered.
+        Name under which it is registered.
     probe_passes : int
-        Passes over a batch that a probe is charged with; with none its importance is as if from steps that train
-        anyway.
+        Number of passes over a batch that are charged for a probe; with 0, importance counts as a by-product of
+        steps that train anyway.
     """
 
     rule = "contributors"
@@ -78,7 +79,7 @@ class FedEl(Peer):
     uses_change = True
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
-        """Return the model with an exit behind each block; its own tensors keep their names."""
+        """Return the model with an exit after each block; its own tensors keep their names."""
         return with_exits(model, loss_fn, batch)
 
     def local_training(self, task: LocalTask) -> LocalResult:
@@ -105,21 +106,21 @@ class FedEl(Peer):
         return _train_window(task, model, costs, window, mask, probe_seconds)
 
     def rehearse(self, task: LocalTask) -> None:
-        """Move the window and select, with all groups worth the same."""
+        """Move the window and select, with equal importance for all groups."""
         costs = WindowCosts(task.profile, block_ends(task.profile.graph))
         limit = task.allowed_seconds / requested_steps(task)
         window = _window_of(task.memory, costs.block_seconds, limit)
         costs.select(window, np.ones(len(costs.groups(window))), limit)
 
     def _probe_seconds(self, task: LocalTask, costs: WindowCosts, window: Window) -> float | None:
-        """Return what a probe takes; None where it and the cheapest step are not paid for."""
+        """Return the seconds of a probe; None if there is no time for it and the cheapest step."""
         probe = self.probe_passes * costs.step_seconds(window, costs.mask(window))
         cheapest = costs.step_seconds(window, costs.nearest(window))
         return probe if probe + cheapest <= task.allowed_seconds * (1 + 1e-9) else None
 
 
 def _window_of(memory: Mapping[str, Any], seconds: Sequence[float], limit: float) -> Window:
-    """Return this round's window; the first one where the notes are of another model or missing."""
+    """Return this round's window; the first one if the notes are missing or of another model."""
     last = memory.get(_WINDOW)
     if last is None or not 0 <= last[0] <= last[1] < len(seconds):
         return first_window(seconds, limit)
@@ -145,7 +146,7 @@ def _importance(task: LocalTask, model: EarlyExits, costs: WindowCosts, window: 
 
 
 def _change_alone(task: LocalTask, costs: WindowCosts, window: Window) -> Scores:
-    """Return the global model's change in the window's groups; all alike where none is known."""
+    """Return the global model's change in the window's groups; equal numbers if none is known."""
     chosen = costs.groups(window)
     groups = task.profile.graph.groups[chosen.start : chosen.stop]
     change = adjusted_importance(np.zeros(len(groups)), groups, task.global_change)
@@ -155,16 +156,16 @@ def _change_alone(task: LocalTask, costs: WindowCosts, window: Window) -> Scores
 def adjusted_importance(
     own: Scores, groups: Sequence[TensorGroup], global_change: Mapping[str, float]
 ) -> Scores:
-    """Return 0.6 of the client's own importance and 0.4 of the global model's change, each at most 1.
+    """Return 0.6 times the client's own importance plus 0.4 times the global model's change, both at most 1.
 
     Parameters
     ----------
     own : array, shape (N,)
         Importance at the client.
     groups : sequence of TensorGroup
-        Whose importance it is.
+        The scored groups.
     global_change : dict of str to float
-        Squared change of each tensor in the last round; without any the own importance counts alone.
+        Squared change of each tensor in the last round; if there is none, only the own importance counts.
 
     Examples
     --------
@@ -193,27 +194,27 @@ def _train_window(
 ) -> LocalResult:
     """Train the groups in ``mask`` and the exit at the window's front, in as many steps as the time allows.
 
-    Nothing behind the front is run, and only what was trained is in the update.
+    Nothing after the front is run, and the update only contains what was trained.
 
     Parameters
     ----------
     task : LocalTask
-        What to train on.
+        The task.
     model : EarlyExits
         The task's model.
     costs : WindowCosts
-        Of it.
+        Costs of the model.
     window : Window
-        Of blocks; its front decides which exit is taken.
+        Window of blocks; its front determines the exit.
     mask : array of bool, shape (N,)
         Groups of the window, in backward order.
     probe_seconds : float
-        What is gone of the task's time for choosing them.
+        Seconds of the task's time that were used for choosing the groups.
 
     Raises
     ------
     BudgetError
-        If the time does not pay for one step.
+        If the time does not suffice for one step.
     """
     step_seconds = costs.step_seconds(window, mask)
     steps = steps_in_time(task, step_seconds, probe_seconds)
@@ -233,7 +234,7 @@ def _train_window(
 
 
 def _plan_of(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> Plan:
-    """Return what is trained as a plan: the selected groups, and the exit if the window has one."""
+    """Return a plan that trains the selected groups, and the exit if the window has one."""
     groups = list(task.profile.graph.groups)
     modes = [Mode.FULL if on else Mode.FROZEN for on in mask]
     if window.front < len(model.ends):

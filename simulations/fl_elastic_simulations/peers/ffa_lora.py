@@ -1,4 +1,4 @@
-"""Adapters of which one factor is frozen, so that averaging is exact."""
+"""Adapters with one frozen factor, so that averaging is exact."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["FfaLora"]
 
 @register_peer("ffa_lora")
 class FfaLora(Peer):
-    """Train B of every adapter; A stays at a start that all share and does not travel.
+    """Train B of every adapter; A stays at an initial value that all clients share, and does not travel.
 
-    FFA-LoRA (Sun et al., ICLR 2024), without its differential privacy. In as many steps as the time allows; clients
-    are weighed by their data. A model without adapters is trained as a whole.
+    FFA-LoRA (Sun et al., ICLR 2024), without its differential privacy. It takes as many steps as the time allows;
+    clients are weighted by their number of examples. A model without adapters is trained as a whole.
     """
 
     def prepare(self, model: nn.Module, loss_fn: LossFn, batch: Batch) -> nn.Module:
@@ -29,6 +29,6 @@ class FfaLora(Peer):
         return model
 
     def local_training(self, task: LocalTask) -> LocalResult:
-        """Train what the model lets train."""
+        """Train all parameters that the model allows to train."""
         groups = trainable_groups(task, task.model)
         return train_mask(task, self.name, mask_of(task.profile, groups))

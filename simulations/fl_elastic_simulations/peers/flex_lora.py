@@ -1,4 +1,4 @@
-"""Adapters of unequal rank, merged by their products."""
+"""Adapters of different ranks, merged by their products."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["CutProducts", "FlexLora"]
 
 
 class CutProducts(Products):
-    """The mean of products where a client's own ends behind its rank: what is beyond it counts as zero."""
+    """The mean of products in which a client's product counts as zero beyond its rank."""
 
     def held(
         self, base: Mapping[str, NDArray[Any]], update: PartialUpdate, name_b: str, name_a: str
     ) -> Factors:
-        """Return both factors of the client, without the ranks that it does not have."""
+        """Return both factors of the client, without the ranks that it lacks."""
         b, a = super().held(base, update, name_b, name_a)
         part = trained_part(update, name_a) if name_a in update.deltas else None
         if part is None:
@@ -36,10 +36,10 @@ class CutProducts(Products):
 class FlexLora(Peer):
     """Train as many ranks of every adapter as suit the device; the server averages products and decomposes them.
 
-    FlexLoRA (Bai et al., NeurIPS 2024), "-style". From the paper: clients of unequal rank, the weighted mean of
-    their products, its singular value decomposition, of which every client gets what its rank holds. Assumed: the
-    rank follows from the relative speed; the scale of the product is the same at every rank; A has the norm that
-    the clients' had, which the decomposition leaves open. In as many steps as the time allows.
+    FlexLoRA (Bai et al., NeurIPS 2024), "-style". Taken from the paper: clients of different ranks, the weighted
+    mean of their products, and its singular value decomposition, of which each client gets as much as its rank
+    holds. Assumed: the rank follows from the relative speed; the scale of the product is the same at every rank; A
+    has the norm of the clients' A, which the decomposition leaves open. It takes as many steps as the time allows.
     """
 
     rule = CutProducts()

@@ -31,21 +31,24 @@ RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 class HeteroFl(Peer):
     """Train a window of the channels of every inner width, as many as fit the time.
 
-    After HeteroFL (Diao et al., ICLR 2021), "-style", by the library's windows. From the paper: nested widths 1,
-    1/2, ..., 1/16 with inputs and class scores whole; the scaler; averages per element over those who hold it, each
-    client alike. Assumed: residual streams stay whole, batch norms keep statistics, and no scores are masked. Where
-    a task gives no width, the rate is the largest of which all of the round's steps fit the time, by the share of
-    the operations. Where not even the narrowest fits, it takes fewer steps. A model without inner widths is trained
+    After HeteroFL (Diao et al., ICLR 2021), "-style", with the library's windows. Taken from the paper: nested
+    widths 1, 1/2, ..., 1/16 with whole inputs and class scores; the scaler; averages per element over the clients
+    that hold it, equally weighted. Assumed: residual streams stay whole, batch norms keep statistics, and no scores
+    are masked.
+
+    If a task gives no width, the rate is the largest with which all of the round's steps fit the time, by the share
+    of operations. If not even the narrowest fits, it takes fewer steps. A model without inner widths is trained
     whole.
 
     Parameters
     ----------
     name : str
-        As registered.
+        Name under which it is registered.
     windows : {"first", "rolling", "random"}
-        Where windows begin: at the first channel as in HeteroFL; one channel further in each round, and on at the
-        first after the last, so that all are trained equally often, as in FedRolex (Alam et al., NeurIPS 2022);
-        or where seed, client and round draw it, federated dropout (Caldas et al., 2018) of neighbouring channels.
+        Where windows begin. ``first``: at the first channel, as in HeteroFL. ``rolling``: one channel further in
+        each round, and after the last channel at the first again, so that all are trained equally often, as in
+        FedRolex (Alam et al., NeurIPS 2022). ``random``: drawn from seed, client and round, which is federated
+        dropout (Caldas et al., 2018) of neighbouring channels.
     """
 
     rule = "contributors"
@@ -67,7 +70,7 @@ class HeteroFl(Peer):
         policy = SliceOutPolicy(rate, every="fit", offset=offset)
         with put_back_on_error(task.model):
             result = train_policy(task, policy)
-            # A width that turns out to be none makes a step longer than was thought.
+            # If a width turns out to be unusable, a step takes longer than expected.
             if result.host_seconds > task.allowed_seconds * (1 + 1e-9):
                 raise BudgetError(
                     f"{task.allowed_seconds:.3g} s do not pay for one step: leave this device out of the round"
@@ -75,14 +78,14 @@ class HeteroFl(Peer):
         return result
 
     def rehearse(self, task: LocalTask) -> None:
-        """Find the width."""
+        """Determine the width."""
         affordable_rate(task)
 
 
 def affordable_rate(task: LocalTask) -> tuple[float, float]:
     """Return the task's width, or the largest rate whose whole round fits the time, and the seconds of its step.
 
-    The narrowest if none fits; 1 for a model without inner widths.
+    If none fits, it is the narrowest; for a model without inner widths it is 1.
     """
     widths, rate, seconds = task.profile.graph.widths, 1.0, task.profile.full_step_seconds
     rates = RATES if task.width is None else (task.width,)

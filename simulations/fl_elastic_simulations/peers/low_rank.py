@@ -1,4 +1,4 @@
-"""Adapters of which a client trains the first ranks alone."""
+"""Adapters of which a client only trains the first ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["affordable_rank", "train_at_rank", "trainable_groups"]
 
 
 def affordable_rank(rank: int, fraction: float) -> int:
-    """Return the rank of a device that is so fast relative to the fastest: by the square root, at least one.
+    """Return the rank for a device's speed relative to the fastest: the square root of it as a share, at least one.
 
-    The papers give each client its rank; this is an assumption, under which a sixteenth of the speed keeps a
+    The papers assign each client its rank. This is an assumption, under which a sixteenth of the speed keeps a
     quarter of the ranks.
 
     Examples
@@ -32,10 +32,10 @@ def affordable_rank(rank: int, fraction: float) -> int:
 
 
 def train_at_rank(task: LocalTask, name: str) -> LocalResult:
-    """Train all adapters cut off behind the client's rank, in as many steps as the time allows.
+    """Train all adapters, cut off at the client's rank, in as many steps as the time allows.
 
-    Rows of A and columns of B beyond the rank are zero while the client trains, and stay so, as the gradient of
-    each is a multiple of the other. They count as not trained. A model without adapters is trained as a whole.
+    Rows of A and columns of B beyond the rank are zero while the client trains. They stay zero, since the gradient
+    of each is a multiple of the other, and count as not trained. A model without adapters is trained as a whole.
     """
     parts: dict[str, Masks] = {}
     with torch.no_grad():
@@ -55,7 +55,7 @@ def train_at_rank(task: LocalTask, name: str) -> LocalResult:
 
 
 def trainable_groups(task: LocalTask, model: nn.Module) -> list[int]:
-    """Return the groups of the task's costs of which the model lets something train."""
+    """Return the indices of the groups of which the model allows any parameter to train."""
     moving = {name for name, each in model.named_parameters() if each.requires_grad}
     groups = task.profile.graph.groups
     return [i for i, group in enumerate(groups) if moving.intersection(group.parameters)]

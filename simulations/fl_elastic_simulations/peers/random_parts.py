@@ -25,12 +25,13 @@ __all__ = ["RandomBlocks", "RandomLayers", "random_blocks", "random_mask"]
 
 @register_peer("random_layers")
 class RandomLayers(Peer):
-    """Train random tensor groups: each client in each round its own draw.
+    """Train random tensor groups, drawn anew by each client in each round.
 
     After the random-layers training of FEDn's authors, where each client trains a random quarter or half of the
-    layers and each layer is averaged over those who sent it. "-style", because here not a share of the layers but
-    the time decides how many: groups are added in random order as long as a whole round of steps with them fits.
-    Where not even one group fits, the cheapest is trained in fewer steps. Clients are weighed by their data.
+    layers and each layer is averaged over the clients that sent it. "-style", because here the time determines how
+    many groups are trained, not a share: groups are added in random order as long as a whole round of steps fits.
+    If not even one group fits, the cheapest is trained in fewer steps. Clients are weighted by their number of
+    examples.
     """
 
     rule = "contributors"
@@ -38,17 +39,17 @@ class RandomLayers(Peer):
     needs_costs = True
 
     def local_training(self, task: LocalTask) -> LocalResult:
-        """Draw and train."""
+        """Draw groups and train them."""
         return train_mask(task, self.name, self._drawn(task))
 
     def rehearse(self, task: LocalTask) -> None:
-        """Draw."""
+        """Draw groups."""
         self._drawn(task)
 
     def draw(
         self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
     ) -> Mask:
-        """Return what is trained where a step may take that long."""
+        """Return the groups to train if a step may take this long."""
         return random_mask(profile, step_seconds, generator)
 
     def _drawn(self, task: LocalTask) -> Mask:
@@ -58,18 +59,18 @@ class RandomLayers(Peer):
 
 @register_peer("random_blocks")
 class RandomBlocks(RandomLayers):
-    """Train the head and random blocks: each client in each round its own draw.
+    """Train the head and random blocks, drawn anew by each client in each round.
 
-    After LISA (Pan et al., NeurIPS 2024), "-style": there a fixed number of random middle blocks is trained for
-    some steps, with embedding and head always on, on one machine. Here blocks are added in random order as long as
-    a whole round of steps with them fits, in a federation, on what the model lets train. Where not even the head
-    fits, it is trained in fewer steps.
+    After LISA (Pan et al., NeurIPS 2024), "-style". LISA trains a fixed number of random middle blocks for some
+    steps on one machine, with embedding and head always trained. Here, in a federation, blocks are added in random
+    order as long as a whole round of steps fits, among the parameters that the model allows to train. If not even
+    the head fits, it is trained in fewer steps.
     """
 
     def draw(
         self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
     ) -> Mask:
-        """Return what is trained where a step may take that long."""
+        """Return the groups to train if a step may take this long."""
         return random_blocks(profile, step_seconds, generator)
 
 
@@ -99,20 +100,20 @@ def _with_random_parts(
     step_seconds: float,
     generator: np.random.Generator,
 ) -> Mask:
-    """Return the mask with parts added in random order, each where the step then still takes no longer.
+    """Return the mask with parts added in random order, each one if the step then still fits.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the N groups.
+        Cost profile of the N groups.
     mask : array of bool, shape (N,)
-        What is trained in any case.
+        Groups that are trained in any case.
     bounds : sequence of int
-        In backward order, where each part begins, and the end of the last one.
+        Start of each part in backward order, and the end of the last one.
     step_seconds : float
-        What the step may take.
+        Seconds that the step may take.
     generator : numpy.random.Generator
-        Draws the order.
+        Generator of the random order.
     """
     limit = math.inf if math.isinf(step_seconds) else step_seconds * (1 + 1e-9)
     for part in generator.permutation(len(bounds) - 1):

@@ -1,4 +1,4 @@
-"""More epochs where there is time, fewer layers where there is not."""
+"""More epochs if there is time, fewer layers if there is not."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ _MOST = 2
 
 @register_peer("timelyfl")
 class TimelyFl(Peer):
-    """Train all layers for as many epochs as fit; if not one fits, the layers next to the output for one.
+    """Train all layers for as many epochs as fit; if not one fits, train the layers next to the output for one.
 
-    After TimelyFL (Zhang et al., CVPR workshops 2023), "-style". From the paper: the workload rule, epochs = the
-    time over that of one full epoch, and where it is below one, a single epoch with that part of the model next to
-    the output that can be trained in time; averaging over those who trained a layer. Assumed: at most twice the
-    epochs that the task asks for, and just these without a deadline; the part is measured in predicted seconds
-    instead of a share of the layers. The asynchronous buffer is the server's affair. Where not even the head fits,
-    it is trained in fewer steps; a client that has no time for one stays out. Clients are weighed by their data.
+    After TimelyFL (Zhang et al., CVPR workshops 2023), "-style". Taken from the paper: the workload rule, by which
+    the number of epochs is the time divided by that of one full epoch, and if it is below one, a single epoch with
+    the part of the model next to the output that can be trained in time; averaging over the clients that trained a
+    layer. Assumed: at most twice the epochs of the task, and exactly these without a deadline; the part is measured
+    in predicted seconds instead of a share of the layers.
+
+    The asynchronous buffer is left to the server. If not even the head fits, it is trained in fewer steps; a client
+    without time for one step stays out. Clients are weighted by their number of examples.
     """
 
     rule = "contributors"
@@ -37,7 +39,7 @@ class TimelyFl(Peer):
     needs_costs = True
 
     def local_training(self, task: LocalTask) -> LocalResult:
-        """Train what the time allows."""
+        """Train as much as the time allows."""
         per_epoch = requested_steps(task) // task.epochs
         full = per_epoch * task.profile.full_step_seconds
         epochs = epochs_in_time(task.allowed_seconds, full, task.epochs)
@@ -45,13 +47,13 @@ class TimelyFl(Peer):
         return train_mask(task, self.name, mask, epochs=max(epochs, 1))
 
     def rehearse(self, task: LocalTask) -> None:
-        """Find the part of the model that fits."""
+        """Determine the part of the model that fits."""
         per_epoch = requested_steps(task) // task.epochs
         deepest_suffix(task.profile, task.allowed_seconds / per_epoch)
 
 
 def epochs_in_time(allowed_seconds: float, epoch_seconds: float, epochs: int) -> int:
-    """Return how many full epochs fit, at most twice those asked for; just these without a limit.
+    """Return how many full epochs fit, at most twice ``epochs``; exactly ``epochs`` without a limit.
 
     Examples
     --------

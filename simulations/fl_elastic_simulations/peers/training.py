@@ -1,4 +1,4 @@
-"""Local training of peers: chosen groups by the elastic trainer, or plain steps of another model."""
+"""Local training of peers: given groups by the elastic trainer, or plain steps of another model."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ __all__ = [
 
 
 class FixedMask(Policy):
-    """Trains the groups that it was given.
+    """Trains given groups.
 
     Parameters
     ----------
     name : str
-        Whose choice it is.
+        Name of the peer that chose them.
     mask : array of bool, shape (N,)
-        In backward order.
+        Groups to train, in backward order.
     """
 
     selects = False
@@ -66,34 +66,34 @@ class FixedMask(Policy):
         self._name, self._mask = name, mask
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the plan that trains these groups; a deadline is met with fewer steps."""
+        """Return the plan that trains these groups; a deadline is met by fewer steps."""
         return request.plan_of_mask(self._name, self._mask)
 
 
 def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
-    """Train the groups in ``mask``, shape (N,) in backward order, see `train_policy`; ``name`` is the peer's."""
+    """Train the groups in ``mask``, shape (N,) in backward order, for the peer ``name``; see `train_policy`."""
     return train_policy(task, FixedMask(name, mask), epochs=epochs)
 
 
 def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) -> LocalResult:
-    """Train what a policy chooses by the elastic trainer, in as many steps as the task's time allows.
+    """Train a policy's choice with the elastic trainer, in as many steps as the task's time allows.
 
-    Steps are predicted by the task's costs and never timed against them, so that the outcome is reproducible;
-    nothing is explored.
+    The time of steps is predicted from the task's costs, not measured, so that the result is reproducible. Nothing
+    is explored.
 
     Parameters
     ----------
     task : LocalTask
-        What to train.
+        The task.
     policy : Policy
-        Chooses, without a look at importance.
+        Chooses the groups, without using importance.
     epochs : int, optional
-        Passes over the data instead of the task's.
+        Number of passes over the data; by default the task's.
 
     Raises
     ------
     BudgetError
-        If the time does not pay for one step.
+        If the time does not suffice for one step.
     """
     deadline = None if math.isinf(task.allowed_seconds) else task.allowed_seconds
     trainer = ElasticTrainer(
@@ -119,10 +119,10 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
 
 
 def costs_of(task: LocalTask) -> CostProfile:
-    """Return the task's costs as those of this client's batches, whatever their size.
+    """Return the task's costs under the key of this client's batches, whatever their size.
 
-    A client with little data has a smaller first batch; measured again for it, costs would not compare
-    between clients.
+    A client with little data has a smaller first batch. Costs measured again for it would not be comparable between
+    clients.
     """
     return replace(task.profile, key=profile_key(task.model, first_batch(task), task.optimizer_fn))
 
@@ -136,16 +136,16 @@ def mask_of(profile: CostProfile, groups: Any) -> Mask:
 
 @dataclass(frozen=True)
 class StepsTaken:
-    """What a run of plain steps gave.
+    """Result of a run of plain steps.
 
     Attributes
     ----------
     losses : tuple of float
-        Of every step.
+        Loss of every step.
     step_seconds : float
         Median time of a step with a batch as large as the first.
     trained : frozenset of str
-        Parameters that the last step had a gradient for.
+        Parameters that had a gradient in the last step.
     """
 
     losses: tuple[float, ...]
@@ -154,7 +154,7 @@ class StepsTaken:
 
     @property
     def count(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return len(self.losses)
 
     def last_loss(self, per_epoch: int) -> float:
@@ -170,20 +170,20 @@ class StepsTaken:
         choosing_seconds: float = 0.0,
         parts: dict[str, Masks] | None = None,
     ) -> LocalResult:
-        """Return what these steps of a task come to.
+        """Return the local result of these steps.
 
         Parameters
         ----------
         task : LocalTask
-            Theirs.
+            The task to which they belong.
         deltas : dict of str to ndarray
-            What they changed.
+            The changes that they made.
         cost : float
-            Seconds of one of them by the cost profile, which simulated time goes by.
+            Seconds of one step by the cost profile, for simulated time.
         choosing_seconds : float
-            What choosing took besides.
+            Additional seconds for choosing.
         parts : dict, optional
-            Which entries of a tensor were trained, where not all were.
+            Trained entries of each tensor that was only partly trained.
         """
         requested = requested_steps(task)
         return LocalResult(
@@ -204,18 +204,18 @@ class StepsTaken:
 
 
 def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -> StepsTaken:
-    """Train the parameters of ``model`` that require a gradient for at most so many steps.
+    """Train the parameters of ``model`` that require a gradient, for at most ``steps`` steps.
 
     Parameters
     ----------
     task : LocalTask
-        Gives the batches and the optimiser.
+        Provides batches and optimiser.
     model : nn.Module
-        Trained in place; in the task's place.
+        Model to train in place, instead of the task's.
     loss_fn : callable
-        In the place of the task's.
+        Loss function, instead of the task's.
     steps : int
-        Fewer if the task's epochs are over before.
+        Most steps; fewer are taken if the task's epochs end before.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def _stream(task: LocalTask, device: object) -> Iterator[Batch]:
 
 @contextmanager
 def put_back_on_error(model: nn.Module) -> Iterator[None]:
-    """Give the model its weights back if the block raises an error of fl_elastic."""
+    """Restore the model's weights if the block raises an error of fl_elastic."""
     manifest = Manifest.of(model)
     before = weights_of(model, manifest)
     try:

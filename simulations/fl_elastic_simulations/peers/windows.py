@@ -1,4 +1,4 @@
-"""FedEL's windows of blocks: how they move from round to round, and what training inside one costs."""
+"""FedEL's windows of blocks: how they move from round to round, and the costs of training inside one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Window:
     Attributes
     ----------
     end, front : int
-        Its edges towards the input and towards the output; both blocks belong to it.
+        Blocks at its edges towards the input and towards the output; both belong to it.
     """
 
     end: int
@@ -31,7 +31,7 @@ class Window:
 
 
 def first_window(seconds: Sequence[float], limit: float) -> Window:
-    """Return the first blocks, as many as just reach the limit.
+    """Return the first blocks, just enough to reach the limit.
 
     Parameters
     ----------
@@ -53,15 +53,15 @@ def next_window(
 ) -> Window:
     """Return the window of the next round.
 
-    The front moves over as many new blocks as just reach the limit; blocks at the end of which nothing was selected
-    are dropped. Once the front has been at the last block, it begins anew.
+    The front moves over just enough new blocks to reach the limit; blocks at the end in which nothing was selected
+    are dropped. After the front has reached the last block, it starts again.
 
     Parameters
     ----------
     seconds, limit : sequence of float, float
         As in `first_window`.
     window : Window
-        Of the last round.
+        Window of the last round.
     selected : collection of int
         Blocks in which something was trained.
 
@@ -78,7 +78,7 @@ def next_window(
 
 
 def _front(seconds: Sequence[float], before: int, limit: float) -> int:
-    """Return the block up to which the blocks behind ``before`` just reach the limit."""
+    """Return the last of the blocks after ``before`` that just reach the limit together."""
     front, spent = before + 1, seconds[before + 1]
     while front < len(seconds) - 1 and spent < limit:
         front += 1
@@ -94,7 +94,7 @@ def _blocks_between(ends: Sequence[Cut], groups: int) -> tuple[range, ...]:
     ends : sequence of Cut
         Ends of all blocks but the last, from the input on.
     groups : int
-        How many the model has.
+        Number of groups of the model.
     """
     above = [*(end.groups_above for end in ends), 0]
     return tuple(range(low, high) for low, high in zip(above, [groups, *above[:-1]], strict=True))
@@ -103,13 +103,13 @@ def _blocks_between(ends: Sequence[Cut], groups: int) -> tuple[range, ...]:
 class WindowCosts:
     """Costs of a model's blocks and windows.
 
-    The forward pass runs up to the window's front, the backward pass from there. The exit is charged as what lies
-    behind the model's own last cut: its head and the loss.
+    The forward pass runs up to the window's front, the backward pass from there. The exit is charged like the part
+    of the model after its own last cut: its head and the loss.
 
     Parameters
     ----------
     profile : CostProfile
-        Of the whole model.
+        Cost profile of the whole model.
     ends : sequence of Cut
         Ends of all blocks but the last, from the input on.
 
@@ -156,7 +156,7 @@ class WindowCosts:
         return [place for place, block in enumerate(self.blocks) if mask[list(block)].any()]
 
     def step_seconds(self, window: Window, mask: Mask) -> float:
-        """Return the seconds of a step that trains ``mask``, which lies in the window, and its exit."""
+        """Return the seconds of a step that trains the window's groups in ``mask`` and its exit."""
         profile = self.profile
         if window.front == len(self.blocks) - 1:
             return profile.step_seconds(mask)
@@ -176,12 +176,12 @@ class WindowCosts:
         )
 
     def select(self, window: Window, importance: Seconds, limit: float) -> Mask:
-        """Return the groups of most importance in the window whose step fits ``limit`` seconds.
+        """Return the most important groups in the window whose step fits ``limit`` seconds.
 
         Parameters
         ----------
         window : Window
-            Where to select; if nothing fits, the group nearest to its front is selected.
+            Window in which to select; if nothing fits, the group nearest to its front is selected.
         importance : array
             One number per group of the window, in backward order.
         limit : float
@@ -218,7 +218,7 @@ class WindowCosts:
         return forward + exit_forward + exit_backward + fixed
 
     def _front_node(self, window: Window) -> int:
-        """Return the node that made the tensor at the window's front; the first where that is the loss."""
+        """Return the node of the tensor at the window's front; the first node if that is the loss."""
         if window.front == len(self.blocks) - 1:
             return 0
         return self.profile.graph.cuts[self._places[window.front]].node

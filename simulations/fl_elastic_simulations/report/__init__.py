@@ -1,1 +1,1 @@
-"""What came of a simulation or a stream, as a page and as tables."""
+"""Reports of a simulation or a stream, as a page and as tables."""

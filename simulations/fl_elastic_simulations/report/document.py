@@ -1,7 +1,7 @@
-"""A page: a template filled by jinja2 and figures that plotly.js draws, in one file that needs no network.
+"""A page: a template filled by jinja2 and figures drawn by plotly.js, in one file that needs no network.
 
-Both are imported when a page is written: a command that writes none does not wait for them. A page of stills does
-without plotly: a device has no memory to spare.
+Both packages are imported only when a page is written. A page of stills does not need plotly, since a device has no
+memory to spare.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WIDTH = 640
 _MOST_TICKS = 16
 
 Figure = Mapping[str, Any]
-"""Traces (``data``) and ``layout`` as plotly.graph_objects takes them."""
+"""Traces (``data``) and ``layout``, as for plotly.graph_objects."""
 
 _AXIS = {
     "automargin": True, "ticks": "", "ticklabelstandoff": 6, "title": {"standoff": 10, "font": {"size": 12}},
 }  # fmt: skip
 _CLEAR = "rgba(0,0,0,0)"
-# Colours of text, grid and ground come from the page's style sheet, which knows light and dark.
+# Colours of text, grid and background come from the page's style sheet, which has a light and a dark version.
 _HOUSE = {
     "layout": {
         "paper_bgcolor": _CLEAR, "plot_bgcolor": _CLEAR, "showlegend": False, "hovermode": "closest",
@@ -70,31 +70,31 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows under one heading, from above: table, guide, legend, panels, figure, text, note.
+    """Content of a page under one heading, from top to bottom: table, guide, legend, panels, figure, text, note.
 
     Parameters
     ----------
     name : str
-        Its id; its figure is ``plot-NAME``, its panels are ``NAME-0``, ``NAME-1`` and so on.
+        Id of the section; its figure is ``plot-NAME``, its panels are ``NAME-0``, ``NAME-1`` and so on.
     title, guide, note : str
         Plain text.
     figure : Figure or drawing, optional
-        Made by the function `figure`; a trace belongs to the legend's name at the position in its ``legendgroup``.
-        On a page without script, a drawing that the template's macro ``picture`` knows.
+        Result of the function `figure`; a trace belongs to the legend's name at the position in its
+        ``legendgroup``. On a page without script, a drawing for the template's macro ``picture``.
     names : sequence of str
-        Of the legend; a button for each hides it and shows it again.
+        Names of the legend; a button for each name hides and shows it.
     grid : Grid, optional
         A table.
     dots : bool
-        Whether the rows of the table wear the colours of the legend.
+        Whether the rows of the table have the colours of the legend.
     panels : sequence of Panel
         Figures that show one name at a time.
     choices : mapping of int to str
-        Position and name of what the panels can show.
+        Position and name of everything that the panels can show.
     chosen : int
-        Position of what they show first.
+        Position of what the panels show first.
     text : str
-        Shown as it is, line by line, where the reader unfolds it.
+        Text that is shown line by line, unformatted, when the reader unfolds it.
     """
 
     name: str
@@ -112,21 +112,21 @@ class Section:
 
 
 def figure(traces: Sequence[Mapping[str, object]], height: int, **layout: object) -> Figure:
-    """Return a figure in the style of the pages, as high as so many pixels.
+    """Return a figure in the style of the pages; ``height`` is in pixels.
 
-    What is wrong with a trace or the layout is said by plotly, when a page is written.
+    Plotly reports mistakes in a trace or the layout when a page is written.
     """
     return {"data": list(traces), "layout": {"template": _HOUSE, "height": height, **layout}}
 
 
 def row_ticks(names: Sequence[str]) -> list[tuple[float, str]]:
-    """Return the rows of a map that have a name beside them: as many as are still read."""
+    """Return the rows of a map that get a name beside them, as many as are readable."""
     step = -(-len(names) // _MOST_TICKS) or 1
     return [(row, abbreviated(names[row])) for row in range(0, len(names), step)]
 
 
 def drawn_text(text: str) -> str:
-    """Escape a text for plotly.js, which reads a small part of HTML in names, ticks and titles."""
+    """Escape a text for plotly.js, which interprets a small part of HTML in names, ticks and titles."""
     return escape(text, quote=False)
 
 
@@ -141,7 +141,7 @@ def write_document(
     still: bool = False,
     **values: object,
 ) -> Path:
-    """Write a page; it is replaced in one step, so that a reader never sees half of it.
+    """Write a page atomically, so that a reader never sees half of it.
 
     Parameters
     ----------
@@ -150,17 +150,17 @@ def write_document(
     template : str
         Name of the template, which adds an introduction to the common page.
     title : str
-        Of the page.
+        Title of the page.
     sections : sequence of Section
-        From above.
+        Sections from top to bottom.
     facts : mapping
-        What it was measured with, for the foot.
+        Environment of the measurements, shown at the bottom.
     linked : bool
-        Whether all legends name the same, and whoever hides a name in one figure hides it in all.
+        Whether all legends have the same names, so that hiding a name in one figure hides it in all.
     still : bool
-        Whether figures are drawn without script: no reader can hover or zoom, and the page is small.
+        Whether figures are drawn without script: readers cannot hover or zoom, and the page is small.
     **values
-        What else the template shows.
+        Further values for the template.
 
     Raises
     ------
@@ -180,21 +180,21 @@ def write_document(
     if not still:
         checked = _needed("plotly.graph_objects").Figure
         figures = {n: checked(each).to_plotly_json() for n, each in _figures(sections).items()}
-        # Plotly's own writer makes null of what is no number; jinja2 keeps what ends a script out of it.
+        # Plotly's own writer turns NaN into null; jinja2 escapes text that would end a script.
         pages.policies["json.dumps_function"] = _needed("plotly.io.json").to_json_plotly
         pages.policies["json.dumps_kwargs"] = {"engine": "json"}
         shown = {"figures": figures, "plotly": _needed("plotly.offline").get_plotlyjs()}
     text = pages.get_template(f"{template}.html.md").render(
         title=title, sections=sections, facts=facts, linked=linked, still=still, **shown, **values
     )
-    # A lone surrogate in a name becomes a character reference and spoils no whole page.
-    # One that a device writes lies beside its samples.
+    # A lone surrogate in a name becomes a character reference and does not spoil the page. A page written by a
+    # device lies beside its samples, so only the owner may read it.
     mode = OWNER_ONLY if still else None
     return write_atomically(path, text.encode(errors="xmlcharrefreplace"), mode)
 
 
 def _figures(sections: Sequence[Section]) -> dict[str, Any]:
-    """Return all figures of a page by id; empty places have none."""
+    """Return all figures of a page by id, without empty ones."""
     found = {}
     for section in sections:
         found[f"plot-{section.name}"] = section.figure
@@ -204,7 +204,7 @@ def _figures(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def _needed(module: str) -> Any:
-    """Import what only a page needs."""
+    """Import a module that only pages need."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -1,6 +1,6 @@
-"""The figures of a simulation: accuracy against time, rounds and uplink; coverage; speed; who holds which classes.
+"""The figures of a simulation: accuracy by time, rounds and uplink; coverage; speed; classes by client.
 
-``legendgroup`` holds the position of the method that a trace belongs to.
+``legendgroup`` is the position of the method to which a trace belongs.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ _SLOTS = 0.84  # of the room of one device class, so that the classes stand apar
 
 
 def accuracy_by_time(results: Results) -> Figure | None:
-    """Return accuracy against time, or nothing where no history holds both."""
+    """Return accuracy against time; None if no history has both."""
     return _accuracy(results, "simulated_seconds")
 
 
 def accuracy_by_round(results: Results) -> Figure | None:
-    """Return accuracy against rounds, or nothing without a history."""
+    """Return accuracy against rounds; None without a history."""
     return _accuracy(results, "round")
 
 
 def accuracy_by_uplink(results: Results) -> Figure | None:
-    """Return accuracy against the bytes sent up, or nothing where no history holds both."""
+    """Return accuracy against the bytes sent up; None if no history has both."""
     return _accuracy(results, "uplink_bytes")
 
 
 def mean_curve(history: Sequence[Point]) -> pd.DataFrame:
-    """Average a history over its seeds, round by round; ``lowest`` and ``highest`` are those of any single seed.
+    """Average a history over its seeds, round by round; ``lowest`` and ``highest`` are extremes of single seeds.
 
-    Only the rounds that every seed has evaluated count: where a seed is missing, the mean of the others would jump.
-    A column of which a value is unknown is left out.
+    Only rounds that every seed has evaluated are used: if a seed were missing, the mean of the others would jump. A
+    column with an unknown value is left out.
 
     >>> first = [Point(seed=0, round=r, accuracy=a, simulated_seconds=10.0 * r) for r, a in ((1, 0.4), (2, 0.9))]
     >>> curve = mean_curve([*first, Point(seed=1, round=1, accuracy=0.6, simulated_seconds=14.0)])
@@ -78,7 +78,7 @@ def mean_curve(history: Sequence[Point]) -> pd.DataFrame:
 
 
 def _accuracy(results: Results, across: str) -> Figure | None:
-    """Return accuracy against a column of the history, the mean of the seeds with a band between the extremes."""
+    """Return mean accuracy over seeds against a column of the history, with a band between the extremes."""
     curves = {i: mean_curve(method.history) for i, method in enumerate(results.methods)}
     curves = {i: curve for i, curve in curves.items() if across in curve and len(curve)}
     if not curves:
@@ -99,7 +99,7 @@ def _accuracy(results: Results, across: str) -> Figure | None:
     ]
     shown = _shown_range(list(curves.values()), results.target_accuracy)
     return figure(
-        # All bands lie below all lines.
+        # Bands first, so that all of them are drawn below all lines.
         [*bands, *lines],
         380,
         xaxis={
@@ -116,9 +116,10 @@ def _accuracy(results: Results, across: str) -> Figure | None:
 
 
 def _shown_range(curves: Sequence[pd.DataFrame], target: float | None) -> list[float] | None:
-    """Return the accuracies to draw, where curves spend most of their tests; None for all of them.
+    """Return the range of accuracies to draw, in which most tests lie; None to draw all.
 
-    A run that rises from a tenth to 95 % in its first rounds leaves no room for what its methods differ in.
+    A curve that rises from a tenth to 95 % in its first rounds would leave no room for the differences between
+    methods.
     """
     tested = sorted(accuracy for curve in curves for accuracy in curve["accuracy"])
     wanted = [
@@ -154,7 +155,7 @@ def _line(method: Method, curve: pd.DataFrame, across: str, unit: Unit, position
 
 
 def _band(curve: pd.DataFrame, across: pd.Series[float], position: int) -> Json:
-    """Return the area between the lowest and the highest seed as one closed outline."""
+    """Return the area between the lowest and the highest seed as a closed outline."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -169,7 +170,7 @@ def _band(curve: pd.DataFrame, across: pd.Series[float], position: int) -> Json:
 
 
 def _target(accuracy: float | None) -> dict[str, object]:
-    """Return a dotted line at the target, named on the left, where the curves are still low."""
+    """Return a dotted line at the target, labelled on the left, where the curves are still low."""
     if accuracy is None:
         return {}
     line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": accuracy, "y1": accuracy}
@@ -181,10 +182,10 @@ def _target(accuracy: float | None) -> dict[str, object]:
 
 
 def speed_bars(results: Results) -> Figure | None:
-    """Return the step speed-up asked and achieved, by device class; nothing where none is known.
+    """Return requested and achieved step speed-ups by device class; None if none is known.
 
-    The bars lie, so that long device names fit a phone. Each requested bar is a frame around the
-    bar achieved, so that falling short is seen at once.
+    The bars are horizontal, so that long device names fit on a phone. Each requested bar is a frame around the
+    achieved one, so that a shortfall is visible at once.
     """
     if not any(method.devices for method in results.methods):
         return None
@@ -253,7 +254,7 @@ def _frame_and_bar(
 
 
 def _two_lines(label: str, width: int = 12) -> str:
-    """Break a long label at the space that is nearest to its middle."""
+    """Break a long label at the space nearest to its middle."""
     spaces = [index for index, letter in enumerate(label) if letter == " "]
     if len(label) <= width or not spaces:
         return drawn_text(label)
@@ -262,9 +263,9 @@ def _two_lines(label: str, width: int = 12) -> str:
 
 
 def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
-    """Return what the clients of a device class trained: rounds across, groups down, a map per method.
+    """Return a map per method of what the clients of a device class trained: rounds across, groups down.
 
-    Only the map of the chosen method is shown.
+    Only the map of the chosen method is visible.
     """
     tables = [shares for method in results.methods for shares in method.coverage.values()]
     rounds = max((len(shares) for shares in tables), default=0)
@@ -273,7 +274,7 @@ def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
     names = [*results.groups, *(f"group {index}" for index in range(named, groups))]
     maps = [
         _heatmap(
-            # Three decimals: a colour cannot show more, and the page stays small.
+            # Three decimals: colours cannot show more, and the page stays small.
             pd.DataFrame(shares, dtype=float)
             .reindex(index=range(rounds), columns=range(groups))
             .round(3)
@@ -303,7 +304,7 @@ def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
 
 
 def label_split(results: Results) -> Figure | None:
-    """Return how the classes are spread over the clients: clients down, classes across, examples as colour."""
+    """Return the number of examples by client (down) and class (across) as a map."""
     if not results.labels or not results.labels[0]:
         return None
     held = pd.DataFrame(results.labels)
@@ -323,7 +324,7 @@ def label_split(results: Results) -> Figure | None:
 
 
 def _heatmap(cells: pd.DataFrame, position: int, **more: object) -> Json:
-    """Return a map in the colour of a method; what is not known is empty."""
+    """Return a map in the colour of a method; unknown cells are empty."""
     rows, columns = cells.shape
     return {
         "type": "heatmap",
@@ -338,7 +339,7 @@ def _heatmap(cells: pd.DataFrame, position: int, **more: object) -> Json:
 
 
 def _row_names(names: Sequence[str]) -> dict[str, object]:
-    """Return an axis of rows from above."""
+    """Return a vertical axis of rows, from top to bottom."""
     ticks = row_ticks(names)
     return {
         "tickvals": [row for row, _ in ticks],

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: bytes, seconds, ratios and shares as short text."""
+"""Formatting of numbers for readers: bytes, seconds, ratios and shares as short text."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 MISSING = "\N{EN DASH}"
-"""Stands where a value is unknown."""
+"""Text for an unknown value."""
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-"""Stands behind a ratio."""
+"""Text after a ratio."""
 
 _ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 _DIGITS = "0123456789"
@@ -36,7 +36,7 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit for an axis: its name, and how many seconds or bytes it holds."""
+    """A unit for an axis: its name and its size in seconds or bytes."""
 
     name: str
     size: float
@@ -49,10 +49,10 @@ _TIME_UNITS = (Unit("s", 1), Unit("min", _MINUTE), Unit("h", _HOUR), Unit("d", _
 
 
 def _significant(value: float, digits: int = 3) -> str:
-    """Write ``value`` with so many significant digits and never with an exponent."""
+    """Format ``value`` with ``digits`` significant digits, never with an exponent."""
     if value == 0:
         return "0"
-    # Rounded first: 9.999 is 10.0 and not 10.00.
+    # Round first: 9.999 must become 10.0, not 10.00.
     rounded = float(f"{value:.{digits - 1}e}")
     decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
     return f"{value:.{min(max(decimals, 0), 6)}f}"
@@ -64,13 +64,13 @@ def byte_unit(largest: float) -> Unit:
     >>> byte_unit(2_500_000).name
     'MB'
     """
-    # 999.5 and not 1000, so that no value is rounded up to "1000 kB".
+    # 999.5 instead of 1000, so that no value is rounded up to "1000 kB".
     fitting = [unit for unit in _BYTE_UNITS if largest >= 0.9995 * unit.size]
     return fitting[-1] if fitting else _BYTE_UNITS[0]
 
 
 def time_unit(largest: float) -> Unit:
-    """Return the unit for a time axis which ends at ``largest`` seconds.
+    """Return the unit for a time axis that ends at ``largest`` seconds.
 
     >>> [time_unit(seconds).name for seconds in (90, 900, 20_000, 400_000)]
     ['s', 'min', 'h', 'd']
@@ -81,7 +81,7 @@ def time_unit(largest: float) -> Unit:
 
 
 def bytes_text(count: float | None) -> str:
-    """Write a number of bytes in decimal units with three digits.
+    """Format a number of bytes in decimal units with three digits.
 
     >>> bytes_text(123), bytes_text(1_234_567), bytes_text(None) == MISSING
     ('123 B', '1.23 MB', True)
@@ -94,7 +94,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """Write a duration in its two largest units, or in seconds with three digits below a minute.
+    """Format a duration in its two largest units, or in seconds with three digits below a minute.
 
     >>> seconds_text(0.25), seconds_text(12.34), seconds_text(812), seconds_text(7500)
     ('0.250 s', '12.3 s', '13 min 32 s', '2 h 05 min')
@@ -114,7 +114,7 @@ def seconds_text(seconds: float | None) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    r"""Write how many times, with three digits and a multiplication sign.
+    r"""Format a ratio with three digits and a multiplication sign.
 
     >>> ratio_text(2.058) == "2.06\N{MULTIPLICATION SIGN}", ratio_text(None) == MISSING
     (True, True)
@@ -123,7 +123,7 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def factor_text(factor: float | None) -> str:
-    r"""Write a factor from a setting as short as it can be: no zeros behind the point.
+    r"""Format a factor from a setting as briefly as possible, without trailing zeros.
 
     >>> factor_text(12.0) == "12\N{MULTIPLICATION SIGN}", factor_text(2.5)[:-1]
     (True, '2.5')
@@ -135,7 +135,7 @@ def factor_text(factor: float | None) -> str:
 
 
 def joules_text(joules: float | None) -> str:
-    """Write an energy in J or kJ with three digits.
+    """Format an energy in J or kJ with three digits.
 
     >>> joules_text(0.5), joules_text(12.34), joules_text(7500)
     ('0.500 J', '12.3 J', '7.50 kJ')
@@ -147,7 +147,7 @@ def joules_text(joules: float | None) -> str:
 
 
 def percent_text(share: float | None) -> str:
-    """Write a share of one as percent, with a decimal where it is below ten percent.
+    """Format a share of one as percent, with one decimal below ten percent.
 
     >>> percent_text(0.384), percent_text(0.0123), percent_text(1)
     ('38 %', '1.2 %', '100 %')
@@ -159,7 +159,7 @@ def percent_text(share: float | None) -> str:
 
 
 def accuracy_text(mean: float | None, deviation: float | None = None) -> str:
-    """Write an accuracy as percent, with its standard deviation in points where there is one.
+    """Format an accuracy as percent, with its standard deviation in percentage points if given.
 
     >>> accuracy_text(0.9512, 0.0104), accuracy_text(0.5)
     ('95.1 % ± 1.0', '50.0 %')
@@ -171,7 +171,7 @@ def accuracy_text(mean: float | None, deviation: float | None = None) -> str:
 
 
 def spans_text(numbers: Iterable[int], most: int = 6) -> str:
-    """Write whole numbers as spans, or the first, the last and how many where there are many spans.
+    """Format integers as spans; if there are many spans, only their count, the first and the last number.
 
     >>> spans_text([3, 1, 2, 7]) == f"1{MISSING}3, 7", spans_text(range(1, 40, 2))
     (True, '20 from 1 to 39')
@@ -190,7 +190,7 @@ def spans_text(numbers: Iterable[int], most: int = 6) -> str:
 
 
 def abbreviated(name: str, width: int = 14) -> str:
-    """Shorten a long dotted name: outer parts to a letter and their number, then the middle.
+    """Shorten a long dotted name: first reduce outer parts to a letter and their number, then cut the middle.
 
     >>> abbreviated("layer4.0.conv1")
     'layer4.0.conv1'
@@ -205,11 +205,11 @@ def abbreviated(name: str, width: int = 14) -> str:
     short = ".".join([*(_initial(part) for part in outer), last])
     if len(short) <= width:
         return short
-    # The end, which tells layers apart, keeps more letters than the beginning.
+    # The end, which distinguishes layers, keeps more letters than the beginning.
     head = (width - 1) // 3
     return f"{short[:head]}{_ELLIPSIS}{short[head + 1 - width :]}"
 
 
 def _initial(part: str) -> str:
-    """Return the first letter and the number at the end."""
+    """Return the first letter of a part, and the number at its end."""
     return part[:1] + part[1:][len(part[1:].rstrip(_DIGITS)) :]

@@ -72,7 +72,7 @@ _TABLES = (
         "measured all groups.",
     ),
 )  # fmt: skip
-"""Id, title, table and guide of sections that are there where the table is."""
+"""Id, title, table and guide of sections that only exist if their table does."""
 
 
 def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> Path:
@@ -81,20 +81,20 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
     Parameters
     ----------
     summary : mapping
-        What ``fl-elastic simulate`` writes as ``summary.json``. Only ``methods`` must be there.
+        Content of the ``summary.json`` that ``fl-elastic simulate`` writes. Only ``methods`` is required.
     path : path-like
-        The file to write. It is replaced in one step, so that a reader never sees half a page.
+        The file to write. It is replaced atomically, so that a reader never sees half a page.
 
     Returns
     -------
     Path
-        Where the page is.
+        Path of the page.
 
     Raises
     ------
     ElasticError
-        If plotly or jinja2 is not installed, the summary has no method or a part of a wrong type,
-        or the file cannot be written.
+        If plotly or jinja2 is not installed, the summary has no method or a part of a wrong type, or the file
+        cannot be written.
     """
     results = read_summary(summary)
     seeds = {"seeds": ", ".join(map(str, results.seeds))} if results.seeds else {}
@@ -169,16 +169,16 @@ def _setting_in_full(results: Results) -> list[Section]:
 
 
 def _drawn(results: Results, name: str, title: str, guide: str, drawn: Figure | None) -> Section:
-    """Return a section with a figure and its legend, or with a note where there is no figure."""
+    """Return a section with a figure and its legend, or with a note if there is no figure."""
     if drawn is None:
         return Section(name, title, guide=_NOTHING)
     return Section(name, title, guide, drawn, [method.name for method in results.methods])
 
 
 def _coverage(results: Results) -> Section:
-    """Return the maps of coverage, a panel per device class, with a choice per method that has any.
+    """Return the maps of coverage: one panel per device class, one choice per method with coverage.
 
-    The method shown first is the last one that is not ``full``, if there is one.
+    The method shown first is the last one other than ``full``, if there is one.
     """
     title = "What each device class trained"
     covered = {i: m.name for i, m in enumerate(results.methods) if any(m.coverage.values())}
@@ -203,7 +203,7 @@ def _coverage(results: Results) -> Section:
 
 
 def _setting(results: Results) -> str:
-    """Return one sentence made of the parts that the summary knows."""
+    """Return a sentence about the setting, from the parts that the summary knows."""
     clients = results.clients or sum(device.count or 0 for device in results.devices)
     who = _counted(clients, "client") if clients else "Clients"
     classes = len(results.devices)

@@ -1,4 +1,4 @@
-"""One fixed colour per method, safe for colour-blind readers on light and on dark ground."""
+"""One fixed colour per method, distinguishable for colour-blind readers on a light and a dark background."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 __all__ = ["COLOURS", "EMPTY", "Ink", "ink"]
 
 COLOURS = ("#8592a0", "#2478c8", "#d9730f", "#9430f0", "#cc0066", "#9f6e3c")
-"""Grey for the reference, then hues that stay apart also for dichromats.
+"""Grey for the reference, then hues that dichromats can also distinguish.
 
-Found by search: each keeps a contrast of at least 3:1 with both grounds of the page (WCAG 2.1,
-criterion 1.4.11), and any two lie at least 20 apart in CIE Lab as seen with protanopia,
+Found by search: each has a contrast of at least 3:1 with both backgrounds of the page (WCAG 2.1,
+criterion 1.4.11), and any two are at least 20 apart in CIE Lab as seen with protanopia,
 deuteranopia or tritanopia (Machado, Oliveira, Fernandes 2009).
 """
 
 EMPTY = "rgba(133,146,160,0.15)"
-"""Where a map shows nothing; it lets a light and a dark ground through."""
+"""Colour of empty cells of a map; a light or a dark background shows through."""
 
 _DASHES = ("solid", "dash", "dashdot")
 
 
 @dataclass(frozen=True)
 class Ink:
-    """How one method is drawn everywhere on the page."""
+    """Drawing style of one method, the same everywhere on the page."""
 
     colour: str
     dash: str
@@ -38,10 +38,9 @@ class Ink:
 
 
 def ink(position: int) -> Ink:
-    """Return the ink of the method at this position.
+    """Return the style of the method at this position.
 
-    Beyond the colours, which then come again, lines are dashed and bars
-    hatched.
+    When all colours are used, they repeat with dashed lines and hatched bars.
 
     >>> ink(0).dash, ink(len(COLOURS)) == Ink(COLOURS[0], "dash")
     ('solid', True)

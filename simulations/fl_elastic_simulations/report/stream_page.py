@@ -1,4 +1,4 @@
-"""How a stream went, as one HTML file of drawings without a script: a device has no memory for plotly."""
+"""The course of a stream, as one HTML file of drawings without script: a device has no memory for plotly."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Drawing", "stream_sections", "write_stream_page"]
 _UNLABELLED = "none"
 _MOST_GROUPS = 60
 _RIGHT, _TOP, _BOTTOM = 12, 10, 30
-# Paler where the colours come again.
+# Opacity of fills; paler when the colours repeat.
 _FILLS = {"solid": 0.8, "dash": 0.45, "dashdot": 0.2}
 
 
 def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
-    """Write the page of a summary that `fl_elastic.streaming.summary.stream_summary` made."""
+    """Write the page of a summary from `fl_elastic.streaming.summary.stream_summary`."""
     refused = sum(summary["refused"].values())
     latest = summary["prequential_accuracy"]
     setting = "; ".join(
@@ -36,7 +36,7 @@ def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
             f"a store of {bytes_text(summary['store_bytes'])}",
         ]
     )
-    # Beside the state, on a device: its disk is small, and wears out.
+    # Written beside the state on a device, whose disk is small and wears out.
     return write_document(
         path, "stream", still=True, title="A stream", sections=stream_sections(summary),
         facts=summary["environment"], setting=f"{setting}.",
@@ -44,7 +44,7 @@ def write_stream_page(summary: Mapping[str, Any], path: Path) -> Path:
 
 
 def stream_sections(summary: Mapping[str, Any]) -> list[Section]:
-    """Return the drawings of a summary: accuracy with drifts, what was trained when, the store by class."""
+    """Return the drawings of a summary: accuracy with drifts, trained parts over time, the store by class."""
     points = summary["points"]
     if not points:
         nothing = "No label has come yet: there is nothing to draw."
@@ -71,30 +71,30 @@ def stream_sections(summary: Mapping[str, Any]) -> list[Section]:
 
 
 def _place(label: str) -> tuple[bool, int]:
-    """Return where a label comes: first those without one, then classes by their number."""
+    """Return the sort key of a label: samples without a label first, then classes by number."""
     return (False, 0) if label == _UNLABELLED else (True, int(label))
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Where everything lies of a drawing along a stream that is `WIDTH` wide.
+    """A drawing along a stream, `WIDTH` wide, and the positions of its parts.
 
     Parameters
     ----------
     height, left : float
-        Of the drawing, and where its horizontal axis begins.
+        Height of the drawing, and left end of its horizontal axis.
     end, low, high : float
-        Labelled samples at the right edge, and values at the lower and the upper one.
+        Labelled samples at the right edge, and values at the lower and the upper edge.
     rows : sequence of (float, str)
-        Values of the vertical axis that have a text.
+        Values of the vertical axis with a label, and the labels.
     up : str
         Title of the vertical axis.
     dashed : sequence of float
-        Samples at which a vertical line stands.
+        Samples at which vertical lines are drawn.
     lines : sequence of (points, str, str, str)
-        Samples and values, colour, fill or nothing, name.
+        Points as samples and values, colour, fill (may be empty), name.
     blocks : sequence of (float, float, int, str, str)
-        From sample, to sample, row, colour, name.
+        First sample, last sample, row, colour, name.
     """
 
     height: float
@@ -109,17 +109,17 @@ class Drawing:
     blocks: Sequence[tuple[float, float, int, str, str]] = ()
 
     def x(self, at: float) -> float:
-        """Return where so many samples lie."""
+        """Return the horizontal position of a number of samples."""
         return round(self.left + at / self.end * (WIDTH - self.left - _RIGHT), 1)
 
     def y(self, value: float) -> float:
-        """Return where a value lies."""
+        """Return the vertical position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return round(self.height - _BOTTOM - share * (self.height - _BOTTOM - _TOP), 1)
 
     @property
     def columns(self) -> list[float]:
-        """Samples below which their number stands."""
+        """Numbers of samples that are labelled on the horizontal axis."""
         return [self.end * part / 4 for part in range(5)]
 
 
@@ -132,7 +132,7 @@ def _accuracy(points: Sequence[Mapping[str, Any]], drifts: Sequence[float]) -> D
 
 
 def _stacked(at: Sequence[float], names: Sequence[str], counts: NDArray[np.int64]) -> Drawing:
-    """Return counts along a stream, one on top of the other."""
+    """Return counts along a stream, stacked on top of each other."""
     tops = counts.cumsum(axis=0)
     lines = []
     for place, name in enumerate(names):
@@ -146,8 +146,8 @@ def _stacked(at: Sequence[float], names: Sequence[str], counts: NDArray[np.int64
 
 
 def _trained(summary: Mapping[str, Any], end: float) -> Drawing:
-    """Return a map: a row for each group, and at each adaptation a block for every row that was trained."""
-    # A row for each of a hundred parts would be lines only: neighbours share one.
+    """Return a map with a row for each group, and at each adaptation a block in every row that was trained."""
+    # With more than a hundred rows there would only be lines, so neighbouring groups share a row.
     together = -(-len(summary["groups"]) // _MOST_GROUPS)
     names, adapted = summary["groups"][::together], summary["adapted"]
     width = 0.8 * end / max(len(adapted), 1)

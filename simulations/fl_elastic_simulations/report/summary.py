@@ -1,6 +1,6 @@
-"""A summary as frozen values, checked once; what is missing is ``None`` or empty.
+"""A summary as frozen values, checked once; missing values are ``None`` or empty.
 
-Fields have the names that they have in ``summary.json``.
+Fields have the names of ``summary.json``.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _Part(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _known(cls, value: Any) -> Any:
-        """Leave out what is None, so that it is as if it were missing."""
+        """Remove entries that are None, so that they count as missing."""
         if not isinstance(value, Mapping):
             raise ValueError("not a mapping")
         return {str(key): each for key, each in value.items() if each is not None}
 
 
 class Point(_Part):
-    """The global model after one round of one seed; seconds, bytes and features count from the start."""
+    """The global model after one round of one seed; seconds, bytes and features are totals since the start."""
 
     seed: Whole = 0
     round: Whole
@@ -83,7 +83,7 @@ class Point(_Part):
 
 
 class Cut(_Part):
-    """Since when the fleet's cut of one seed lay where; the group is empty for no cut."""
+    """A position of the fleet's cut in one seed, and since when; the group is empty for no cut."""
 
     seed: Whole = 0
     simulated_seconds: Number = None
@@ -103,12 +103,12 @@ class DeviceClass(_Part):
 
     @property
     def shown(self) -> str:
-        """What a reader knows it by."""
+        """Name of the class for readers."""
         return self.label or self.device
 
 
 class DeviceResult(_Part):
-    """What a method asked of a device class, and what that took."""
+    """Requested speed-up of a method on a device class, and its results."""
 
     requested_speedup: Number = None
     achieved_speedup: Number = None
@@ -117,7 +117,7 @@ class DeviceResult(_Part):
 
 
 class Rejections(_Part):
-    """How many updates were left out of one round of one seed for the same reason."""
+    """Number of updates that were not merged in one round of one seed for the same reason."""
 
     seed: Whole = 0
     round: Whole
@@ -126,7 +126,7 @@ class Rejections(_Part):
 
 
 class Client(_Part):
-    """What a client spent under a method, and how good the last model is for its own classes; means over seeds."""
+    """Costs of a client under a method, and accuracy of the last model on its own classes; means over seeds."""
 
     device: Text = ""
     examples: Number = None
@@ -137,7 +137,7 @@ class Client(_Part):
 
 
 class GroupCost(_Part):
-    """What one tensor group costs on the measuring host."""
+    """Costs of one tensor group on the measuring host."""
 
     group: Text = ""
     weights: Count = None
@@ -146,9 +146,9 @@ class GroupCost(_Part):
 
 
 class Method(_Part):
-    """What one method reached and spent; ``coverage`` is rounds x groups per device class.
+    """Results and costs of one method; ``coverage`` is rounds x groups per device class.
 
-    Features are those at the fleet's cut, of examples that came back and of others.
+    Features are counted at the fleet's cut, by examples: those that were found kept, and those that were computed.
     """
 
     name: str
@@ -186,7 +186,7 @@ class Results(_Part):
     clients: Count = None
     rounds: Count = None
     seeds: tuple[Whole, ...] = ()
-    # Whoever does not say that the clock was real has computed the times.
+    # Times are simulated unless the summary says that the clock was real.
     simulated: bool = True
     target_accuracy: Number = None
     target_rule: Text = ""
@@ -204,25 +204,25 @@ class Results(_Part):
 
     @property
     def clock(self) -> str:
-        """What its times are."""
+        """Name of the times for readers."""
         return "simulated time" if self.simulated else "time"
 
 
 def read_summary(summary: Mapping[str, object]) -> Results:
     """Check a summary and return it as frozen values.
 
-    Only ``methods`` must be there; every other part may be missing. Device classes that only a method names are
+    Only ``methods`` is required; every other part may be missing. Device classes that only a method names are
     added.
 
     Parameters
     ----------
     summary : mapping
-        What ``fl-elastic simulate`` writes as ``summary.json``.
+        Content of the ``summary.json`` that ``fl-elastic simulate`` writes.
 
     Raises
     ------
     ElasticError
-        If there is no method, or a part has another type than it must have.
+        If there is no method, or a part has a wrong type.
     """
     given = summary.get("methods") if isinstance(summary, Mapping) else None
     if isinstance(summary, Mapping) and not given:

@@ -41,16 +41,16 @@ __all__ = [
     "target_sentence",
 ]
 
-# Of an accuracy: what is above the largest class's share by no more is above it by chance.
+# An accuracy that exceeds the largest class's share by no more than this does so by chance.
 _NO_BETTER = 0.005
 
 
 def results_grid(results: Results) -> Grid:
     """Return one row per method, compared with the first method.
 
-    The speed-up is that of the time to the target. Where the first method never reached it, there
-    is nothing to divide, and the whole column compares the total time instead and says so. A method that is no
-    better than the largest class's share has learned nothing: it has no speed-up, and nothing has one over it.
+    The speed-up is that of the time to the target. If the first method never reached the target, the whole column
+    compares the total time instead, and its heading says so. A method that is no better than the largest class's
+    share has learned nothing: no speed-up is given for it, or relative to it.
     """
     first = results.methods[0]
     nothing = set(_learned_nothing(results))
@@ -68,7 +68,7 @@ def results_grid(results: Results) -> Grid:
         "Downlink",
         *(("Rejected updates",) if rejected else ()),
     )
-    # The spread of a single seed is zero and means nothing.
+    # The standard deviation of a single seed is meaningless.
     spread = len(results.seeds) != 1
     never = MISSING if results.target_accuracy is None else "not reached"
     rows = tuple(
@@ -95,16 +95,16 @@ def results_table(summary: Mapping[str, object]) -> Table:
     Parameters
     ----------
     summary : mapping
-        What ``fl-elastic simulate`` writes as ``summary.json``.
+        Content of the ``summary.json`` that ``fl-elastic simulate`` writes.
 
     Raises
     ------
     ElasticError
-        If the summary has no method, or a part has another type than it must have.
+        If the summary has no method, or a part has a wrong type.
     """
     results = read_summary(summary)
     grid = results_grid(results)
-    # Text, not str: a name such as "[red]" is a name and no markup.
+    # Text instead of str: a name such as "[red]" must not be taken for markup.
     table = Table(
         title=Text(results.title),
         caption=Text(target_sentence(results)),
@@ -117,18 +117,18 @@ def results_table(summary: Mapping[str, object]) -> Table:
         table.add_column(
             Text(heading),
             justify="left" if index == 0 else "right",
-            # Words of a heading are never cut, however narrow the terminal.
+            # Never cut the words of a heading, however narrow the terminal is.
             min_width=max(map(len, heading.split())),
         )
     for name, *cells in grid.rows:
-        # Spread and percentage on a second line: seven columns then fit eighty characters.
+        # Deviation and percentage go to a second line, so that seven columns fit eighty characters.
         shown = (cell.replace(" (", "\n(").replace(" ±", "\n±") for cell in cells)
         table.add_row(Text(name), *map(Text, shown))
     return table
 
 
 def target_sentence(results: Results) -> str:
-    """Say what the target is and what the percentages refer to."""
+    """Return a sentence that states the target and the reference of the percentages."""
     rule = f" ({results.target_rule})" if results.target_rule else ""
     target = (
         "No target accuracy was set."
@@ -146,7 +146,7 @@ def target_sentence(results: Results) -> str:
 
 
 def _learned_nothing(results: Results) -> list[str]:
-    """Return the names of methods whose model is no better than one that always says the largest class."""
+    """Return the names of methods whose model is no better than always predicting the largest class."""
     share = results.largest_class
     return [
         method.name
@@ -158,7 +158,7 @@ def _learned_nothing(results: Results) -> list[str]:
 
 
 def cuts_grid(results: Results) -> Grid | None:
-    """Return a row for each place where the fleet's cut came to lie; None where no method has one."""
+    """Return one row per position of the fleet's cut; None if no method has a cut."""
     rows = []
     for method in results.methods:
         met = method.features_found + method.features_computed
@@ -178,7 +178,7 @@ def cuts_grid(results: Results) -> Grid | None:
 
 
 def rejections_grid(results: Results) -> Grid | None:
-    """Return a row per method and reason for which updates were left out; None where none was."""
+    """Return one row per method and reason for not merging updates; None if all were merged."""
     rows = []
     for method in results.methods:
         left_out = pd.DataFrame([each.model_dump() for each in method.rejections])
@@ -197,7 +197,7 @@ def rejections_grid(results: Results) -> Grid | None:
 
 
 def memory_grid(results: Results) -> Grid | None:
-    """Return a row per device class: its memory limit, and the largest step of each method; or None."""
+    """Return one row per device class: its memory limit and the largest step of each method; None if unknown."""
     return _by_class(
         results,
         "Limit",
@@ -208,7 +208,7 @@ def memory_grid(results: Results) -> Grid | None:
 
 
 def energy_grid(results: Results) -> Grid | None:
-    """Return a row per device class whose power is given: watts, and joules of a round under each method."""
+    """Return one row per device class with known power: watts, and joules of a round under each method."""
     return _by_class(
         results,
         "Power",
@@ -225,7 +225,7 @@ def _by_class(
     figure: Callable[[DeviceResult], float | None],
     written: Callable[[float | None], str],
 ) -> Grid | None:
-    """Return the classes of which any method knows something, a column per method after what is given."""
+    """Return the classes for which any method has a value: the given column, then one column per method."""
     rows = []
     for device in results.devices:
         found = [figure(m.devices.get(device.device, DeviceResult())) for m in results.methods]
@@ -236,7 +236,7 @@ def _by_class(
 
 
 def spread_grid(results: Results) -> Grid | None:
-    """Return a row per method: how good its last model is for the worst client and the tenth percentile."""
+    """Return one row per method: accuracy of its last model for the worst client and the tenth percentile."""
     rows = tuple(
         (
             method.name,
@@ -254,7 +254,7 @@ def spread_grid(results: Results) -> Grid | None:
 
 
 def clients_grid(results: Results) -> Grid | None:
-    """Return a row per client: its data, and under each method accuracy, rounds, busy time and bytes sent."""
+    """Return one row per client: its data, and under each method accuracy, rounds, busy time and bytes sent."""
     methods = [method for method in results.methods if method.clients]
     if not methods:
         return None
@@ -284,9 +284,9 @@ def _spent(method: Method, index: int) -> list[str]:
 
 
 def costs_grid(results: Results) -> Grid | None:
-    """Return a row per tensor group, the one next to the loss first: weights, milliseconds, importance.
+    """Return one row per tensor group, starting next to the loss: weights, milliseconds, importance.
 
-    Importance has a column for each method whose clients know it.
+    Importance has one column for each method whose clients know it.
     """
     methods = [method for method in results.methods if method.importance]
     rows = tuple(

@@ -1,4 +1,4 @@
-"""What is trained, by whom and how: one file in TOML."""
+"""The definition of a simulated federation: data, model, training, fleet and methods, in one TOML file."""
 
 from __future__ import annotations
 

@@ -9,17 +9,17 @@ from typing import Any
 
 __all__ = ["apply_overrides", "parse_value"]
 
-# Given as one bare value they are still lists: methods=full, seeds=0.
+# These keys are lists even if a single bare value is given: methods=full, seeds=0.
 _LISTS = ("methods", "seeds")
 
 
 def parse_value(text: str) -> Any:
-    """Read a value as TOML, or else as a bare word or a list separated by commas.
+    """Read a value as TOML, or otherwise as a bare word or a list separated by commas.
 
     Parameters
     ----------
     text : str
-        What stands behind the equals sign.
+        Text after the equals sign.
 
     Examples
     --------
@@ -47,10 +47,10 @@ def apply_overrides(
     table : dict
         The scenario as read from its file.
     overrides : iterable of str
-        Each ``key=value``; the key is dotted, entries of a list by number (``fleet.0.count=3``).
-        Whether a key means anything is found out by the checks that follow.
+        Each ``key=value``; the key is dotted, with entries of a list by number (``fleet.0.count=3``). Later checks
+        find unknown keys.
     problems : list of str
-        Where overrides that cannot be applied are noted.
+        List to which overrides that cannot be applied are added.
 
     Examples
     --------

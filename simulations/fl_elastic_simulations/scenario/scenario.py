@@ -57,12 +57,12 @@ class Scenario:
     title : str
         Headline of the report.
     seeds : tuple of int
-        Each method is run once for each.
+        Seeds; each method runs once per seed.
     methods : tuple of MethodSection
-        In the order in which they run.
+        Methods in the order in which they run.
     data, model, training, fleet, target, deadline
-        The sections of the file; ``target`` is ``None`` where nothing is said about it and no
-        method is called ``full``, ``deadline`` where there is none.
+        Sections of the file. ``target`` is ``None`` if it is not given and no method is called ``full``;
+        ``deadline`` is ``None`` if it is not given.
 
     Examples
     --------
@@ -100,8 +100,8 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            If the file cannot be read, with the line number where it is not TOML; or with a list
-            of everything that is wrong with it.
+            If the file cannot be read, is not TOML (the message names the line), or is invalid (the message lists
+            all problems).
         """
         path = Path(path)
         try:
@@ -116,7 +116,7 @@ class Scenario:
             raise ScenarioError(f"{path} is not valid TOML: {error}") from None
         except RecursionError:
             raise ScenarioError(f"{path} is nested too deeply: no scenario is") from None
-        # A node is sent its scenario as it is, and does not load how it is changed.
+        # Imported here: a node gets its finished scenario and does not need overrides.
         from fl_elastic_simulations.scenario.overrides import apply_overrides
 
         problems: list[str] = []
@@ -128,7 +128,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, text: str) -> Scenario:
-        """Read what :meth:`to_json` wrote; it is checked like a file.
+        """Read the text of :meth:`to_json`; it is checked like a file.
 
         Parameters
         ----------
@@ -160,7 +160,7 @@ class Scenario:
 
     @cached_property
     def devices(self) -> Fleet:
-        """The fleet, with when each of its devices can be reached."""
+        """The fleet, including the availability of each device."""
         return Fleet(self.fleet)
 
     @property
@@ -224,13 +224,13 @@ def _method_names(names: tuple[str, ...]) -> None:
             raise ScenarioError(f"{name!r} is not made of letters, digits and . _ - only")
 
 
-# The widest seed that every random generator takes.
+# The largest seed that every random generator accepts.
 _Seed = Annotated[Whole, Ge(0), Le(2**32 - 1)]
 
 
 @dataclass(frozen=True)
 class _File:
-    """What a scenario's file may hold."""
+    """The allowed content of a scenario's file."""
 
     data: DataSection
     model: ModelSection
@@ -245,9 +245,9 @@ class _File:
 
 
 def _filled_in(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Return the table with sections that were left out, and as the policy of each method but peers its name.
+    """Return the table with missing sections added; a method without a peer gets its name as default policy.
 
-    Without a list of methods these are all that have a table.
+    Without a list of methods, all methods that have a table are run.
     """
     found = {"data": {}, "model": {}, "training": {}, "fleet": [], **table}
     given = table.get("method", {})
@@ -268,13 +268,13 @@ def _method(name: str, given: object, problems: list[str]) -> object:
     if "name" in given:
         problems.append(f"method.{name}.name: unknown key; its name is that of its table")
     budgeted = given.get("policy", name) != "full"
-    # A peer chooses by itself what to train.
+    # A peer does not use a policy.
     policy = name if given.get("peer") is None else "full"
     return {"policy": policy, "budgeted": budgeted, **given, "name": name}
 
 
 def _problems(source: str, problems: list[str]) -> ScenarioError:
-    """Return one error for all problems, on one line where there is only one."""
+    """Return one error for all problems, on one line if there is only one."""
     if len(problems) == 1:
         return ScenarioError(f"{source}: {problems[0]}")
     listed = "\n".join(f"  {problem}" for problem in problems)
@@ -291,7 +291,7 @@ def _target_problems(target: TargetSection | None, methods: Sequence[str]) -> li
 
 
 def _across(file: _File) -> list[str]:
-    """Return what is wrong only in combination."""
+    """Return problems of settings that are only invalid in combination."""
     problems = []
     data, training, deadline = file.data, file.training, file.deadline
     if deadline is not None and (deadline.seconds is None) == (deadline.quantile is None):

@@ -1,4 +1,4 @@
-"""The sections of a scenario file: what each may hold, its defaults and bounds."""
+"""The sections of a scenario file: their keys, defaults and bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Share = Annotated[Number, Ge(0), Lt(1)]
 
 @dataclass(frozen=True)
 class DataSection:
-    """``[data]``: which dataset, and how it is split over the clients.
+    """``[data]``: the dataset, and how it is split over the clients.
 
     Parameters
     ----------
@@ -38,17 +38,17 @@ class DataSection:
         ``iid``, ``dirichlet``, ``pathological`` or ``natural``, or ``module:callable``, see
         `data.own_partition.dealt`.
     alpha : float
-        Of a Dirichlet partition: small is skewed.
+        Parameter of a Dirichlet partition; small values give skewed classes.
     layout : str
-        ``independent`` of the devices' speed, or ``correlated``: the slow devices hold what nobody else has.
+        ``independent`` of the devices' speed, or ``correlated``: slow devices hold data that no others have.
     min_examples : int
-        Size of the smallest client.
+        Number of examples of the smallest client.
     train_limit, test_limit : int, optional
-        Use only so many examples, drawn at random: the files of some datasets are sorted by class.
+        Use only this many examples, drawn at random, since the files of some datasets are sorted by class.
     image_size : int, optional
         Height and width to which images are resized.
     classes_per_client : int
-        Of a pathological partition: how many classes each client has.
+        Number of classes of each client in a pathological partition.
     """
 
     dataset: Annotated[Text, approved(check_dataset_name)]
@@ -64,14 +64,14 @@ class DataSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """``[model]``: what is trained.
+    """``[model]``: the model to train.
 
     Parameters
     ----------
     name : str
         A registered or torchvision model, or ``module:callable``.
     weights : str, optional
-        File of pretrained weights in the data folder.
+        File of pretrained weights, relative to the data folder.
     """
 
     name: Annotated[Text, approved(check_model_name)]
@@ -85,22 +85,23 @@ class TrainingSection:
     Parameters
     ----------
     rounds, local_epochs, batch_size : int
-        Rounds of the federation, passes over the local data in each, examples per step.
+        Rounds of the federation, passes over the local data per round, examples per step.
     simulated_seconds : float, optional
-        The run ends with the round that reaches so much simulated time.
+        Simulated time at which the run ends, after the current round.
     evaluate_every : int
-        The global model is tested every so many rounds, and at the end.
+        Number of rounds between two tests of the global model, which is also tested at the end.
     tests : int, optional
-        Instead, so many tests at equal intervals of ``simulated_seconds``: each of the newest model whose round had
-        ended by then, so that methods with short and with long rounds are tested alike.
+        If given, the number of tests at equal intervals of ``simulated_seconds`` instead. Each test is of the
+        newest model whose round had ended by then, so that methods with short and with long rounds are tested
+        alike.
     local_steps : int, optional
-        Every client takes so many steps in a round, however much data it has, instead of whole passes.
+        Number of steps of every client per round, however much data it has, instead of whole passes.
     optimizer : str
         ``sgd``, ``adam`` or ``adamw``.
     learning_rate, momentum, weight_decay : float
-        Of the optimizer; only ``sgd`` has a momentum.
+        Settings of the optimiser; only ``sgd`` has a momentum.
     client_fraction : float
-        Share of the clients that takes part in a round.
+        Share of the clients that take part in a round.
     """
 
     rounds: Count
@@ -119,15 +120,15 @@ class TrainingSection:
 
 @dataclass(frozen=True)
 class DeadlineSection:
-    """``[deadline]``: how long a round may take, from getting the model to having sent the update.
+    """``[deadline]``: the time limit of a round, from receiving the model to having sent the update.
 
     Parameters
     ----------
     seconds : float, optional
-        Simulated seconds.
+        Limit in simulated seconds.
     quantile : float, optional
-        Of the times in which the clients could train and send everything, without the fifth at either end: 0 is the
-        fastest of the others.
+        Limit as a quantile of the times in which the clients could train and send everything, without the fifth of
+        the clients at either end: 0 is the fastest of the others.
     """
 
     seconds: Annotated[Number, Gt(0)] | None = None
@@ -141,37 +142,37 @@ def _check_cut(cut: str) -> None:
 
 @dataclass(frozen=True)
 class MethodSection:
-    """``[method.NAME]``: one way to train the federation, to be compared with the others.
+    """``[method.NAME]``: one way to train the federation, compared with the others.
 
     Parameters
     ----------
     name : str
-        Its name in tables and plots.
+        Name of the method in tables and plots.
     policy, importance, rule, codec, server : str
-        Names in the registries of those plug-ins, which check them.
+        Names of registered plug-ins; the registries check them.
     downlink_codec : str
-        How the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
+        Codec in which the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
     budgeted : bool
         Whether the clients' budgets apply.
     peer : str, optional
-        Registered method of `fl_elastic_simulations.peers` that trains in place of the policy, merged as its
-        paper says.
+        Registered method of `fl_elastic_simulations.peers` that trains instead of the policy; its updates are
+        merged as in its paper.
     stragglers : str
-        With a deadline: ``fit`` plans each client's round to it, ``wait`` waits for everyone, ``drop`` leaves out
-        who would be late.
+        With a deadline: ``fit`` plans each client's round to meet it, ``wait`` waits for all clients, ``drop``
+        leaves out clients that would be late.
     weighting : str, optional
-        ``examples`` or ``uniform``; the peer's, or examples.
+        ``examples`` or ``uniform``; by default that of the peer, or ``examples``.
     normalise_steps : bool
-        Divide each change by the client's steps (FedNova, per tensor).
+        Whether to divide each change by the client's steps (FedNova, per tensor).
     server_optimizer : str, optional
-        Registered lazy server optimiser, at ``server_rate``.
+        Registered lazy server optimiser, with learning rate ``server_rate``.
     server_rate : float, optional
-        Its learning rate.
+        Learning rate of the server optimiser.
     average : float
-        Decay of the mean of the global models that is tested, as in `fl_elastic.aggregation.ModelAverage`; 0 tests
-        the newest model.
+        Decay of the average of global models that is tested, see `fl_elastic.aggregation.ModelAverage`; 0 tests the
+        newest model.
     proximal : float
-        Weight of FedProx's pull.
+        Weight of FedProx's proximal term.
     plan : str
         Who chooses what is trained: each client (``local``), the ``server`` for all, or nobody (``none``).
     deep_every : int
@@ -179,14 +180,15 @@ class MethodSection:
     inference_prefix : bool
         Whether the frozen prefix runs as inference.
     round_zero : str
-        ``none``, or ``closed_form``: before the first round the head is solved for from sums of all clients.
+        ``none``, or ``closed_form``: before the first round, the head is solved from sums of all clients.
     read : str
-        Where such a head reads: ``last``, ``auto`` or names of places, as `fl_elastic.flower.RoundConfig` has them.
+        Where such a head reads: ``last``, ``auto`` or names of places, as in `fl_elastic.flower.RoundConfig`.
     solve_every : int
-        Rounds between two heads in closed form, in which nobody trains it; 0 trains it after round zero.
+        Number of rounds from one head in closed form to the next; clients do not train the head. With 0 it is only
+        solved in round zero, and then trained.
     cut : str
-        ``none``, ``fixed:GROUP``, the deepest group, or module, that anybody trains, or ``moving``,
-        where the server finds it.
+        ``none``; ``fixed:GROUP`` for the deepest group or module that any client trains; or ``moving``, so that the
+        server finds it.
     keep_features : bool
         Whether clients keep the features at the cut from round to round.
     """
@@ -221,7 +223,7 @@ class MethodSection:
 
 @dataclass(frozen=True)
 class TargetSection:
-    """``[target]``: the accuracy whose time of arrival is compared.
+    """``[target]``: the accuracy for which methods' times to reach it are compared.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Unequal devices: what they are, what a round takes on them, and a layer around Flower's runtime that computes it.
+"""Unequal devices: their properties, the time of a round on them, and a layer around Flower that computes it.
 
 Names are loaded when they are first used, see `fl_elastic.lazy_names`.
 """

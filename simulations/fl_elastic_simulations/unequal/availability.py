@@ -1,4 +1,4 @@
-"""When a device can be reached: from a trace in a CSV file, or drawn for days and nights."""
+"""Availability of a device: from a trace in a CSV file, or drawn for days and nights."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fl_elastic.errors import ScenarioError
 __all__ = ["ALWAYS", "DAY", "Availability", "diurnal", "read_trace", "when_enough"]
 
 DAY = 86_400.0
-"""Seconds of a day."""
+"""Number of seconds of a day."""
 
 COLUMNS = ("client", "from", "to")
 
 
 @dataclass(frozen=True)
 class Availability:
-    """When a device can be reached.
+    """Times at which a device can be reached.
 
     Parameters
     ----------
     intervals : tuple of (float, float)
-        Simulated seconds from which, and before which; in order, none touching the next.
+        Simulated seconds from which on, and before which, it can be reached; in order, and none touching the next.
     period : float, optional
-        After so many seconds everything begins anew, as in the traces of FedScale (Lai et al., ICML 2022), whose
-        ``active``, ``inactive`` and ``finish_time`` are the beginnings, the ends and this.
+        Number of seconds after which the intervals repeat, as in the traces of FedScale (Lai et al., ICML 2022).
+        Its ``active`` and ``inactive`` are the beginnings and ends here, its ``finish_time`` is this.
 
     Raises
     ------
@@ -51,7 +51,7 @@ class Availability:
     period: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has no order."""
+        """Refuse intervals that are not in order."""
         last = -1.0
         for begins, ends in self.intervals:
             if not (0 <= begins < ends and begins > last):
@@ -68,7 +68,7 @@ class Availability:
     def of(
         cls, intervals: Iterable[tuple[float, float]], period: float | None = None
     ) -> Availability:
-        """Return it from intervals in any order, of which some may touch or overlap.
+        """Return the availability for intervals in any order, of which some may touch or overlap.
 
         >>> Availability.of([(5.0, 9.0), (0.0, 5.0)]).intervals
         ((0.0, 9.0),)
@@ -82,23 +82,23 @@ class Availability:
         return cls(tuple(joined), period)
 
     def there(self, time: float) -> bool:
-        """Whether the device can be reached at a time."""
+        """Return whether the device can be reached at a time."""
         _, within, place = self._place(time)
         return place >= 0 and within < self.intervals[place][1]
 
     def leaves(self, time: float) -> float:
-        """Return until when a device that is there stays; ``time`` itself where it is not."""
+        """Return until when an available device stays; ``time`` itself if it is away."""
         if not self.there(time):
             return time
         base, _, place = self._place(time)
         ends = self.intervals[place][1]
         if ends != self.period or self.intervals[0][0] > 0:
             return base + ends
-        # Who is there at the end of a period and at its beginning stays.
+        # A device that is there at the end of a period and at the beginning of the next one stays.
         return math.inf if self._always else base + self.period + self.intervals[0][1]
 
     def comes(self, time: float) -> float:
-        """Return from when on, not before a time, the device is there; infinity for never."""
+        """Return the first time, not before ``time``, at which the device is there; infinity if there is none."""
         if self.there(time):
             return time
         base, _, place = self._place(time)
@@ -109,7 +109,7 @@ class Availability:
         return base + self.period + self.intervals[0][0]
 
     def _place(self, time: float) -> tuple[float, float, int]:
-        """Return where the period began, the time in it, and the last interval that has begun by then, or -1."""
+        """Return the start of the period, the time within it, and the last interval begun by then, or -1."""
         base = 0.0 if self.period is None else self.period * math.floor(time / self.period)
         return base, time - base, bisect_right(self._begins, time - base) - 1
 
@@ -123,16 +123,16 @@ class Availability:
 
 
 ALWAYS = Availability(((0.0, math.inf),))
-"""Of a device that is never away."""
+"""Availability of a device that is never away."""
 
 
 def when_enough(devices: Sequence[Availability], time: float, count: int) -> float:
-    """Return from when on, not before a time, so many devices are there together.
+    """Return the first time, not before ``time``, at which ``count`` devices are there together.
 
     Raises
     ------
     ScenarioError
-        If that is never the case.
+        If there is no such time.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def when_enough(devices: Sequence[Availability], time: float, count: int) -> flo
     >>> when_enough([one, other], 0.0, 1), when_enough([one, other], 0.0, 2)
     (0.0, 3.0)
     """
-    # What repeats has been seen once two periods are over.
+    # After two periods, everything that repeats has been seen.
     end = time + 2 * max((each.period or 0.0 for each in devices), default=0.0)
     last = max(
         (ends for each in devices for _, ends in each.intervals if ends < math.inf), default=0.0
@@ -162,20 +162,20 @@ def when_enough(devices: Sequence[Availability], time: float, count: int) -> flo
 
 @lru_cache(maxsize=16)
 def read_trace(path: Path, period: float | None = None) -> dict[int, Availability]:
-    """Return when each client of a CSV file can be reached.
+    """Return the availability of each client in a CSV file.
 
     Parameters
     ----------
     path : Path
         A table with the columns ``client`` (its number in the fleet, from 0), ``from`` and ``to`` (seconds of
-        simulated time), a line for each time that it is there.
+        simulated time), and one line for each time that a client is there.
     period : float, optional
-        After so many seconds the trace begins anew.
+        Number of seconds after which the trace repeats.
 
     Raises
     ------
     ScenarioError
-        If the file cannot be read, with the number of the line.
+        If the file cannot be read or a line is invalid; the message names the line.
     """
     found: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     try:
@@ -222,26 +222,26 @@ def diurnal(
     days: int,
     seed: tuple[int, int],
 ) -> Availability:
-    """Draw when a device can be reached in so many days, which then repeat.
+    """Draw when a device can be reached within ``days`` days, which then repeat.
 
-    At hour h it is there with probability ``share * (1 + swing * cos(2 pi (h - peak_hour) / 24))``: stays have an
-    exponential length, and it comes back at the rate with which that share of devices is there. Bonawitz et al.
-    (2019) report four times as many devices at night as by day, which is a swing of 0.6.
+    At hour h it is there with probability ``share * (1 + swing * cos(2 pi (h - peak_hour) / 24))``. Stays have an
+    exponential length, and devices return at the rate that keeps this share. Bonawitz et al. (2019) report four
+    times as many devices at night as by day, which is a swing of 0.6.
 
     Parameters
     ----------
     share : float
-        Mean share of its time.
+        Mean share of the time at which the device is there.
     swing : float
-        From 0, always the same, to 1.
+        Strength of the daily variation, from 0 (none) to 1.
     peak_hour : float
-        When most devices are there; simulated time begins at midnight.
+        Hour at which most devices are there; simulated time begins at midnight.
     session_seconds : float
-        Mean length of a stay; the shares hold where it is short beside a day.
+        Mean length of a stay; the shares are exact only if it is short compared with a day.
     days : int
-        How many are drawn.
+        Number of days to draw.
     seed : tuple of (int, int)
-        Of the fleet, and the number of the device.
+        Seed of the fleet, and number of the device.
 
     Raises
     ------
@@ -271,5 +271,5 @@ def diurnal(
         time += random.exponential(1 / fastest)
         now = chance(time)
         there = random.random() < now / (1 - now) / session_seconds / fastest
-    # The last one may have come after the end.
+    # The last return may be after the end.
     return Availability.of([each for each in intervals if each[0] < each[1]], end)

@@ -1,9 +1,10 @@
-"""Simulated time: what a round would have taken on the devices, computed instead of waited for.
+"""Simulated time: the time that a round would take on the devices, computed instead of waited for.
 
-Simulated time is host seconds times the device's slowdown, plus bytes over bandwidth. Everything
-here is pure: the same costs give the same clock on any machine, and many clients can share a host.
-Scenarios (`fl_elastic_simulations.engine`) and anybody's Flower app (`UnequalGrid`) decide by these functions
-who is late, away or out of memory, and how long a round takes.
+Simulated time is host seconds times the device's slowdown, plus bytes over bandwidth. All functions here are pure:
+the same costs give the same clock on any machine, and many clients can share a host.
+
+Both scenarios (`fl_elastic_simulations.engine`) and other Flower apps (`UnequalGrid`) use these functions to decide
+which device is late, away or out of memory, and how long a round takes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = [
     "round_seconds",
 ]
 
-# A deadline is often computed from what it is compared with: the last digits decide nothing.
+# A deadline is often computed from the times that it is compared with: rounding must not decide.
 _TOLERANCE = 1e-3
 
 
@@ -57,21 +58,21 @@ class RoundCost:
 
     @property
     def total(self) -> float:
-        """The whole round of this client, one part after the other."""
+        """Seconds of this client's whole round, its parts one after the other."""
         return self.compute_seconds + self.uplink_seconds + self.downlink_seconds
 
 
 def round_cost(
     device: Device, *, host_seconds: float, uplink_bytes: float, downlink_bytes: float
 ) -> RoundCost:
-    """Translate what a round cost on the measuring host into what it costs on ``device``.
+    """Convert the cost of a round on the measuring host into its cost on ``device``.
 
     Parameters
     ----------
     device : Device
-        Where the round is supposed to run.
+        The device to simulate.
     host_seconds : float
-        Seconds of local training on the host that measured.
+        Seconds of local training on the measuring host.
     uplink_bytes, downlink_bytes : float
         Bytes to and from the server.
 
@@ -102,7 +103,7 @@ def round_cost(
 
 
 def in_time(seconds: float, deadline: float | None) -> bool:
-    """Whether what takes so many seconds keeps a deadline.
+    """Return whether work of this duration keeps a deadline; None is no deadline.
 
     >>> in_time(10.0, 10.0), in_time(10.1, 10.0), in_time(10.1, None)
     (True, False, True)
@@ -111,7 +112,7 @@ def in_time(seconds: float, deadline: float | None) -> bool:
 
 
 def fits_memory(needed_bytes: float, memory_bytes: float | None) -> bool:
-    """Whether a device has so much memory; None is no limit.
+    """Return whether a device has enough memory; None is no limit.
 
     >>> fits_memory(2e9, 1e9), fits_memory(2e9, None)
     (False, True)
@@ -131,13 +132,13 @@ def round_seconds(
     Parameters
     ----------
     arrivals : iterable of float
-        After how many seconds it heard of each client that it heard of in time.
+        Seconds after which the server hears of each client that answers in time.
     deadline : float, optional
-        How long it waits for the others.
+        Seconds for which it waits for the others.
     missing : bool
-        Whether there are any.
+        Whether there are others.
     told : float
-        When all clients had the model, those among them that then stayed out of the round.
+        Seconds after which all clients have received the model, including those that then stay out of the round.
 
     Examples
     --------
@@ -151,7 +152,7 @@ def round_seconds(
 
 
 class Outcome(StrEnum):
-    """What became of a message to a device."""
+    """Outcome of a message to a device."""
 
     ANSWERED = "answered"
     LATE = "late"
@@ -162,14 +163,14 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """When the server hears of a device to which it sent a message, and of what.
+    """When the server hears of a device to which it has sent a message, and the outcome.
 
     Parameters
     ----------
     arrival : float
-        Simulated time.
+        Simulated time at which it hears.
     outcome : Outcome
-        Whether a reply comes then, or what else the server learns. Who waits decides by `in_time` what is late.
+        Whether a reply arrives, or what the server learns instead. The receiver decides by `in_time` what is late.
     """
 
     arrival: float
@@ -185,26 +186,26 @@ def answer(
     peak_bytes: float = 0.0,
     memory_bytes: float | None = None,
 ) -> Answer:
-    """Return what becomes of a message to a device.
+    """Return when and how a device answers a message.
 
-    The device receives, computes and sends, one after the other, once it is done with what it was sent before. One
-    that goes away meanwhile does not go on later, and the server learns of it when it goes, as it does of a process
-    that wanted more memory than there is once it has received the message.
+    The device first completes earlier messages, then receives, computes and sends. If it goes away meanwhile, it
+    does not continue later, and the server learns this when it goes. If the message needs more memory than there
+    is, the server learns this when the device has received it.
 
     Parameters
     ----------
     sent : float
-        Simulated time.
+        Simulated time at which the message is sent.
     cost : RoundCost
-        What it takes there.
+        Cost of the message on the device.
     availability : Availability
         When the device can be reached.
     free : float
-        From when on it has nothing else to do.
+        Simulated time from which on the device is idle.
     peak_bytes : float
-        What it takes of memory.
+        Memory that the message needs.
     memory_bytes : float, optional
-        How much of that there is.
+        Memory of the device.
 
     Examples
     --------

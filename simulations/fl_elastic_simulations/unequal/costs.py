@@ -1,4 +1,4 @@
-"""What a message costs on the reference host: measured by its node, or as a fleet's table says."""
+"""Costs of a message on the reference host: measured by its node, or taken from a fleet's table."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _EXAMPLES = ("num-examples", "num_examples")
 
 @dataclass(frozen=True)
 class HostCost:
-    """What a message costs, before it is made that of a device.
+    """Costs of a message, before they are converted to a device.
 
     Parameters
     ----------
     seconds : float
-        Of one core of the reference host.
+        Seconds on one core of the reference host.
     downlink_bytes, uplink_bytes : float
-        Of the message and of its reply.
+        Bytes of the message and of its reply.
     peak_bytes : float
-        What handling it takes of memory.
+        Most memory in bytes that handling it takes.
     host : str
-        Machine and process that measured.
+        Machine and process that measured it.
     """
 
     seconds: float
@@ -40,16 +40,16 @@ class HostCost:
 
 
 CostOf = Callable[[Message, Message], HostCost]
-"""Returns what a message cost, from itself and its reply."""
+"""Returns the cost of a message, given the message and its reply."""
 
 
 def charged(measured: HostCost, table: Mapping[str, CostSection], reply: Message) -> HostCost:
-    """Return what a message costs: as a fleet's table says for its type, or as measured where it does not.
+    """Return the cost of a message: from the fleet's table for its type, or else as measured.
 
     Raises
     ------
     ScenarioError
-        If the table charges by examples, and the reply does not count them.
+        If the table charges by examples, and the reply does not report their number.
     """
     kind = reply.metadata.message_type
     given = table.get(kind, table.get(kind.partition(".")[0]))
@@ -73,7 +73,7 @@ def _examples(reply: Message) -> float:
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of all records, as Flower counts them, which refuses to count an empty text."""
+    """Return the bytes of all records by Flower's rules, including empty texts, which Flower refuses to count."""
     return sum(map(_record_size, content.values()))
 
 

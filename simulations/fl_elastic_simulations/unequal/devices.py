@@ -1,4 +1,4 @@
-"""The devices that a simulated fleet is made of, and where their figures come from."""
+"""The devices of which a simulated fleet consists, and the sources of their figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVERRIDABLE = (
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device: how slow it is, how much it holds, how fast it is connected.
+    """One kind of device: its speed, memory and bandwidth.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ class Device:
         Training step time relative to the host that measured (1.0); bigger is slower. The
         catalogue's reference is one core of a modern x86 server: a rough, relative figure.
     memory_bytes : int
-        Memory of the whole device, of which training gets what is left over.
+        Memory of the whole device; training gets what the system leaves over.
     uplink_bytes_per_second, downlink_bytes_per_second : float
         Bandwidth of the device's own link, to and from the server.
     source : str
-        Where each figure comes from, and which are estimates.
+        Source of each figure; estimates are marked as such.
 
     Raises
     ------
@@ -101,9 +101,8 @@ def device(name: str, **overrides: float | None) -> Device:
     name : str
         A name of the catalogue.
     **overrides : float or None
-        ``slowdown``, ``uplink_bytes_per_second`` or
-        ``downlink_bytes_per_second``; ``None`` keeps the catalogue's figure. What was replaced is
-        noted in ``source``.
+        ``slowdown``, ``uplink_bytes_per_second`` or ``downlink_bytes_per_second``; ``None`` keeps the catalogue's
+        figure. Replaced figures are noted in ``source``.
 
     Raises
     ------
@@ -141,15 +140,15 @@ pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
 def told_apart(
     devices: Sequence[Device], figures: Sequence[Mapping[str, float | str | None]]
 ) -> list[Device]:
-    """Return the devices, those of one name with what differs between them in name and label.
+    """Return the devices; to those with the same name, name and label get what distinguishes them.
 
     Parameters
     ----------
     devices : sequence of Device
-        Of the entries of a fleet.
+        Devices of the entries of a fleet.
     figures : sequence of mapping
-        What sets clients on each of them apart, by its name for readers, or a text that says all; None where it is
-        not limited. Entries that agree in everything are one class.
+        Distinguishing figures of each entry's clients, by their names for readers; a text is shown as it is, None
+        means no limit. Entries with equal figures are one class.
 
     Examples
     --------

@@ -30,7 +30,7 @@ Count = Annotated[Whole, Ge(1)]
 Positive = Annotated[Number, Gt(0)]
 NotNegative = Annotated[Number, Ge(0)]
 
-# Of a scenario's file, whose fleet can be read by itself.
+# Other keys of a scenario's file, from which the fleet alone can be read.
 _OF_A_SCENARIO = (
     "title", "seeds", "methods", "method", "data", "model", "training", "deadline", "target",
 )  # fmt: skip
@@ -38,16 +38,16 @@ _OF_A_SCENARIO = (
 
 @dataclass(frozen=True)
 class AvailabilitySection:
-    """``availability`` of an entry of a fleet: a trace, or what `availability.diurnal` draws by.
+    """``availability`` of an entry of a fleet: a trace, or parameters of `availability.diurnal`.
 
     Parameters
     ----------
     trace : str, optional
         A CSV file (`availability.read_trace`), beside the fleet's file.
     repeat_seconds : float, optional
-        After so many seconds the trace begins anew; afterwards nobody is there if left out.
+        Number of seconds after which the trace repeats; by default nobody is there after its end.
     share : float, optional
-        In place of a trace, the mean share of its time that a device is there.
+        Mean share of the time at which a device is there, instead of a trace.
     swing, peak_hour, session_seconds, days, seed
         See `availability.diurnal`.
     """
@@ -62,12 +62,12 @@ class AvailabilitySection:
     seed: Annotated[Whole, Ge(0)] = 0
 
     def of(self, client: int) -> Availability:
-        """Return when the client of this number is there.
+        """Return the availability of the client with this number.
 
         Raises
         ------
         ScenarioError
-            If the trace cannot be read or does not know the client.
+            If the trace cannot be read or has no line for the client.
         """
         if self.trace is None:
             return diurnal(
@@ -88,7 +88,7 @@ class AvailabilitySection:
 
     @property
     def said(self) -> str:
-        """What sets devices with it apart from others."""
+        """Text that distinguishes devices with this availability from others."""
         if self.trace is not None:
             return f"there as {Path(self.trace).name} says"
         return f"there for {self.share:.10g} of the time"
@@ -107,16 +107,16 @@ def _one_source(section: AvailabilitySection | None) -> None:
 
 @dataclass(frozen=True)
 class CostSection:
-    """``[costs.TYPE]``: what a message of a type ("train") costs on the reference host, in place of measuring it.
+    """``[costs.TYPE]``: costs of messages of a type ("train") on the reference host, instead of measured ones.
 
     Parameters
     ----------
     seconds : float
-        Of each message.
+        Seconds for each message.
     seconds_per_example : float
-        Besides, for each of the examples that the reply counts under ``num-examples``.
+        Additional seconds for each example that the reply reports under ``num-examples``.
     peak_bytes : float, optional
-        What handling one takes of memory; measured if left out.
+        Memory for handling one message; measured by default.
     """
 
     seconds: NotNegative = 0.0
@@ -126,33 +126,33 @@ class CostSection:
 
 @dataclass(frozen=True)
 class FleetSection:
-    """``[[fleet]]``: some clients on the same kind of device.
+    """``[[fleet]]``: a number of clients on the same kind of device.
 
     Parameters
     ----------
     name : str, optional
-        Of this class of clients, where it is not the device's.
+        Name of this class of clients; by default the device's.
     device : str
         A name of the device catalogue.
     count : int
-        How many clients.
+        Number of clients.
     speedup : float
-        How many times faster than a full round their local training must be.
+        Factor by which their local training must be faster than a full round.
     uplink_share : float, optional
         Share of a full update that they may send per round.
     memory_bytes : int, optional
-        What training may take there beyond the weights and inference, as in `fl_elastic.Budget`; no limit if left
-        out, as the catalogue does not know what a device's system leaves over. A client that trains everything
-        without a budget, and cannot, is left out of every round; so is one whose peer trained what it cannot.
+        Bytes that training may take on them beyond the weights and inference, as in `fl_elastic.Budget`. By default
+        there is no limit, as the catalogue does not know how much a device's system leaves over. A client without a
+        budget that cannot train everything is left out of every round; so is one whose peer trained too much.
     watts : float, optional
-        What such a device draws while it trains, sends or receives: the report makes joules of it.
+        Power of such a device while it trains, sends or receives, from which the report computes joules.
     width : float, optional
-        Share of the channels of each inner width that peers of narrow models train there (``heterofl``,
-        ``fedrolex``, ``random_windows``); the widest that fits the round if left out.
+        Share of the channels of each inner width that peers with narrow models train there (``heterofl``,
+        ``fedrolex``, ``random_windows``); by default the widest that fits the round.
     availability : AvailabilitySection, optional
-        When they can be reached; always if left out.
+        When they can be reached; by default always.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
-        Replace the figure of the catalogue.
+        Figures that replace those of the catalogue.
     """
 
     device: Annotated[Text, known_among("device", catalogue)]
@@ -178,17 +178,17 @@ class Client:
     index : int
         Its number, which is also its partition of the data.
     device : Device
-        What it runs on.
+        The device on which it runs.
     speedup : float
-        How many times faster than a full round its local training must be.
+        Factor by which its local training must be faster than a full round.
     uplink_share : float, optional
         Share of a full update that it may send per round.
     memory_bytes : int, optional
-        What training may take beyond the weights and inference.
+        Bytes that training may take beyond the weights and inference.
     watts : float, optional
-        What the device draws while it is busy.
+        Power of the device while it is busy.
     width : float, optional
-        Share of each layer's channels that peers of narrow models train.
+        Share of each layer's channels that peers with narrow models train.
     """
 
     index: int
@@ -202,14 +202,14 @@ class Client:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Devices by class, as the tables ``[[fleet]]`` and ``[costs]`` of a file say.
+    """Devices by class, from the tables ``[[fleet]]`` and ``[costs]`` of a file.
 
     Parameters
     ----------
     entries : tuple of FleetSection
-        At least one.
+        Entries of the fleet, at least one.
     costs : mapping of str to CostSection
-        By message type, what messages cost on the reference host; other types are measured.
+        By message type, the costs of messages on the reference host; other types are measured.
 
     Examples
     --------
@@ -223,12 +223,12 @@ class Fleet:
 
     @classmethod
     def load(cls, path: str | Path) -> Fleet:
-        """Read a fleet's file in TOML, or the fleet of a scenario's file.
+        """Read a fleet's TOML file, or the fleet of a scenario's file.
 
         Raises
         ------
         ScenarioError
-            If the file cannot be read; or with a list of everything that is wrong with it.
+            If the file cannot be read or is invalid; the message lists all problems.
         """
         path = Path(path)
         try:
@@ -259,7 +259,7 @@ class Fleet:
 
     @cached_property
     def availabilities(self) -> tuple[Availability, ...]:
-        """When each client can be reached, read or drawn when it is first asked for."""
+        """Availability of each client, read or drawn at the first use."""
         sections = [entry.availability for entry in self.entries for _ in range(entry.count)]
         return tuple(
             ALWAYS if section is None else section.of(index)
@@ -268,11 +268,11 @@ class Fleet:
 
     @property
     def always_there(self) -> bool:
-        """Whether all of them can be reached at all times."""
+        """Whether all clients can be reached at all times."""
         return all(entry.availability is None for entry in self.entries)
 
     def _hardware(self) -> list[Device]:
-        """Return the device of each entry of the fleet; two of one name say what they differ in."""
+        """Return the device of each entry of the fleet; names of equal devices say how they differ."""
         devices: list[Device] = []
         figures: list[dict[str, float | str | None]] = []
         for entry in self.entries:
@@ -307,19 +307,19 @@ def _not_empty(fleet: tuple[FleetSection, ...]) -> None:
 
 
 Entries = Annotated[tuple[FleetSection, ...], approved(_not_empty)]
-"""The ``[[fleet]]`` of a file."""
+"""The ``[[fleet]]`` entries of a file."""
 
 
 @dataclass(frozen=True)
 class _File:
-    """What a fleet's file may hold."""
+    """The allowed content of a fleet's file."""
 
     fleet: Entries
     costs: Mapping[str, CostSection] = field(default_factory=dict)
 
 
 def traces_beside(table: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a file's table with the traces that its fleet names as paths in its folder."""
+    """Return a file's table in which the traces of its fleet are absolute paths in the file's folder."""
     entries = table.get("fleet")
     if not isinstance(entries, Iterable):
         return table

@@ -1,4 +1,4 @@
-"""A layer around Flower's grid: any app's messages, on a fleet of unequal devices in simulated time."""
+"""A layer around Flower's grid that runs any app's messages on a fleet of unequal devices in simulated time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fl_elastic_simulations.unequal.record import Row, save_rows
 
 __all__ = ["Clock", "SimulatedClock", "UnequalGrid"]
 
-# As Flower's server numbers what goes wrong: neither an app's error nor a device's, but the host's.
+# Flower's error codes: of the host, of the app, and of a node that is unavailable.
 _HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -45,15 +45,15 @@ class Clock(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds since the start."""
+        """Simulated seconds since the start."""
 
     def wait_until(self, until: float) -> None:
-        """Let time pass until then, if that is to come."""
+        """Advance time to ``until``, unless it is past."""
 
 
 @dataclass
 class SimulatedClock:
-    """A clock that only an `UnequalGrid` sets.
+    """A clock that only an `UnequalGrid` advances.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class SimulatedClock:
     now: float = 0.0
 
     def wait_until(self, until: float) -> None:
-        """Let time pass until then, if that is to come."""
+        """Advance time to ``until``, unless it is past."""
         self.now = max(self.now, until)
 
 
@@ -81,7 +81,7 @@ class _Sent:
 
 @dataclass(frozen=True)
 class _Heard:
-    """What the server hears of a message: a reply, or an error in its place."""
+    """The server's answer to a message, a reply or an error in its place, with its row of the record."""
 
     reply: Message
     row: Row
@@ -90,34 +90,35 @@ class _Heard:
 class UnequalGrid(GridWrapper):
     """Wraps Flower's grid; messages take the time that they would take on a fleet of unequal devices.
 
-    Each node plays the device of its partition number. What its app's `measuring_mod` measures becomes simulated
-    time; who is away is not asked, and an error reply stands for who goes away or is out of memory. Replies come in
-    simulated order; those that come later than the strategy's ``timeout``, in simulated seconds, do not come.
+    Each node plays the device of its partition number. The measurements of its app's `measuring_mod` are converted
+    into simulated time. A device that is away is not asked; one that goes away or runs out of memory is answered
+    for by an error. Replies come in simulated order; those after the strategy's ``timeout``, in simulated seconds,
+    are dropped.
 
     Parameters
     ----------
     grid : Grid
-        Does the work.
+        The wrapped grid.
     fleet : Fleet
-        A device for each of Flower's nodes.
+        Fleet with one device for each of Flower's nodes.
     min_available_nodes : int
-        As the strategy's: simulated time passes until so many devices are there.
+        As for the strategy: simulated time advances until this many devices are there.
     costs : callable, optional
-        ``costs(message, reply)`` returns a `HostCost` from what a reply says; nothing is measured then, and apps
-        are not told what device they play.
+        ``costs(message, reply)`` returns a `HostCost` from a reply's content. If given, nothing is measured, and
+        apps are not told which device they play.
     clock : Clock, optional
-        Whose time passes.
+        Clock to advance; by default one of its own.
 
     Attributes
     ----------
     began : float
-        When the messages of the last round were sent.
+        Time at which the messages of the last round were sent.
 
     Raises
     ------
     ScenarioError
-        If the fleet has not as many devices as Flower has nodes, or a node's app has no `measuring_mod`; or if a
-        host of the simulation is lost in a round, which says nothing of devices.
+        If the numbers of devices and of Flower's nodes differ, if a node's app has no `measuring_mod`, or if a host
+        of the simulation is lost in a round, which says nothing about devices.
 
     Examples
     --------
@@ -127,7 +128,7 @@ class UnequalGrid(GridWrapper):
     ...     grid.save("rows.csv")
     """
 
-    # The wait for replies is in simulated time, which no other grid knows.
+    # It waits in simulated time, so no other grid may wrap it to wait for replies.
     streams = True
 
     def __init__(
@@ -152,7 +153,7 @@ class UnequalGrid(GridWrapper):
         super().__init__(grid if getattr(grid, "streams", False) else IncrementalGrid(grid))
         self._least = min_available_nodes
         self._rows: list[Row] = []
-        # By client, from when on it has nothing to do.
+        # By client, the time from which on its device is idle.
         self._free: dict[int, float] = {}
         self._pushed: dict[str, _Sent] = {}
         self._pulled: dict[str, Message] = {}
@@ -165,7 +166,7 @@ class UnequalGrid(GridWrapper):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What became of each message, in the order in which the server heard of them."""
+        """Record of each message, in the order in which the server heard of them."""
         return tuple(self._rows)
 
     def save(self, path: str | Path) -> Path:
@@ -173,7 +174,7 @@ class UnequalGrid(GridWrapper):
         return save_rows(self._rows, path)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes whose devices are there, in the fleet's order; wait until there are enough."""
+        """Return the nodes whose devices are there, in the fleet's order, after waiting until there are enough."""
         clients, there = self._clients, self.fleet.availabilities
         self.clock.wait_until(when_enough(there, self.now, self._least))
         return [node for node, client in clients.items() if there[client.index].there(self.now)]
@@ -181,7 +182,7 @@ class UnequalGrid(GridWrapper):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send the messages; return the replies that come within ``timeout`` simulated seconds, in their order."""
+        """Send the messages; return the replies that arrive within ``timeout`` simulated seconds, in that order."""
         self.began = began = self.now
         sent = [self._sent(message) for message in messages]
         replies = self.inner.send_and_receive([each.message for each in sent if each.there])
@@ -206,10 +207,10 @@ class UnequalGrid(GridWrapper):
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the reply that comes first, once it is known which one that is; time passes until then.
+        """Return the reply that arrives first, once this is certain, and advance time to its arrival.
 
-        So a loop of one's own that sends again to whoever answers is simulated as well: whenever it pulls, all
-        messages under way have been handled on the host before the first reply is handed over.
+        So a custom loop that sends again to each client that answers is simulated as well: at each pull, all
+        pending messages are handled on the host before the first reply is returned.
         """
         asked = set(message_ids)
         waiting = [name for name, sent in self._pushed.items() if sent.there]
@@ -231,7 +232,7 @@ class UnequalGrid(GridWrapper):
 
     @cached_property
     def _clients(self) -> dict[int, Client]:
-        """The device of each node, in the fleet's order, as the nodes say which partition is theirs."""
+        """The client of each node, in the fleet's order, by the partitions that the nodes report."""
         nodes = self._connected()
         partitions = partitions_of(self.inner, nodes)
         found = {place: node for node, place in partitions.items()}
@@ -243,7 +244,7 @@ class UnequalGrid(GridWrapper):
         return {found[client.index]: client for client in self.fleet.clients}
 
     def _connected(self) -> list[int]:
-        """Return all nodes once they are there: Flower begins before they are."""
+        """Return all nodes after waiting until they are connected: Flower starts the server before."""
         wanted, end = len(self.fleet.clients), time.monotonic() + _CONNECT_SECONDS
         while True:
             nodes = list(self.inner.get_node_ids())
@@ -257,7 +258,7 @@ class UnequalGrid(GridWrapper):
             time.sleep(_POLL_SECONDS)
 
     def _sent(self, message: Message) -> _Sent:
-        """Return a copy of a message that asks to be measured: strategies share one content among many."""
+        """Return a copy of a message with a request to measure; strategies share one content among messages."""
         metadata = message.metadata
         client = self._clients[metadata.dst_node_id]
         device, there = client.device, self.fleet.availabilities[client.index].there(self.now)
@@ -281,7 +282,7 @@ class UnequalGrid(GridWrapper):
         return _Sent(asking, metadata.dst_node_id, client, self.now, there)
 
     def _hear(self, sent: Sequence[_Sent], replies: Mapping[str, Message]) -> list[_Heard]:
-        """Return what the server hears of messages, in their order, from the replies by message."""
+        """Return the server's answers to messages, in their order, given the replies by message."""
         return [
             self._heard_of(each, replies.get(each.message.metadata.message_id)) for each in sent
         ]
@@ -289,7 +290,7 @@ class UnequalGrid(GridWrapper):
     def _heard_of(self, sent: _Sent, reply: Message | None) -> _Heard:
         client, message = sent.client, sent.message
         if reply is not None and reply.has_error() and reply.error.code == _HOST_FAILED:
-            # What Ray says has many lines.
+            # Ray's message has many lines.
             why = str(reply.error.reason).partition("\n")[0]
             raise ScenarioError(
                 f"a message to client {client.index} was not handled, for no fault of its device's: {why}; "
@@ -344,12 +345,12 @@ class UnequalGrid(GridWrapper):
 
 
 def _turn(heard: _Heard) -> tuple[float, int]:
-    """Return what orders replies, also of devices that answer at the same time."""
+    """Return the sort key of a reply: its arrival, then the client for equal arrivals."""
     return heard.row.arrival, heard.row.client
 
 
 def _lost(sent: _Sent, found: Answer, cost: HostCost) -> Error | None:
-    """Return the error that stands for a reply that will not come."""
+    """Return the error in place of a reply that will not arrive; None if it will."""
     device = f"client {sent.client.index} ({sent.client.device.name})"
     if found.outcome is Outcome.AWAY:
         when = "was away" if found.arrival <= sent.at else "went away"

@@ -1,4 +1,4 @@
-"""A Flower mod that measures what handling a message takes, for `UnequalGrid` to make simulated time of."""
+"""A Flower mod that measures the handling of a message, from which `UnequalGrid` computes simulated time."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_pea
 __all__ = ["RECORD", "Figures", "Measured", "measuring_mod", "who_record"]
 
 RECORD = "fl_elastic.unequal"
-"""Key of the record by which the grid asks, and in which a node answers; neither app nor strategy see it."""
+"""Key of the record with the grid's request and the node's answer; app and strategy do not see it."""
 
 _PARTITION = "partition-id"
 _WHO = "who"
-# A deadline that has passed leaves next to nothing, which the client says.
+# A passed deadline leaves next to nothing, and the client reports that.
 _LEAST_SECONDS = 1e-9
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a node is told of the device that it plays.
+    """Figures that a node gets about the device that it plays.
 
     Parameters
     ----------
     device : str
-        Its class.
+        Class of the device.
     slowdown : float
-        Its seconds over those of the reference host.
+        Slowdown relative to the reference host.
     memory : float
         Bytes that handling a message may take; 0 for no limit.
     bandwidth : float
-        Bytes per second of its way to the server.
+        Bytes per second of its uplink.
     downlink_seconds : float
-        What receiving this message took there.
+        Seconds that receiving this message took on the device.
     """
 
     device: str
@@ -53,23 +53,23 @@ class Figures:
     downlink_seconds: float
 
     def as_record(self) -> ConfigRecord:
-        """Return what travels."""
+        """Return the figures as a record to send."""
         return ConfigRecord(asdict(self))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a node says about a message that it has handled.
+    """A node's measurements for a message that it has handled.
 
     Parameters
     ----------
     seconds : float
-        Processor time of the process, of all its threads together: what one core takes. It does not count waiting,
-        nor processes that the app starts, such as the workers of a data loader.
+        CPU time of the process over all its threads, which is the time of one core. It includes neither waiting nor
+        processes that the app starts, such as the workers of a data loader.
     peak_bytes : float
-        By how much the resident set grew at its peak; negative where the host does not tell.
+        Growth of the resident set at its peak; negative if the host does not report it.
     host : str
-        Machine and process.
+        Machine and process that measured.
     """
 
     seconds: float
@@ -78,7 +78,7 @@ class Measured:
 
     @classmethod
     def of(cls, reply: Message) -> Measured | None:
-        """Take it out of a reply; None if it is not in it."""
+        """Remove and return the measurements in a reply; None if there are none."""
         record = reply.content.pop(RECORD, None)
         if not isinstance(record, ConfigRecord):
             return None
@@ -87,18 +87,18 @@ class Measured:
 
 
 def who_record() -> RecordDict:
-    """Return the content of a message that asks a node which client it is."""
+    """Return the content of a message that asks a node for its partition."""
     return RecordDict({RECORD: ConfigRecord({_WHO: True})})
 
 
 def measuring_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Measure what handling a message takes, where an `UnequalGrid` asks for it.
+    """Measure the handling of a message if an `UnequalGrid` asks for it.
 
-    It belongs first into the list of an app's mods: it measures those behind it as well. While the app handles a
-    message, ``context.node_config`` holds what it plays, where the node's own config does not say it: ``device``
-    (its class), ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server. That and a
-    deadline of fl_elastic's server are in seconds of this host, in which a slow device's link is the faster one; of
-    the deadline is taken what receiving the message took.
+    Put it first in the list of an app's mods, so that it also measures the others. While the app handles a message,
+    ``context.node_config`` describes the played device, unless the node's own config does: ``device`` (its class),
+    ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server. Bandwidth, and a deadline
+    of fl_elastic's server, are converted to seconds of this host, in which a slow device's link appears faster; the
+    time of receiving the message is subtracted from the deadline.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def _who(context: Context) -> ConfigRecord:
 
 @contextmanager
 def _known(context: Context, figures: Figures) -> Iterator[None]:
-    """Let the app know the device inside the block; what the node's own config says stays."""
+    """Within this context, tell the app its device; entries of the node's own config are kept."""
     mine = {
         name: value for name, value in _shown(figures).items() if name not in context.node_config
     }
@@ -156,7 +156,7 @@ def _shown(figures: Figures) -> Mapping[str, str | float]:
 
 
 def _in_host_seconds(content: RecordDict, figures: Figures) -> None:
-    """Put the deadline of fl_elastic's server in seconds of this host."""
+    """Convert the deadline of fl_elastic's server to seconds of this host."""
     for name, record in list(content.config_records.items()):
         if DEADLINE in record:
             left = float(cast(float, record[DEADLINE])) - figures.downlink_seconds

@@ -1,4 +1,4 @@
-"""Which partition each of Flower's nodes has, as the nodes' apps say by their `measuring_mod`."""
+"""The partition of each of Flower's nodes, as reported by the `measuring_mod` of their apps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = ("train", "evaluate", "query")
 
 
 def partitions_of(grid: Grid, nodes: Collection[int]) -> dict[int, int]:
-    """Return the partition of each node, by the node's number, which Flower draws anew for each run.
+    """Return the partition of each node by the node's number, which Flower draws anew for each run.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def partitions_of(grid: Grid, nodes: Collection[int]) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for kind in _KINDS:
-        # An app does not answer to kinds of messages that it has no function for.
+        # An app does not answer messages of a type for which it has no function.
         asked = [Message(who_record(), node, kind) for node in nodes if node not in found]
         for reply in grid.send_and_receive(asked) if asked else ():
             record = None if reply.has_error() else reply.content.get(RECORD)

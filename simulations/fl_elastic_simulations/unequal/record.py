@@ -1,4 +1,4 @@
-"""What became of each message to a fleet of unequal devices, and a table of it."""
+"""Record of each message to a fleet of unequal devices, and a table of all."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["Row", "save_rows"]
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one message.
+    """Record of one message.
 
     Parameters
     ----------
     server_round : int
-        As the message's config says; 0 if it does not.
+        Round from the message's config; 0 if it has none.
     message_type : str
-        Of the message.
+        Type of the message.
     node, client : int
-        Flower's number of the node, and the place of its device in the fleet.
+        Flower's number of the node, and the number of its client in the fleet.
     device : str
         Class of the device.
     outcome : str
         One of `clock.Outcome`.
     sent, arrival : float
-        Simulated seconds since the start when the message was sent, and when the server heard of it, or would have.
+        Simulated seconds since the start when the message was sent, and when the server heard or would have heard.
     downlink_seconds, compute_seconds, uplink_seconds : float
-        What its parts take on the device.
+        Seconds of the message's parts on the device.
     downlink_bytes, uplink_bytes, peak_bytes : float
-        Of the message, its reply, and its handling.
+        Bytes of the message, of its reply, and of the memory for handling it.
     host : str
-        Machine and process that handled it and measured; empty if it did not.
+        Machine and process that handled and measured it; empty if none did.
     """
 
     server_round: int

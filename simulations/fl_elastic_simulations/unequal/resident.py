@@ -1,4 +1,4 @@
-"""The memory that this process holds now, and the most that it has held."""
+"""Memory that this process holds now, and the most that it has held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["resident_bytes", "set_back_peak"]
 
 
 def resident_bytes(field: str) -> int:
-    """Return ``VmRSS`` (now) or ``VmHWM`` (peak) of this process; the peak from getrusage without /proc."""
+    """Return ``VmRSS`` (now) or ``VmHWM`` (peak) of this process in bytes; without /proc the peak by getrusage."""
     with suppress(OSError), open("/proc/self/status", encoding="ascii") as lines:
         for line in lines:
             if line.startswith(f"{field}:"):
@@ -20,7 +20,7 @@ def resident_bytes(field: str) -> int:
 
 
 def set_back_peak() -> bool:
-    """Give free memory back and set the peak of the resident set to what is left, where that is permitted."""
+    """Release free memory and reset the peak of the resident set to the present; return whether that worked."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
