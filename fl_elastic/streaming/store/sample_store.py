@@ -187,7 +187,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._writer.change(changes, version, note)
 
     def noted(self, key: str) -> str:
-        """Return the text last written under a key together with changes; empty if there is none."""
+        """Return the last text saved under a key, in one transaction with changes; empty if there is none."""
         rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 

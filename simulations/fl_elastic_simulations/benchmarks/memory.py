@@ -64,7 +64,7 @@ class Memory(Benchmark):
         return memory_row(_subject(model), share)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return the table of what lean layers save, and that of peaks."""
+        """Return the table of the bytes that lean layers save, and that of peaks."""
         lines = []
         for name, row in rows.items():
             model, _, budget = name.partition(" | ")
