@@ -168,7 +168,7 @@ class ReplayLoader:
         return len(self._pool.store) + len(self._pool.x)
 
     def present(self) -> Iterator[Tensor]:
-        """Yield the inputs of all present samples: whatever was cached for others may be deleted."""
+        """Yield the inputs of all present samples; the caller may delete cached data of all others."""
         for x, _ in self._pool.everything(self._replay.rows):
             yield self._as_inputs(x)
 

@@ -231,7 +231,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Return the ids of the samples that `sample` would return, to `take` those of several draws at once."""
+        """Return the ids of the samples that `sample` would return, so that one `take` can read several draws."""
         ids = self.ids(labelled=labelled, version=version)
         draw = generator or np.random.default_rng()
         # An empty store must not advance the generator.

@@ -36,7 +36,7 @@ Table = dict[str, Any]
 BASE = {"plays": "base", "clothes": "base clothes"}
 """Names of the rows of the models before they are adapted, by task."""
 _IMAGES = "cifar10_jpegq75"
-# Two of eight blocks. A step above the first fits on the devices with the least memory, one above the second not.
+# Two of eight blocks. With the least memory, a step above the first fits, one above the second does not.
 _CUT, _HALF = "block7", "block5"
 _FULL: Table = {"policy": "full"}
 
