@@ -61,7 +61,8 @@ def plan(
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Also show what so many rounds cost with the fleet's cut at each place."
+            min=1,
+            help="Also show the costs of this many rounds with the fleet's cut at each place.",
         ),
     ] = None,
     epochs: Annotated[

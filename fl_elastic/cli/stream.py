@@ -59,7 +59,7 @@ def stream(
     every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
     latent: Annotated[
-        int, typer.Option(min=0, help="Keep features below so many groups; 0 keeps inputs.")
+        int, typer.Option(min=0, help="Keep the features below this many groups; 0 keeps inputs.")
     ] = 0,
     closed_form: Annotated[
         bool,
@@ -91,7 +91,7 @@ def stream(
     batch: Annotated[
         int, typer.Option(min=1, help="Rows of tables and files that are taken together: faster.")
     ] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many readings.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many readings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict, keep and learn from a stream until it ends or SIGTERM arrives, then save the state."""
@@ -136,8 +136,8 @@ def stream(
         _page(result, state_dir)
         if learner.progress.observed and not saved:
             raise StreamError(
-                f"the state could not be saved to {state_dir} at the end: is its disk full? What came since it was "
-                "saved is learned again at the next start, from the log there or from the source"
+                f"the state could not be saved to {state_dir} at the end: is its disk full? Samples since the "
+                "last save are learned again at the next start, from the log there or from the source"
             )
     typer.echo(json.dumps(result) if as_json else _line(result))
 

@@ -62,9 +62,9 @@ def forget(
     typer.echo(json.dumps(came) if as_json else _told(came, len(wanted)))
     if forgotten.changed_nothing:
         raise StreamError(
-            "the samples are erased, and the model has not forgotten them: its answers to them are as right as "
-            "before. Nothing is left to tell by what it knows of them: begin anew with another --state-dir, or "
-            "take a smaller --alpha the next time"
+            "the samples are erased, but the model has not forgotten them: it classifies them as well as before. "
+            "Without the samples this cannot be tried again: begin anew with another --state-dir, or take a "
+            "smaller --alpha the next time"
         )
 
 

@@ -67,9 +67,9 @@ class Opening:
 
     def __post_init__(self) -> None:
         if self.read != "last" and not self.closed_form:
-            raise StreamError("--read is of a head in closed form: give --closed-form, too")
+            raise StreamError("--read needs a head in closed form: give --closed-form, too")
         if self.remember is not None and not self.closed_form:
-            raise StreamError("--remember is of a head in closed form: give --closed-form, too")
+            raise StreamError("--remember needs a head in closed form: give --closed-form, too")
         if self.latent and self.closed_form:
             raise StreamError(
                 "--closed-form keeps what enters the last layer: leave --latent out, or train by steps"

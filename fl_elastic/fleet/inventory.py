@@ -160,7 +160,7 @@ class Inventory:
         return replace(self, nodes=nodes)
 
     def with_revoked_key(self, fingerprint: str) -> Inventory:
-        """Return the fleet with a further key that is never registered again."""
+        """Return the fleet with one more revoked key, which is never registered again."""
         if not fingerprint or fingerprint in self.revoked_keys:
             return self
         return replace(self, revoked_keys=(*self.revoked_keys, fingerprint))

@@ -169,7 +169,7 @@ class LocalFleet:
         seconds : float
             Time limit in seconds.
         respawn : bool
-            Whether to restart a node that has ended every few seconds, as a service manager does.
+            Whether to restart, every few seconds, the nodes that have ended, as a service manager does.
 
         Raises
         ------

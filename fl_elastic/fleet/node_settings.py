@@ -108,7 +108,7 @@ def check_settings(name: str, config: Mapping[str, Scalar]) -> None:
     Raises
     ------
     FleetError
-        If not; the message lists all problems.
+        If a setting is unknown or invalid; the message lists all problems.
     """
     known = list(keys_of(_Known))
     for key in config:

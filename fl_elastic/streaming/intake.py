@@ -30,7 +30,7 @@ _SHOWN = 24
 
 
 class Refused(Exception):
-    """Why a sample or label is invalid; never leaves the learner or the store."""
+    """Raised for an invalid sample or label; learner and store catch it, so that callers never see it."""
 
 
 class Unreadable(str):

@@ -542,8 +542,8 @@ class StreamLearner:
         """
         if self._first is not None and not self._choose(now=True):
             raise StreamError(
-                "it is not chosen yet where the head reads, and too little has come for that: forget them later, "
-                "or begin anew with another state_dir"
+                "there are too few samples to choose where the head reads, so none can be forgotten yet: forget "
+                "them later, or begin anew with another state_dir"
             )
         numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
         rows, body = self._memory.known(numbers), self._classifier.body
@@ -607,7 +607,9 @@ class StreamLearner:
         if change is None:
             return False
         if self.rounds.last not in (change.name, change.after):
-            _LOG.warning("a round's result was left out: it began before another one was taken up")
+            _LOG.warning(
+                "a round's result was left out: the round began before another round's result was applied"
+            )
         elif self.rounds.last != change.name:
             undone = (
                 "the head is in closed form, from this stream's own sums"

@@ -164,7 +164,7 @@ class LearnerSnapshot:
         return found if self.fades else replace(found, folds=self._folds(sums, labels))
 
     def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
-        """Return five folds of stored samples, as many samples as other clients hold out of their data."""
+        """Return at most five folds of stored samples, with the number of samples that other clients hold out."""
         draw = np.random.default_rng(self.number)
         ids = self.store.draw(
             held_out(len(sums.origin)), version=self.classifier.version, generator=draw

@@ -148,7 +148,7 @@ class FirstSamples:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many samples have arrived that the choice is not delayed further."""
+        """Whether enough samples have arrived for the choice, which is then not delayed further."""
         return len(self._xs) >= _MOST_SAMPLES
 
     def add(self, event: Event) -> None:
@@ -223,7 +223,7 @@ class FirstSamples:
 
 
 def _enough(labels: Sequence[int], now: bool) -> int:
-    """Return how many of the first labelled samples decide between places; 0 if they cannot yet.
+    """Return how many of the first labelled samples decide between places; 0 if they are too few yet.
 
     >>> _enough([0, 1] * 400, False), _enough([0] * 640 + [1], False), _enough([0, 1] * 40, True)
     (640, 0, 80)

@@ -98,14 +98,15 @@ class Pool:
         return Drawn(rows, generator.permutation(len(self.x)), stored=False)
 
     def read(self, drawn: Sequence[Drawn]) -> list[list[Row]]:
-        """Return as many rows for each draw as it asks for, reading each stored sample once.
+        """Return the rows of each draw, reading each stored sample once.
 
-        If there are fewer samples than rows, they repeat. If all drawn stored samples are gone, new ones are used.
+        If a draw has fewer samples than rows, its samples repeat. If all drawn stored samples have been deleted,
+        new ones are used.
 
         Raises
         ------
         StreamError
-            If all stored samples are gone by now and there is no new one.
+            If all drawn stored samples have been deleted and there is no new one.
         """
         found = self.store.take(
             {number for each in drawn if each.stored for number in each.places.tolist()}
@@ -167,7 +168,7 @@ class ReplayLoader:
         return len(self._pool.store) + len(self._pool.x)
 
     def present(self) -> Iterator[Tensor]:
-        """Yield the inputs of all present samples: whatever was cached for others may be deleted."""
+        """Yield the inputs of all present samples; the caller may delete cached data of all others."""
         for x, _ in self._pool.everything(self._replay.rows):
             yield self._as_inputs(x)
 

@@ -118,7 +118,7 @@ class _Client:
 
     @property
     def is_heard(self) -> bool:
-        """Whether the client reads its answers, so that its lines are read."""
+        """Whether the client reads its answers; if it does not, no further lines are read from it."""
         return len(self.unread) <= _MOST_UNREAD
 
     @property

@@ -75,7 +75,7 @@ class WriteAhead:
             if event.number == events + len(found) + 1:
                 found.append(event)
             elif event.number > events:
-                _LOG.warning("events that do not join on to the saved state were left out")
+                _LOG.warning("events that do not follow on the saved state were left out")
                 # Later events would not follow on either: the next one needs a saved state first.
                 self._gap = events + len(found) + 1
                 break
@@ -102,7 +102,9 @@ class WriteAhead:
             return True
         if not self._gap:
             self._gap = self.events
-            _LOG.warning("what comes cannot be written to the state folder: its disk may be full")
+            _LOG.warning(
+                "new samples cannot be written to the log in the state folder: its disk may be full"
+            )
         # After a gap, only a saved state makes the record complete.
         if self._has_room(event) or (self.events - self._gap) % _PATIENCE == 0:
             return self._save()

@@ -56,7 +56,7 @@ class Fold:
         rows: _Floats,
         targets: _Floats,
     ) -> Fold:
-        """Return the fold that `centred` decomposed; ``goal`` is the mean target."""
+        """Return the fold of the parts that `centred` returns, its inverse; ``goal`` is the mean target."""
         whole = np.zeros((len(rows) + 1, len(mean) + 1))
         whole[0, :-1], whole[0, -1], whole[1:, :-1] = mean, 1.0, rows
         whole[0] *= np.sqrt(examples)

@@ -354,10 +354,10 @@ def _check_targets(examples: int, goals: _Floats, squares: _Floats, classes: boo
 def _refuse_too_much(
     explained: _Floats, examples: int, goals: _Floats, squares: _Floats, classes: bool
 ) -> None:
-    """Raise UpdateError if features explain more of the targets, or of any mixture of classes, than there is.
+    """Raise UpdateError if features explain more of the targets, or of any mixture of classes, than their squares.
 
-    The products of features and targets of any examples, taken together, have no negative eigenvalue. Products of
-    different targets with each other are known for classes only.
+    For any set of examples, the matrix of all products of features and targets has no negative eigenvalue. Mixtures
+    are checked only for classes: otherwise the products of different targets with each other are unknown.
     """
     slack = _EXPLAINED * (np.abs(squares) + _ROUNDED)
     if classes:

@@ -366,10 +366,10 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
 def weights_of(
     model: nn.Module, manifest: Manifest, names: Collection[str] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return copies of the model's tensors as numpy arrays, in the manifest's order; all of them, or some names.
+    """Return copies of the model's tensors as numpy arrays, in the manifest's order: all, or those in ``names``.
 
-    If all are asked for and the manifest leaves out a frozen base, they are followed by its digest under
-    `FROZEN_BASE`: clients compare it with their own.
+    If all tensors are requested and the manifest leaves out a frozen base, the digest of the base follows under
+    `FROZEN_BASE`, for clients to compare with their own.
     """
     state = _state_of(model).tensors
     digest = None if names is not None else base_digest(model, manifest.index)

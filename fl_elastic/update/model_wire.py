@@ -2,7 +2,7 @@
 
 A message of changed tensors carries the version from which it starts, and the CRC-32 of the whole model's payload.
 The receiver packs its updated model and compares: if the model differs from the sender's (another branch of the
-federation after a restart, another codec before), it is refused instead of trained on.
+federation after a restart, another codec in an earlier message), it is refused instead of trained on.
 
 Of a frozen base, which stays on the device, the message carries the manifest's digest, which is compared too.
 """

@@ -128,7 +128,7 @@ class Slices:
         return take_part(delta, self.masks)
 
     def put(self, written: NDArray[Any], whole: Sequence[int]) -> NDArray[Any]:
-        """Return the tensor of shape ``whole`` whose written part is ``written``."""
+        """Return a tensor of shape ``whole`` with ``written`` in the written part and zeros elsewhere."""
         return put_part(written, self.masks, whole)
 
     def to_header(self) -> list[Any]:

@@ -137,7 +137,7 @@ class RidgeSystem:
         return np.vstack([moved, products[-1:]]) if self.intercept else moved
 
     def plain(self, weight: _Floats) -> _Floats:
-        """Return the weight for plain features, a constant 1 appended, from that for standardised features."""
+        """Convert a weight for standardised features to one for raw features with a constant 1 appended."""
         features = weight[: len(self.mean)] / self.scale[:, None]
         constant = weight[-1] if self.intercept else 0.0
         return np.vstack([features, constant - self.mean @ features])
@@ -205,7 +205,7 @@ class HeldOutPart:
 
     @classmethod
     def of(cls, system: RidgeSystem, folds: dict[int, Fold]) -> HeldOutPart:
-        """Return the held-out part of these folds, by client, standardised by the system."""
+        """Return the held-out part that consists of the clients' ``folds``, standardised as in the system."""
         whole = reduce(Fold.__add__, folds.values())
         constant = whole.rows[:, -1]
         ends = np.cumsum([len(fold.rows) for fold in folds.values()]).tolist()

@@ -102,7 +102,7 @@ class RunningHead:
         self._pending = [(rows, np.pad(wanted, pad)) for rows, wanted in self._pending]
 
     def scale(self, share: float) -> None:
-        """Multiply the weight of each example, and the penalty, by ``share``: the head stays the same."""
+        """Multiply the weight of each example, and the penalty, by ``share``, which leaves the head unchanged."""
         self.sums.scale(share)
         self.renew()
 

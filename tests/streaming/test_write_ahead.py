@@ -120,7 +120,7 @@ def test_events_of_another_state_are_left_out(
     (tmp_path / "learner.state").write_bytes(old)
     with caplog.at_level(logging.WARNING):
         again = learner_in(tmp_path, trigger=NEVER)
-    assert "do not join on" in caplog.text and again.progress.observed == 10
+    assert "do not follow on" in caplog.text and again.progress.observed == 10
     # Nothing that comes now is lost behind them.
     run(again, blobs(7))
     abandoned(again)

@@ -89,5 +89,5 @@ class Encoding:
             raise DatabaseError(f"the form of stored samples cannot be read: {error}") from None
         known = form.name in ENCODINGS and form.dtype.kind in "biuf"
         if not known or any(side < 0 for side in form.shape):
-            raise DatabaseError(f"the form of stored samples means nothing: {text[:80]}")
+            raise DatabaseError(f"the form of stored samples is unknown: {text[:80]}")
         return form

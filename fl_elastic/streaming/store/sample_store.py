@@ -187,7 +187,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._writer.change(changes, version, note)
 
     def noted(self, key: str) -> str:
-        """Return the text last written under a key together with changes; empty if there is none."""
+        """Return the last text saved under a key, in one transaction with changes; empty if there is none."""
         rows = self._database.read("SELECT value FROM meta WHERE key = ?", key)
         return str(rows[0][0]) if rows else ""
 
@@ -231,7 +231,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         self, n: int, *, labelled: bool = True, version: str | None = None,
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Return the ids of the samples that `sample` would return, to `take` those of several draws at once."""
+        """Return the ids of the samples that `sample` would return, so that one `take` can read several draws."""
         ids = self.ids(labelled=labelled, version=version)
         draw = generator or np.random.default_rng()
         # An empty store must not advance the generator.

@@ -79,7 +79,7 @@ class Facts:
             form = Encoding.from_json(texts["encoding"]) if "encoding" in texts else None
             return cls(seen, last, Counter({str(why): int(n) for why, n in rejected}), form)
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise sqlite3.DatabaseError(f"what it says of its samples: {error}") from None
+            raise sqlite3.DatabaseError(f"its description of the samples: {error}") from None
 
     def to_texts(self) -> dict[str, str]:
         """Return the facts as texts by key; facts that do not exist are left out."""

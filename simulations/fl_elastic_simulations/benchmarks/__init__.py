@@ -1,1 +1,1 @@
-"""Measurements behind the claims: each is a command, resumable, and writes a small table."""
+"""Benchmarks behind the project's claims: each is a command, is resumable, and writes a small table."""

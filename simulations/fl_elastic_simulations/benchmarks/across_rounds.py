@@ -1,4 +1,4 @@
-"""Methods that keep heads and features from round to round beside plain ones, on pretrained models."""
+"""Compare, on pretrained models, methods that keep heads and features from round to round with plain ones."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["BENCHMARK", "AcrossRounds"]
 
 
 class AcrossRounds(Federation):
-    """Accuracy, time and bytes of methods that keep heads and features from round to round, pretrained models."""
+    """Accuracy, time and bytes of methods that keep heads and features between rounds, on pretrained models."""
 
     name = "across-rounds"
     tasks = PRETRAINED | CONVERGED | LONGER
     columns = PRETRAINED
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return those of `Federation`, last tests, and how much sooner methods are where plain ones converge."""
+        """Return the tables of `Federation`, that of last tests and that of speed-ups over converged runs."""
         ends = self.by_task(rows, self._end, SAME_HEAD)
         return {**super().tables(rows), "ends": ends, "converged": _converged(rows)}
 
     def _end(self, own: Cells, rival: Cells) -> str:
-        """Return the accuracy of the last test, and the difference to full steps under the same head."""
+        """Return the accuracy of the last test, with its difference to full steps under the same kind of head."""
         seeds = sorted(set(own) & set(rival))
         last, others = ([each[seed]["curve"][-1][-1] for seed in seeds] for each in (own, rival))
         more = [mine - other for mine, other in zip(last, others, strict=True)]
@@ -43,10 +43,10 @@ class AcrossRounds(Federation):
 
 
 def _converged(rows: Rows) -> pd.DataFrame:
-    """Return how much sooner methods reach where a plain one ends that was run until it had converged.
+    """Return how much sooner each method reaches the final accuracy of a plain method that ran until it converged.
 
-    A column is such a plain method; a cell says how many times sooner, and with how many times fewer bytes in both
-    directions, a method reaches its final accuracy: of its longer run, where there is one.
+    A column stands for one converged plain method. A cell gives the ratio of the times and that of the bytes in
+    both directions. A method's longer run is used if there is one.
     """
     columns = {}
     for name, task in CONVERGED.items():
@@ -64,7 +64,7 @@ def _converged(rows: Rows) -> pd.DataFrame:
 
 
 def _longest(rows: Rows, task: str, method: str) -> Cells:
-    """Return a method's rows of a task by seed, the longer runs where there are any."""
+    """Return a method's rows of a task by seed, those of a longer run if there is one."""
     runs = [task, *(name for name, longer in LONGER.items() if longer.costs == task)]
     return {seed: row for run in runs for seed, row in cells_of(rows, run, method).items()}
 

@@ -1,4 +1,4 @@
-"""What merging costs a server: CPU time and peak memory, beside Flower's FedAvg."""
+"""Measure what merging updates costs a server, in CPU time and peak memory, beside Flower's FedAvg."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _TURNS = 5
 
 
 class Aggregation(Benchmark):
-    """CPU seconds and memory of merging replies of a MobileNetV2, each run in a process of its own.
+    """CPU seconds and memory of merging replies of a MobileNetV2, with each run in a process of its own.
 
-    Seconds are CPU time of one aggregation. Peak memory is the process's largest resident set over what it had
-    before the first reply, in models of 14 MB. Flower gives its FedAvg all replies at once, so it is handed up
-    to a hundred different ones; for a thousand the replies share their bytes and only the time counts.
-    Further rows tell what the number of tensors and the codec change, for a hundred replies of 10 MB.
+    Seconds are the CPU time of one aggregation. Peak memory is the largest resident set of the process minus the
+    resident set before the first reply, in models of 14 MB. Flower gives its FedAvg all replies at once, so FedAvg
+    gets up to a hundred different replies. A thousand replies share their bytes, so only their time counts.
+    Further rows show the effect of the number of tensors and of the codec, for a hundred replies of 10 MB.
     """
 
     name = "aggregation"
     fresh_process = True
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return the kinds of replies, in turn, several times where that does not take long."""
+        """Return every kind of replies in turn, with repetitions if the replies are few."""
         cases: dict[str, tuple[Any, ...]] = {
             f"{kind} | {replies} | {turn}": (kind, replies)
             for replies in _REPLIES
@@ -54,7 +54,7 @@ class Aggregation(Benchmark):
         return cases
 
     def run(self, kind: str, replies: int, tensors: int | None = None) -> Row:
-        """Merge so many replies of one kind: of a MobileNetV2, or of a model of so many tensors."""
+        """Merge ``replies`` replies of one kind, of a MobileNetV2 or of a model with ``tensors`` tensors."""
         if tensors is not None:
             return dict(tensors_cost(kind, tensors, replies))
         row: Row = dict(merging_cost(kind, replies))
@@ -63,9 +63,10 @@ class Aggregation(Benchmark):
         return row
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return milliseconds for a reply, and in brackets the peak in models: medians over the turns.
+        """Return the table of costs and the table by number of tensors, both with medians over the turns.
 
-        By the number of tensors brackets hold the time over Flower's of the same turn.
+        The first gives milliseconds per reply and, in brackets, the peak in models. The second gives milliseconds
+        and, in brackets, the ratio to Flower's time in the same turn.
         """
         table = pd.DataFrame(
             {

@@ -1,4 +1,4 @@
-"""Ten devices of which some are hostile, broken or lie: what each aggregation rule makes of them."""
+"""Test each aggregation rule on ten devices of which some are hostile, broken or lie."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ _HALF = [
 
 @dataclass(frozen=True)
 class Lie:
-    """What bad clients send, and what else is special about the run.
+    """What bad clients send, and how the run differs from the others.
 
     Attributes
     ----------
     attack : callable, optional
-        What they make of their honest update.
+        Encodes the update that a bad client sends, from its honest update. By default bad clients are honest.
     others : callable, optional
-        What becomes of everybody else's.
+        Encodes the update that every other client sends, from its honest update. By default others are honest.
     normalise_steps : bool
-        Whether the server divides by the steps that clients claim.
+        Whether the server divides an update by the number of steps that its client claims.
     elastic : bool
-        Whether half of the fleet is given half of the time, so that tensors have fewer contributors.
+        Whether half of the fleet gets half of the time, so that some tensors have fewer contributors.
     rules : tuple of str
-        By which it is tried.
+        Aggregation rules under which the lie is tried.
     """
 
     attack: Attack | None = None
@@ -82,7 +82,7 @@ def _scaled(update: PartialUpdate, factors: dict[str, float]) -> PartialUpdate:
 
 
 def _negative_variance(update: PartialUpdate, manifest: Manifest) -> PartialUpdate:
-    """Honest parameters; every running variance five below what the client observed."""
+    """Return honest parameters, with every running variance five below what the client observed."""
     deltas = {n: d - 5.0 if n.endswith(_VARIANCE) else d for n, d in update.deltas.items()}
     return replace(update, deltas=deltas)
 
@@ -93,7 +93,7 @@ def _huge_variance(update: PartialUpdate, manifest: Manifest) -> PartialUpdate:
 
 
 def _outvoting(update: PartialUpdate, manifest: Manifest) -> PartialUpdate:
-    """Go the opposite way, in the name of a hundred million examples."""
+    """Return the opposite update, with a claim of a hundred million examples."""
     opposite = _scaled(update, dict.fromkeys(_parameters(manifest), -1.0))
     return replace(opposite, num_examples=100_000_000)
 
@@ -144,7 +144,7 @@ LIES: dict[str, Lie] = {
     "an empty update": Lie(_sent(_nothing), rules=("krum",)),
     "half the fleet at half the time, none": Lie(elastic=True),
 }
-"""By what the liars say; those without an attack are what the others compare with."""
+"""Lies by their name in the table; those without an attack are the baselines."""
 
 
 def _scaled_by(factor: float) -> Attack:
@@ -155,7 +155,7 @@ def _scaled_by(factor: float) -> Attack:
 
 
 def _not_a_number(update: PartialUpdate, manifest: Manifest) -> bytes:
-    # `encode` refuses such numbers, so a hostile client would write them by itself.
+    # `encode` refuses NaN, so the update is packed by hand, as a hostile client would do.
     kind, header, payload = unpack(encode(update, manifest), manifest, Kind.UPDATE)
     return pack(kind, header, [np.full(len(payload) // 4, np.nan, "<f4").tobytes()])
 
@@ -172,20 +172,20 @@ ATTACKS: dict[str, Attack | None] = {
     "sign flipped, tenfold": _scaled_by(-10.0),
     "stale": _sent(_stale),
 }
-"""By what two of ten clients send."""
+"""Attacks by their name in the table: what two of ten clients send."""
 
 
 class BadClients(Benchmark):
-    """Accuracy of each aggregation rule where some of ten devices are hostile or broken, or lie.
+    """Accuracy of each aggregation rule if some of ten devices are hostile or broken, or lie.
 
-    Attacks are those of two devices, and means of three seeds. Lies are about what a rule does not look at, by one
-    or two devices, with one seed.
+    An attack comes from two devices; its accuracy is the mean over three seeds. A lie concerns values that a rule
+    does not check; it comes from one or two devices and is run with one seed.
     """
 
     name = "bad-clients"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return every attack and every lie by every rule."""
+        """Return every attack and every lie under every rule."""
         attacks = {f"{rule} | {each}": (rule, each) for each in ATTACKS for rule in RULES}
         lies = {
             f"{rule} | {name} | {liars}": (rule, name, liars)
@@ -196,7 +196,7 @@ class BadClients(Benchmark):
         return {**attacks, **lies}
 
     def run(self, rule: str, name: str, liars: int | None = None) -> Row:
-        """Train digits under one attack or lie, by one rule."""
+        """Train on digits under one attack or lie, with one rule."""
         torch.set_num_threads(1)
         if liars is not None:
             lie = LIES[name]
@@ -213,7 +213,7 @@ class BadClients(Benchmark):
         }
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return accuracies in % by rule and attack, and by lie and rule."""
+        """Return accuracies in %: of attacks by rule and attack, of lies by lie and rule."""
 
         def accuracy(name: str) -> str:
             return f"{100 * rows[name]['accuracy']:.1f}" if name in rows else ""
@@ -234,7 +234,7 @@ class BadClients(Benchmark):
 
 
 def scenario_of(rule: str, lie: Lie | None = None) -> Scenario:
-    """Return the scenario of a lie, or of an attack."""
+    """Return the scenario that a lie is run in; without a lie, the scenario of the attacks."""
     elastic = lie is None or lie.elastic
     method: dict[str, Any] = {"policy": "elastic" if elastic else "full", "rule": rule}
     if lie is not None:
@@ -272,7 +272,7 @@ def trained(
     bad: Collection[int],
     others: Attack | None = None,
 ) -> RunResult:
-    """Run a scenario with these bad clients, and return what came of it."""
+    """Run a scenario with the clients of the numbers ``bad`` sending the attack, and return its result."""
     method = next(each for each in scenario.methods if each.name == rule)
     manifest = Manifest.of(scenario_model(scenario, None, seed))
     profile = _profile(scenario.model.name)

@@ -1,4 +1,4 @@
-"""A benchmark: its cases, how they are run, and the tables that its rows make."""
+"""The base class of benchmarks: cases, how they are run, and the tables that are made of their rows."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ __all__ = [
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Mapping[str, Mapping[str, Any]]
 
-# A list of nothing but numbers; a string cannot hold the line break.
+# A list that holds only numbers. A string in JSON cannot contain a line break, so none is matched.
 _NUMBERS = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')
 
 
 @dataclass(frozen=True)
 class Request:
-    """Which cases are asked for, and where files are.
+    """Which cases to run, and the folders of files.
 
     Attributes
     ----------
@@ -54,9 +54,9 @@ class Request:
     tasks, methods : sequence of str
         Names to run; all if empty.
     seeds : sequence of int
-        Seeds to run; the benchmark's own if empty.
+        Seeds to run; the benchmark's own seeds if empty.
     settings : mapping of str to str
-        Further settings by name, for benchmarks that have some.
+        Further settings by name, for benchmarks that take some.
     """
 
     folder: Path
@@ -70,18 +70,18 @@ class Request:
 class Benchmark(ABC):
     """One question, answered by rows that are measured case by case.
 
-    Cases run in processes of their own. Rows are stored after each case, so that an interrupted run goes on.
+    Cases run in processes of their own. Rows are stored after each case, so that an interrupted run can resume.
 
     Attributes
     ----------
     name : str
         Name of the command, and of its marks in documents.
     file : str
-        Name of the file of rows, without its ending; follows from the name if empty.
+        Name of the file of rows, without its suffix; derived from ``name`` if empty.
     seeds : tuple of int
-        Seeds of its cases, where it has any.
+        Seeds of the cases; empty for a benchmark without seeds.
     fresh_process : bool
-        Whether each case has a process that nothing ran in before, as peaks of memory need it.
+        Whether each case gets a new process, as measurements of peak memory need it.
     """
 
     name: ClassVar[str]
@@ -91,9 +91,10 @@ class Benchmark(ABC):
 
     @abstractmethod
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return the arguments of `run` by the name of each row.
+        """Return the arguments of `run` for each case, by the name of its row.
 
-        Called again once all of these are measured, with their rows: later cases may follow from earlier ones.
+        It is called again, with the rows, when all these cases are measured: later cases may depend on earlier
+        rows.
         """
 
     @abstractmethod
@@ -102,17 +103,17 @@ class Benchmark(ABC):
 
     @abstractmethod
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return the tables of these rows by name: cells are text; ``attrs["notes"]`` are lines below a table."""
+        """Return the tables of these rows, by name. Cells are text; ``attrs["notes"]`` are lines below a table."""
 
     def summary(self, row: Mapping[str, Any]) -> str:
-        """Return what is said of a row once it is measured."""
+        """Return the text to print about a row when it is measured."""
         del row
         return ""
 
     def measure(
         self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
     ) -> None:
-        """Measure all cases that the table does not have yet."""
+        """Measure all cases whose rows are not in the table yet."""
         while cases := _missing(self.cases(request, results.rows), results):
             add_missing(
                 results, self.run, cases, workers, tell, self.summary, fresh=self.fresh_process
@@ -120,16 +121,16 @@ class Benchmark(ABC):
 
 
 class Results:
-    """Rows of a benchmark by name, stored after each one.
+    """Rows of a benchmark by name, written to a file after each one.
 
-    Several processes may fill one table: each takes over what others have added when it adds a row.
+    Several processes may fill one table: when a process adds a row, it first reads the rows that others have added.
 
     Parameters
     ----------
     path : Path
         The JSON file.
     fresh : bool
-        Whether rows of an earlier run are measured again.
+        Whether to measure the rows of an earlier run again.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
@@ -138,7 +139,7 @@ class Results:
         self._fresh = fresh
 
     def add(self, name: str, row: Row) -> None:
-        """Enter one row and write the table with machine, versions and date."""
+        """Add one row, and write the table with the machine, versions and date."""
         with self._alone():
             self.rows = self.rows if self._fresh else self._stored() | self.rows
             self._fresh = False
@@ -155,9 +156,9 @@ class Results:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other processes from adding a row meanwhile."""
+        """Keep other processes from adding a row inside the block."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Of the folder, for the table itself is replaced with each row.
+        # The lock is on the folder, since each new row replaces the file of the table.
         handle = os.open(self.path.parent, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -167,12 +168,12 @@ class Results:
 
 
 def chosen_tasks(names: Iterable[str], known: Iterable[str], *, what: str = "task") -> list[str]:
-    """Return the names that were asked for, or else all.
+    """Return the names that were asked for, by default all known names.
 
     Raises
     ------
     ScenarioError
-        If one is unknown.
+        If a name is unknown.
     """
     every = list(known)
     chosen = list(names) or every
@@ -194,9 +195,9 @@ def add_missing(
     *,
     fresh: bool = False,
 ) -> None:
-    """Measure the cases that a table does not have in processes of their own, and add each row as it is finished.
+    """Measure the cases that a table lacks, in processes of their own, and add each row when it is finished.
 
-    Whatever ends this early, Ctrl-C included, ends the cases at work as well; they end too when this process is
+    If the call ends early, by Ctrl-C for example, the running cases end too. They also end if this process is
     killed.
 
     Parameters
@@ -204,15 +205,15 @@ def add_missing(
     results : Results
         The table.
     run : callable
-        ``run(*arguments)`` returns a row; importable, as it is called in other processes.
+        ``run(*arguments)`` returns a row. It must be importable, since other processes call it.
     cells : mapping of str to tuple
-        Arguments by the name of the row.
+        Arguments of ``run`` by the name of the row.
     workers : int
-        Cases at a time.
+        Number of cases that run at the same time.
     tell, said : callable
-        ``tell`` is given a line for each row, which ends in ``said(row)``.
+        ``tell`` gets a line of text for each row; the line ends in ``said(row)``.
     fresh : bool
-        Whether each case has a process of its own.
+        Whether each case runs in a process of its own.
     """
     missing = _missing(cells, results)
     if not missing:
@@ -230,12 +231,12 @@ def _missing(cells: Mapping[str, tuple[Any, ...]], results: Results) -> dict[str
 
 
 def _in_one_line(numbers: re.Match[str]) -> str:
-    """Return a list of numbers in one line: a curve has hundreds of them."""
+    """Return a list of numbers on one line, since a curve has hundreds of numbers."""
     return f"[{', '.join(part.strip() for part in numbers[1].split(','))}]"
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Return a table in Markdown, its index in the first column, and its notes below.
+    """Return a table in Markdown, with the index in the first column and the notes below.
 
     >>> print(markdown(pd.DataFrame({"accuracy": {"full": "90.1"}}).rename_axis("method")))
     | method | accuracy |
@@ -253,9 +254,9 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def fill(text: str, benchmark: Benchmark, rows: Rows) -> str:
-    r"""Return a document with a benchmark's tables between their marks.
+    r"""Return a document with the tables of a benchmark inserted between their marks.
 
-    The table ``birds`` of the benchmark ``lora`` stands between ``<!-- lora birds -->`` and ``<!-- end -->``.
+    The table ``birds`` of the benchmark ``lora`` goes between ``<!-- lora birds -->`` and ``<!-- end -->``.
     """
     tables = benchmark.tables(rows)
 

@@ -1,4 +1,4 @@
-"""Check that the trainer holds the speed-up that was asked for."""
+"""Check that the trainer reaches the requested speed-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.measured import measure_plan
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 
-# Registers models.
+# Imported to register models.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 
 __all__ = ["BENCHMARK", "SpeedUps"]
@@ -27,16 +27,16 @@ _BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 60
 
 
 class SpeedUps(Benchmark):
-    """Speed-ups asked and achieved by four models, one thread and its CPU time.
+    """Requested and achieved speed-ups of four models, by the CPU time of one thread.
 
-    The trainer corrects its plan while it trains; each plan is then timed in turn with full steps of the same
-    model, and weighted by the steps for which it was in force.
+    The trainer corrects its plan during training. Each plan is then timed in alternation with full steps of the
+    same model, and weighted by the number of steps that it was used for.
     """
 
     name = "budget"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return each model under each speed-up."""
+        """Return each model with each speed-up."""
         return {
             f"{name.removeprefix('torchvision:')} at {speedup}": (name, speedup)
             for name in _MODELS
@@ -44,7 +44,7 @@ class SpeedUps(Benchmark):
         }
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return what each model achieved, and the largest speed-up of a step, the lowest of its profiles."""
+        """Return each model's achieved speed-ups, and its largest possible speed-up: the lowest of its profiles."""
         found: dict[str, dict[str, str]] = {}
         floors: dict[str, float] = {}
         for name, row in rows.items():
@@ -57,7 +57,7 @@ class SpeedUps(Benchmark):
         return {"achieved": pd.DataFrame.from_dict(found, orient="index").rename_axis("model")}
 
     def run(self, name: str, speedup: float) -> Row:
-        """Train one model under one speed-up."""
+        """Train one model with one speed-up."""
         torch.set_num_threads(1)
         model = build_model(name, (3, _PIXELS, _PIXELS), _CLASSES, seed=0).train()
         batches = _batches()

@@ -1,4 +1,4 @@
-"""How much code there is, how much of it a device loads, and what one fit and one round walk through."""
+"""Measure the size of the code, the part that a device loads, and the calls in one fit and in one round."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _IGNORED = (
 
 
 class CodeSize(Benchmark):
-    """Code, files, names and walks of checkouts, given as ``--set now=. --set before=FOLDER``.
+    """Lines, files, names and call walks of checkouts, given as ``--set now=. --set before=FOLDER``.
 
-    A line of code is one that is no docstring, comment or blank. A walk goes from function to function in the order
-    of their first calls; a stay is one of its stretches in a file, and all in a file but its first are returns.
-    CPU seconds, of imports with torch and Flower included, are medians of seven.
+    A line of code is neither docstring nor comment nor blank. A walk visits functions in the order of their first
+    calls. A stay is an uninterrupted part of a walk in one file; every stay in a file after its first is a return.
+    CPU seconds are medians of seven imports, torch and Flower included.
     """
 
     name = "code-size"
@@ -62,7 +62,7 @@ class CodeSize(Benchmark):
         return {name: (Path(folder).resolve(),) for name, folder in request.settings.items()}
 
     def run(self, checkout: Path) -> Row:
-        """Look at one checkout."""
+        """Measure one checkout."""
         row: Row = sizes(checkout)
         walks = json.loads(_run(checkout, [sys.executable, str(paths_taken.__file__)]))
         row |= {f"{act}: {what}": n for act, walk in walks.items() for what, n in walk.items()}
@@ -73,7 +73,7 @@ class CodeSize(Benchmark):
         return row
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return a column for each checkout."""
+        """Return a table with one column for each checkout."""
         table = pd.DataFrame(
             {
                 name: {what: _text(value) for what, value in row.items()}
@@ -88,12 +88,12 @@ def _text(value: float) -> str:
 
 
 def sizes(checkout: Path) -> dict[str, int]:
-    """Return lines of code, files and exported names of library and laboratory, and their tests' functions.
+    """Return lines of code, files and exported names of library and laboratory, and the number of test functions.
 
     Raises
     ------
     ElasticError
-        If the folder holds no library.
+        If the folder does not contain the library.
     """
     if not (checkout / _PARTS["library"]).is_dir():
         raise ElasticError(f"{checkout} holds no folder fl_elastic: give the folder of a checkout")
@@ -114,7 +114,7 @@ def sizes(checkout: Path) -> dict[str, int]:
 
 
 def code_lines(text: str) -> int:
-    """Return how many lines of a module hold code: no docstring, comment or blank.
+    """Return the number of lines of a module that hold code: not docstrings, comments or blank lines.
 
     >>> code_lines('def f():  # a comment' + chr(10) + '    "What it does."' + chr(10) + '    return 1')
     2

@@ -1,4 +1,4 @@
-"""Every method of unequal clients in the same simulated fleets: accuracy, time, bytes, and what choosing takes."""
+"""Compare all methods for unequal clients in the same simulated fleets: accuracy, time, bytes, cost of choosing."""
 
 from __future__ import annotations
 
@@ -45,24 +45,25 @@ from fl_elastic_simulations.scenario.scenario import Scenario
 __all__ = ["BENCHMARK", "Cells", "Federation", "federation_cell", "sooner", "task_costs"]
 
 Cells: TypeAlias = Mapping[int, Mapping[str, Any]]
-"""Rows of one method in one task by seed."""
+"""Rows of one method in one task, by seed."""
 
-# Headers of messages make a round a little longer than its numbers do.
+# Margin of a round's time, since message headers add a little to the bytes of its arrays.
 _SPARE = 1.01
 _DECIMALS = 4
 
 
 class Federation(Benchmark):
-    """Accuracy, time and bytes of every method of unequal clients in the same simulated fleets.
+    """Accuracy, time and bytes of all methods for unequal clients in the same simulated fleets.
 
-    All methods of a task get the simulated time in which the reference, FedAvg waiting for its slowest client, does
-    its rounds, and the same measured costs of training and of choosing, which are kept beside the table.
+    All methods of a task get the simulated time that the reference, FedAvg waiting for its slowest client, needs
+    for its rounds. They also share the measured costs of training and of choosing, which are stored beside the
+    table.
     """
 
     name = "federation"
     tasks: ClassVar[Mapping[str, FederationTask]] = TASKS
     columns: ClassVar[Mapping[str, FederationTask]] = TASKS
-    """Tasks that have a column in tables."""
+    """Tasks that get a column in tables."""
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
         """Return every method of every task with every seed."""
@@ -80,7 +81,7 @@ class Federation(Benchmark):
         }
 
     def task(self, name: str) -> FederationTask:
-        """Return a task as it is run."""
+        """Return the task of this name as it is to be run."""
         return self.tasks[name]
 
     def run(
@@ -96,7 +97,7 @@ class Federation(Benchmark):
         )
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return accuracies with time and bytes to that of waiting, and what choosing takes."""
+        """Return the table of accuracies, with time and bytes relative to waiting, and that of choosing costs."""
         return {
             "accuracy": self.by_task(rows, self._accuracy),
             "charges": self.by_task(rows, self._charges),
@@ -105,7 +106,7 @@ class Federation(Benchmark):
     def by_task(
         self, rows: Rows, cell: Callable[[Cells, Cells], str], against: str = REFERENCE
     ) -> pd.DataFrame:
-        """Return a table of methods by tasks, a cell of which is made of the method's rows and the reference's."""
+        """Return a table of methods by tasks whose cells are computed from a method's rows and the reference's."""
         columns = {}
         methods = methods_of(self.columns)
         for name, task in self.columns.items():
@@ -144,7 +145,7 @@ class Federation(Benchmark):
         )
 
     def of_seeds(self, count: int) -> str:
-        """Say of how many seeds a figure is, where it is not of those with which every cell is run.
+        """Return a note on the number of seeds behind a figure, empty if it is the usual number.
 
         >>> BENCHMARK.of_seeds(1), BENCHMARK.of_seeds(3), BENCHMARK.of_seeds(5)
         (' [1 of 3 seeds]', '', ' [5 seeds]')
@@ -155,7 +156,7 @@ class Federation(Benchmark):
 
 
 def cells_of(rows: Rows, task: str, method: str) -> dict[int, Mapping[str, Any]]:
-    """Return the rows of a method in a task by seed."""
+    """Return the rows of a method in a task, by seed."""
     begin = f"{task} | {method} | "
     return {
         int(name.removeprefix(begin)): row for name, row in rows.items() if name.startswith(begin)
@@ -165,17 +166,18 @@ def cells_of(rows: Rows, task: str, method: str) -> dict[int, Mapping[str, Any]]
 def sooner(
     cell: Mapping[str, Any], reference: Mapping[str, Any]
 ) -> tuple[float, float, float] | None:
-    """Return the reference's time, uplink and bytes both ways to its own final accuracy over the method's.
+    """Return how many times sooner a method reaches the reference's final accuracy than the reference does.
 
-    Those of the first test that reaches it; None if the method never does. Tests come at the same times for all,
-    so that a method is not helped or delayed by how long its rounds are.
+    The ratios are those of simulated time, bytes uplink and bytes both ways, each at the first test that reaches
+    this accuracy; None if the method never does. Tests come at the same times for all methods, so that the
+    length of a method's rounds neither helps nor delays it.
 
     >>> slow = {"final_accuracy": 0.5, "curve": [[4.0, 8, 8, 0.4], [8.0, 16, 16, 0.5]]}
     >>> fast = {"final_accuracy": 0.6, "curve": [[2.0, 2, 2, 0.5], [4.0, 8, 8, 0.6]]}
     >>> sooner(fast, slow)
     (4.0, 8.0, 8.0)
     """
-    # As exact as points of a curve are: else waiting might not reach what it ends at.
+    # Rounded like the points of a curve: otherwise the reference might never reach its own final accuracy.
     target = round(reference["final_accuracy"], _DECIMALS)
     reached = []
     for row in (cell, reference):
@@ -190,9 +192,9 @@ def sooner(
 def task_costs(
     name: str, task: FederationTask, folder: Path, data_root: str
 ) -> tuple[CostProfile, ChoosingCosts]:
-    """Return what a task's clock goes by: costs of training and of choosing, as stored, or else measured now.
+    """Return the costs of training and of choosing in a task, as stored, or measured now.
 
-    Both are measured at the same time, so that one is as fast as the other.
+    Both are measured in one go, so that the machine is equally fast for both.
     """
     costs = task.costs or name
     path, beside = folder / f"{costs}.json", folder / f"{costs}-choosing.json"
@@ -216,7 +218,8 @@ def federation_cell(
     profile, choosing = task_costs(name, task, costs, data_root)
     scenario = _timed(task, profile)
     section = next(each for each in scenario.methods if each.name == method_key(method))
-    # Clients would refuse one by one, in every round, and the row would say that the method gains nothing.
+    # If a cost were missing, each client would refuse in every round, and the row would show no gain for the
+    # method.
     choosing.refuse_missing(section, {client.device.name for client in scenario.clients})
     started = time.process_time()
     with quiet_log(), tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch:
@@ -227,7 +230,7 @@ def federation_cell(
 
 
 def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
-    """Return the scenario with the simulated time of the reference's rounds."""
+    """Return the scenario, limited to the simulated time that the reference needs for its rounds."""
     bandwidth = bandwidth_of(task, profile)
     slowest = max(slowdown for slowdown, _ in task.speeds)
     sent = float(profile.parameter_bytes.sum())
@@ -238,9 +241,9 @@ def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
 
 
 def _row(run: RunResult) -> Row:
-    """Return what is kept of a run: final figures, and tests that are better than all before, with the last one.
+    """Return the stored row of a run: the final figures, and the tests better than all before, with the last one.
 
-    A point of the curve is simulated seconds, bytes up and down until then, and accuracy.
+    A point of the curve holds simulated seconds, uplink and downlink bytes so far, and accuracy.
     """
     history, last = pd.DataFrame(run.history), run.history[-1]
     curve = history[["simulated_seconds", "uplink_bytes", "downlink_bytes", "accuracy"]]
@@ -261,7 +264,7 @@ def _row(run: RunResult) -> Row:
 
 
 def best_so_far(curve: list[list[float]]) -> list[list[float]]:
-    """Return the tests after a round that are better than all before them, and the last test.
+    """Return the tests after a round that are better than all tests before them, and the last test.
 
     >>> best_so_far([[0, 0, 0, 0.9], [1, 2, 2, 0.3], [2, 4, 4, 0.2], [3, 6, 6, 0.4], [4, 8, 8, 0.4]])
     [[1, 2, 2, 0.3], [3, 6, 6, 0.4], [4, 8, 8, 0.4]]

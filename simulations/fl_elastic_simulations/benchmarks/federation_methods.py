@@ -1,4 +1,4 @@
-"""The methods that the federation benchmark compares, as the tables of a scenario."""
+"""Methods that the federation benchmark compares, as tables of a scenario."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["CLOSED_FORM", "METHODS", "OURS", "READ", "REFERENCE", "SAME_HEAD", "
 Table = dict[str, Any]
 
 REFERENCE = "fedavg, waiting"
-"""Whose final accuracy is the target, and whose time and bytes the others' are compared with."""
+"""Method whose final accuracy is the target, and to whose time and bytes those of the others are compared."""
 
 OURS = "fl_elastic"
 
 SAME_HEAD = "fewer full steps, solved head"
-"""The strongest plain rival across rounds."""
+"""The strongest plain competitor in the benchmark across rounds."""
 
 READ = "closed form, chosen places"
-"""A head in closed form that chooses where in the model it reads."""
+"""Method that solves a head in closed form at places of the model that it chooses itself."""
 
 _FULL: Table = {"policy": "full"}
-# Where clients differ, rounds pull to and fro: the server goes a longer way along what they agree on, further
-# still while rounds agree, and tests and hands out the mean of its last models. With BatchNorm it never goes
-# further than the clients did.
+# If clients differ, the aggregates of successive rounds point in different directions. The server takes larger
+# steps along what clients agree on, and larger ones still while rounds agree. It tests and sends out the mean of
+# its last models. With BatchNorm it never goes further than the clients did.
 _SERVER: Table = {"server_optimizer": "agreement", "server_rate": 1.5, "average": 0.9}
 _OURS: Table = {"policy": "elastic", "rule": "contributors"} | _SERVER
 
@@ -41,11 +41,12 @@ METHODS: dict[str, Table] = {
     "fedel, free probe, our server": {"peer": "fedel_free_probe"} | _SERVER,
     "heterofl": {"peer": "heterofl"},
 }
-"""By the name in the table; what is not said has the defaults of a scenario.
+"""Methods by their name in the table; settings that are not given have the defaults of a scenario.
 
-Under a deadline each pays for what it needs to know. Whoever trains everything, and ``heterofl``, must know the
-time of its own steps, which it sees as it trains: nothing is charged. All others pay for a cost profile in each
-client's first fit, and for a choice in each fit where not everything fits; ``fedel`` also for its probes.
+Under a deadline each method is charged for what it needs to know. A method that trains everything, and
+``heterofl``, needs only the time of its own steps, which it sees in training: it is charged nothing. All others
+are charged for a cost profile in each client's first fit, and for a choice in each fit in which not everything
+fits; ``fedel`` also for its probes.
 """
 
 _SOLVED: Table = {"round_zero": "closed_form"}
@@ -63,34 +64,34 @@ CLOSED_FORM: dict[str, Table] = {
     f"{READ}, 640 numbers at most": _ONE_PASS | {"read": "auto>640"},
     f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
 }
-"""One pass, no step: from what enters the last layer, from the input, from where the fleet's sums say."""
+"""Methods of one pass and no step: a head on the last layer's input, on the model's input or at chosen places."""
 
-# Changes go up as 8 bits; what comes down is what everybody trains from, so 16.
+# Updates are sent with 8 bits. The model is sent down with 16, since all clients train from it.
 _SMALL: Table = {"codec": "int8", "downlink_codec": "fp16"}
 
 
 def across_rounds(cut: str) -> dict[str, Table]:
-    """Return methods that keep from round to round what they found, and plain ones beside them.
+    """Return methods that keep heads or features from round to round, and plain ones to compare with.
 
-    Under a solved head the model is tested as it was when its head was last solved for.
+    With a solved head, the model is tested as it was when its head was last solved.
 
     Parameters
     ----------
     cut : str
-        The module from which on the fixed cut trains.
+        Module at which the fixed cut lies: it and all later modules are trained.
     """
     fixed: Table = {"cut": f"fixed:{cut}"}
     return {
         REFERENCE: METHODS[REFERENCE],
         **CLOSED_FORM,
         "fewer full steps, our server": METHODS["fewer full steps, our server"],
-        # The strongest plain rival gets the same help: the head in closed form, solved for again and again.
+        # The strongest plain competitor also gets a head in closed form that is solved again and again.
         SAME_HEAD: _FEWER | _SOLVED,
         "bias only, solved head": {"policy": "bias"} | _SOLVED,
         "last layers, solved head": {"policy": "last_k"} | _SOLVED,
-        # Other layers in every fit, the head always up to date: LISA, with what a device can afford.
+        # Different layers in every fit and an up-to-date head: LISA, with as many layers as a device can afford.
         "random layers, solved head": {"policy": "random"} | _SOLVED,
-        # Published ones choose by themselves, and train the head as well.
+        # Published methods choose for themselves, and train the head too.
         "timelyfl, solved head": {"peer": "timelyfl"} | _SOLVED,
         "fedel, solved head": {"peer": "fedel"} | _SOLVED,
         "fixed cut, solved head": _FEWER | fixed | _SOLVED,

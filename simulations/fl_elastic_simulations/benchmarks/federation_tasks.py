@@ -1,4 +1,4 @@
-"""The federations of the benchmark: data, fleet and how long they run."""
+"""Tasks of the federation benchmark: data, fleet and length of the run."""
 
 from __future__ import annotations
 
@@ -34,35 +34,37 @@ Table = dict[str, Any]
 _SENDING_SHARE = 0.05
 _TESTS = 40
 SEEDS = (0, 1, 2)
-"""With which every cell of the table is run."""
+"""Seeds with which every cell of the table is run."""
 
 
 @dataclass(frozen=True)
 class FederationTask:
-    """One federation.
+    """One federation of the benchmark.
 
     Attributes
     ----------
     title : str
-        For tables.
+        Title of the task in tables.
     data : dict
-        The scenario's section.
+        Data section of the scenario.
     model : str
-        Registered model.
+        Name of a registered model.
     speeds : tuple of (float, int)
         Slowdown and number of clients of each device class.
     training : dict
-        The scenario's section, besides rounds and time.
+        Training section of the scenario, without rounds and time.
     reference_rounds : int
-        Rounds of the reference that waits for everyone; all methods get the simulated time that these take.
+        Rounds of the reference, which waits for all clients. All methods get the simulated time that these rounds
+        take.
     weights : str, optional
         File of pretrained weights in the data folder.
     methods : dict
-        Tables of methods by name.
+        Scenario tables of the methods, by name.
     memory_bytes : dict of float to int
-        What a device may use for training, by its slowdown; classes that are not there may use what they need.
+        Bytes that a device may use for training, by its slowdown. Classes that are missing may use what they need.
     costs : str
-        Task whose measured costs count, where it is not this one: the same fleet and training, run for longer.
+        Task whose measured costs apply, for a task with the same fleet and training that runs longer; by default
+        the task's own.
     """
 
     title: str
@@ -123,7 +125,7 @@ TASKS: dict[str, FederationTask] = {
         weights="weights/mobilenet_v2_imagenet_onnx7_backbone.npz",
     ),
 }  # fmt: skip
-"""By the name on the command line."""
+"""Tasks by their name on the command line."""
 
 _SIGNS = FederationTask(
     title="Traffic signs at 64 pixels, pretrained MobileNetV2",
@@ -144,15 +146,15 @@ _SIGNS = FederationTask(
 PRETRAINED: dict[str, FederationTask] = {
     "birds-pretrained": replace(
         TASKS["birds-independent-0.3"],
-        # SGD at the rate that suits a head that begins at nothing destroys one that was solved for.
+        # AdamW, since SGD at the rate that suits a new head at zero destroys a solved head.
         training={
             "local_steps": 6, "batch_size": 16, "optimizer": "adamw", "learning_rate": 0.0003,
         },
         methods=across_rounds("features.14"),
     ),
-    # Far from what the weights were trained on: features of the middle say more than the last ones.
+    # Far from the data that the weights were trained on: intermediate features are more useful than the last ones.
     "signs-pretrained": _SIGNS,
-    # Things that ImageNet knows, from small lossy images, and slow devices with labels that nobody else holds.
+    # Objects that ImageNet covers, in small lossy images. Slow devices hold labels that no other device holds.
     "objects-pretrained": replace(
         _SIGNS,
         title="CIFAR-10 at 64 pixels, correlated, pretrained MobileNetV2",
@@ -163,8 +165,9 @@ PRETRAINED: dict[str, FederationTask] = {
         },
         methods=across_rounds("features.14"),
     ),
-    # Roughly as a laptop, a Pi 5, a Pi 4 and a Pi Zero 2 W are to each other. What PyTorch and the system leave of
-    # the last one's 512 MB does not hold a step that trains the whole model, and most photographs are on these.
+    # Speeds are roughly those of a laptop, a Pi 5, a Pi 4 and a Pi Zero 2 W. The memory that PyTorch and the system
+    # leave of the 512 MB of the last one is too small for a step that trains the whole model. Most photographs are
+    # on these devices.
     "birds-pi-fleet": replace(
         TASKS["birds-independent-0.3"],
         title="Birds on a laptop and three kinds of Pi, pretrained MobileNetV2",
@@ -181,11 +184,11 @@ PRETRAINED: dict[str, FederationTask] = {
         memory_bytes={16.0: 128 << 20},
     ),
 }  # fmt: skip
-"""Tasks of the benchmark across rounds, by the name on the command line."""
+"""Tasks of the benchmark across rounds, by their name on the command line."""
 
 
 def _long(name: str, rounds: int, *methods: str) -> FederationTask:
-    """Return a task of few methods that lasts for so many rounds of waiting, by the clock of a shorter one."""
+    """Return a task with few methods for ``rounds`` rounds of waiting, with the costs of a shorter task."""
     task = PRETRAINED[name]
     return replace(
         task,
@@ -200,18 +203,18 @@ CONVERGED: dict[str, FederationTask] = {
     "birds-converged": _long("birds-pretrained", 60, REFERENCE),
     "signs-converged": _long("signs-pretrained", 60, REFERENCE),
 }
-"""How far plain methods get in the end, which those above are to reach sooner."""
+"""Long runs of plain methods, whose final accuracies the methods above should reach sooner."""
 
 LONGER: dict[str, FederationTask] = {
     "signs-longer": _long("signs-pretrained", 30, "moving cut, solved head", SAME_HEAD),
 }
-"""Methods that in the time of the table get less far than that."""
+"""Longer runs of methods that do not reach those accuracies in the time of the table."""
 
 
 def bandwidth_of(task: FederationTask, profile: CostProfile) -> float:
-    """Return the bytes per second with which sending the model takes 5 % of the fastest class's training.
+    """Return the bytes per second at which sending the model takes 5 % of the training time of the fastest class.
 
-    That is about its share in FedEL's testbed; rounds here have few steps of small models.
+    This is about the share in FedEL's testbed. Rounds here have few steps of small models.
     """
     training = float(task.training["local_steps"] * profile.full_step_seconds)
     return float(profile.parameter_bytes.sum()) / (_SENDING_SHARE * training)
@@ -222,18 +225,18 @@ def task_scenario(
     bandwidth: float = 1e9,
     seconds: float | None = None,
 ) -> Scenario:
-    """Return the scenario of a task: as many rounds as fit into the simulated time, or the reference's.
+    """Return the scenario of a task: as many rounds as fit into ``seconds``, by default the reference's.
 
-    The deadline of a round is the time in which the fastest class trains and sends everything, as in FedEL.
+    The deadline of a round is the time that the fastest class needs to train and send everything, as in FedEL.
 
     Parameters
     ----------
     task : FederationTask
-        Which.
+        Task of the benchmark.
     bandwidth : float
-        Bytes per second to the server; from it twice as many.
+        Uplink bytes per second; the downlink is twice as fast.
     seconds : float, optional
-        Simulated time, with forty tests at equal intervals.
+        Simulated time of the run, with forty tests at equal intervals.
     """
     reference = REFERENCE if REFERENCE in task.methods else next(iter(task.methods))
     table: Table = {
@@ -271,5 +274,5 @@ def methods_of(tasks: Mapping[str, FederationTask]) -> dict[str, Table]:
 
 
 def method_key(name: str) -> str:
-    """Return the name of a method as a scenario may have it."""
+    """Return the name of a method in the form that a scenario accepts."""
     return name.replace(", ", "-").replace(" ", "-").replace("/", "-")

@@ -28,27 +28,27 @@ from fl_elastic_simulations.data.episodes import Episode, PseudoQueries, sample_
 __all__ = ["EPISODES", "few_shots_row", "keep_few_shots_costs"]
 
 EPISODES = 40
-"""Of a seed."""
+"""Number of episodes for each seed."""
 _ITERATIONS, _PIXELS, _MOST_WAYS, _MOST_SUPPORT, _RATE = 10, 40, 8, 25, 3e-4
 
 
 def few_shots_row(
     method: Method, seed: int, root: str, costs: Path, episodes: int
 ) -> dict[str, Any]:
-    """Adapt to each episode of a seed; return means over them, and the accuracy of each.
+    """Adapt to each episode of a seed; return means over the episodes, and the accuracy of each.
 
     Parameters
     ----------
     method : Method
-        How to adapt.
+        Way to adapt.
     seed : int
-        Which episodes; they are the same for every method.
+        Seed that episodes are drawn with; every method gets the same episodes.
     root : str
-        Where the datasets are.
+        Folder of the datasets.
     costs : Path
         The file of `keep_few_shots_costs`.
     episodes : int
-        How many.
+        Number of episodes.
     """
     torch.set_num_threads(1)
     data, profile = load_dataset("gtsrb", root), load_profile(costs)
@@ -68,7 +68,7 @@ def few_shots_row(
 
 
 def _by_weight_norms(named: str | Callable[[], Policy]) -> Policy:
-    """Return the policy; channels that it has no score of its own for are chosen by the norms of their weights."""
+    """Return the policy; without a channel score of its own it chooses channels by the norms of their weights."""
     policy = POLICIES.make(named) if isinstance(named, str) else named()
     if policy.needs.channel_score is None:
         policy.needs = replace(policy.needs, channel_score="l2")
@@ -116,13 +116,13 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _backbone(root: str, ways: int | None = None) -> nn.Module:
-    """Return the network, without a head if there are no ways."""
+    """Return the network, without a head if ``ways`` is None."""
     model = pretrained_mobilenet(root, ways or 10)
     if ways is None:
         model.classifier = nn.Identity()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            # Support sets are small: norms keep the statistics of pre-training.
+            # Support sets are small, so BatchNorm keeps the statistics of pretraining.
             module.momentum = 0.0
     return model
 

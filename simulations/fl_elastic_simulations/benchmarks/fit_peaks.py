@@ -1,4 +1,4 @@
-"""Whether first fits hold memory budgets: peaks of fresh processes on eight models of unlike kinds."""
+"""Check whether first fits hold memory budgets, by peaks of fresh processes on eight different models."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _STEPS = 4
 
 
 class FitPeaks(Benchmark):
-    """Peaks of first fits under a quarter and an eighth of what a full step keeps, each in a process of its own.
+    """Peak memory of first fits with budgets of a quarter and an eighth of what a full step keeps.
 
-    A peak is that of the resident set from before the fit until the update is handed over, above the one that the
-    same process reached by one inference of the same batch.
+    Each fit runs in a process of its own. Its peak is the largest resident set from before the fit until the update
+    is handed over, minus the peak of the same process in one inference of the same batch.
     """
 
     name = "fit-peaks"
     fresh_process = True
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return plain full steps of each model, and then its fits under shares of what one of them keeps."""
+        """Return plain full steps of each model, then its fits with shares of the bytes that a full step keeps."""
         cases: dict[str, tuple[Any, ...]] = {f"{name} | full": (name,) for name in UNLIKE_MODELS}
         for name in UNLIKE_MODELS:
             if full := rows.get(f"{name} | full"):
@@ -50,7 +50,7 @@ class FitPeaks(Benchmark):
         return cases
 
     def run(self, name: str, memory: float | None = None) -> Row:
-        """Fit one model once under a budget of bytes, or take plain full steps without one."""
+        """Fit one model once with a budget of ``memory`` bytes, or take plain full steps without a budget."""
         torch.set_num_threads(1)
         kind = UNLIKE_MODELS[name]
         model, batch = kind.model(), kind.batch()
@@ -64,7 +64,7 @@ class FitPeaks(Benchmark):
         return _fit(model, batch, before, memory)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return peaks over budgets, and over what a full step keeps for plain full steps."""
+        """Return peaks relative to budgets; plain full steps are relative to the bytes that a step keeps."""
         found: dict[str, dict[str, str]] = {}
         for name in UNLIKE_MODELS:
             full = rows.get(f"{name} | full")
@@ -91,7 +91,7 @@ class FitPeaks(Benchmark):
 
 
 def _full_steps(model: nn.Module, batch: Batch, before: int) -> Row:
-    """Return the peak of plain full steps and the bytes that one keeps: saved tensors, gradients and state."""
+    """Return the peak of plain full steps, and the bytes of a step: saved tensors, gradients, optimiser state."""
     optimizer = sgd(model.parameters())
     for _ in range(_STEPS):
         optimizer.zero_grad(set_to_none=True)
@@ -105,7 +105,7 @@ def _full_steps(model: nn.Module, batch: Batch, before: int) -> Row:
 
 
 def _fit(model: nn.Module, batch: Batch, before: int, memory: float) -> Row:
-    """Fit under a budget and hand the update over; return the peak, and saved bytes predicted and counted."""
+    """Fit under a budget and hand the update over; return the peak, and predicted and counted saved bytes."""
     trainer = ElasticTrainer(
         model, functional.cross_entropy, sgd, budget=Budget(memory=memory),
         options=TrainerOptions(seed=0),
@@ -132,7 +132,7 @@ def _fit(model: nn.Module, batch: Batch, before: int, memory: float) -> Row:
 
 
 def _saved(trainer: ElasticTrainer, plan: Plan, batch: Batch) -> Row:
-    """Return the bytes of a step's saved tensors as they were predicted, and as hooks count them."""
+    """Return the bytes of the saved tensors of a step, as predicted and as counted by hooks."""
     assert trainer.profile is not None
     model = trainer.model
     trainer.optimizer.zero_grad(set_to_none=True)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Means over seeds and their intervals, as numbers and as the text of tables."""
+"""Means over seeds and their confidence intervals, as numbers and as text for tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def mean_text(values: Sequence[float], *, sign: bool = False) -> str:
-    """Return the mean of shares in percent, with its 95 % interval where there are several.
+    """Return the mean of shares in percent, with its 95 % interval if there are several values.
 
     >>> mean_text([0.5, 0.52]), mean_text([-0.012], sign=True)
     ('51.0 ± 12.7', '-1.2')

@@ -1,4 +1,4 @@
-"""Ways to train adapters on unequal devices: models of text and of images, pretrained here, learn other ones."""
+"""Compare ways to train adapters on unequal devices: text and image models, pretrained here, learn new tasks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = ["BASE", "BENCHMARK", "LORA", "METHODS", "SOLVED", "Adapters"]
 Table = dict[str, Any]
 
 BASE = {"plays": "base", "clothes": "base clothes"}
-"""Rows of the models before they are adapted, by task."""
+"""Names of the rows of the models before they are adapted, by task."""
 _IMAGES = "cifar10_jpegq75"
-# Of eight blocks; the devices with the least memory hold a step above the first of these, not of the second.
+# Two of eight blocks. With the least memory, a step above the first fits, one above the second does not.
 _CUT, _HALF = "block7", "block5"
 _FULL: Table = {"policy": "full"}
 
 METHODS: dict[str, Table] = {
-    # FedIT (Zhang et al., ICASSP 2024): both factors are averaged one by one.
+    # FedIT (Zhang et al., ICASSP 2024): each of the two factors is averaged by itself.
     REFERENCE: _FULL | {"budgeted": False, "stragglers": "wait"},
     "dropping": _FULL | {"budgeted": False, "stragglers": "drop"},
     "fewer steps": _FULL | {"budgeted": True},
@@ -49,14 +49,14 @@ METHODS: dict[str, Table] = {
     "ffa-lora": {"peer": "ffa_lora"},
     "flexlora-style": {"peer": "flex_lora"},
     "lisa-style": {"peer": "random_blocks"},
-    # The depth of both, without unequal ranks and with activations as they are.
+    # Depth by budget as in both papers, without unequal ranks and with unchanged activations.
     "depth by budget, legend-style": {"policy": "last_k"},
     "fixed cut": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}", "keep_features": False},
     "fixed cut, kept features": _FULL | {"budgeted": True, "cut": f"fixed:{_CUT}"},
     "cut at half, kept features": _FULL | {"budgeted": True, "cut": f"fixed:{_HALF}"},
     "fl_elastic": {"policy": "elastic"},
 }
-"""By the name in the table; what is not said has the defaults of a scenario."""
+"""Methods by their name in the table; settings that are not given have the defaults of a scenario."""
 
 _SOLVED: Table = {"round_zero": "closed_form"}
 SOLVED: dict[str, Table] = {
@@ -65,7 +65,7 @@ SOLVED: dict[str, Table] = {
     "solved head, cut at half, kept features": METHODS["cut at half, kept features"] | _SOLVED,
     "solved head, fl_elastic": METHODS["fl_elastic"] | _SOLVED,
 }
-"""Those that begin with a head in closed form, where the task's head is new and linear."""
+"""Methods that begin with a head in closed form, for tasks whose head is new and linear."""
 
 _PLAYS = FederationTask(
     title="Adapters of a language model, from documentation to plays",
@@ -78,7 +78,7 @@ _PLAYS = FederationTask(
     training={"local_steps": 8, "batch_size": 8, "optimizer": "adamw", "learning_rate": 0.003},
     reference_rounds=3,
     methods=METHODS,
-    # Holds a step that trains the adapters of the last two blocks, not one that trains all of them.
+    # A step that trains the adapters of the last two blocks fits; one that trains all adapters does not.
     memory_bytes={16.0: 32 << 20},
 )  # fmt: skip
 
@@ -95,13 +95,13 @@ LORA: dict[str, FederationTask] = {
         methods=METHODS | SOLVED | CLOSED_FORM,
     ),
 }  # fmt: skip
-"""By the name on the command line."""
+"""Tasks by their name on the command line."""
 
 
 class Adapters(Federation):
-    """Accuracy, time and bytes of ways to train adapters of models of text and images on unequal devices.
+    """Accuracy, time and bytes of ways to train adapters of text and image models on unequal devices.
 
-    The models are pretrained here once and kept in the user's cache; how good they are is a row.
+    The models are pretrained here once and kept in the user's cache; their accuracy is a row of the table.
     """
 
     name = "lora"
@@ -109,13 +109,13 @@ class Adapters(Federation):
     recipe = Recipe()
 
     def task(self, name: str) -> FederationTask:
-        """Return a task with the weights that were made here."""
+        """Return the task of this name, with the weights that were pretrained here."""
         return replace(self.tasks[name], weights=str(pretrained_file(self.recipe, name)))
 
     def measure(
         self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
     ) -> None:
-        """Pretrain models whose weights are not there, then run every method."""
+        """Pretrain the models whose weights do not exist yet, then run every method."""
         lessons: dict[str, Callable[[], Lessons]] = {
             "plays": of_documentation,
             "clothes": lambda: of_images(
@@ -130,7 +130,7 @@ class Adapters(Federation):
         super().measure(results, request, workers, tell)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return a table of means over the seeds of each method for each task."""
+        """Return a table for each task, with the means of each method over the seeds."""
         found = {}
         for name, task in self.tasks.items():
             reference = cells_of(rows, name, REFERENCE)

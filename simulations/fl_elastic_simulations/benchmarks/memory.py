@@ -1,4 +1,4 @@
-"""What a training step keeps and takes at the most, by lean layers and recomputed blocks against plain autograd."""
+"""Bytes and peak memory of a training step with lean layers and recomputed blocks, against plain autograd."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_pea
 __all__ = ["BENCHMARK", "Memory", "Subject", "memory_row", "peak_of_steps", "subject_of"]
 
 _MODELS = ("resnet18", "mobilenet_v2")
-# A full step's memory over the budget; 0 for the planner's least, with everything trained.
+# Each is a full step's memory divided by the budget; 0 stands for the planner's least with everything trained.
 _SHARES = (2, 4, 8, 16, 0)
 _PIXELS, _BATCH, _CLASSES = 128, 8, 10
 
 
 class Memory(Benchmark):
-    """Bytes and time of a step under budgets of memory: lean layers, plain autograd, full training.
+    """Bytes and time of a step under memory budgets: with lean layers, with plain autograd, and of full training.
 
-    ResNet-18 and MobileNetV2 at 128 pixels, batch 8, SGD with momentum, exact gradients. Each plan runs as it is
-    plan_applied, then with torch's own operations on exactly the same groups, and beside a step that trains
-    everything. Peaks are of fresh processes.
+    ResNet-18 and MobileNetV2 at 128 pixels, batch 8, SGD with momentum, exact gradients. Each plan runs as the
+    planner made it, then with torch's own operations on exactly the same groups, and beside a step that trains
+    everything. Peaks are those of fresh processes.
     """
 
     name = "memory"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return each model under each budget."""
+        """Return each model with each budget."""
         return {
             f"{model} | {f'1/{share}' if share else 'least'}": (model, share)
             for model in _MODELS
@@ -64,7 +64,7 @@ class Memory(Benchmark):
         return memory_row(_subject(model), share)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return what lean layers save, and peaks."""
+        """Return the table of the bytes that lean layers save, and that of peaks."""
         lines = []
         for name, row in rows.items():
             model, _, budget = name.partition(" | ")
@@ -89,13 +89,13 @@ class Subject:
     Attributes
     ----------
     name : str
-        A torchvision name; a fresh process builds the model by it.
+        Name of a torchvision model, by which a fresh process builds it again.
     model : nn.Module
-        In training mode.
+        The model in training mode.
     batches : list of batch
-        Two independent ones.
+        Two independent batches.
     profile : CostProfile
-        Measured costs.
+        Measured costs of the model's step.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Subject:
     profile: CostProfile
 
     def plan(self, policy: Policy, budget: Budget) -> Plan:
-        """Return the policy's plan; BudgetError if it refuses the budget."""
+        """Return the policy's plan; raises BudgetError if the policy refuses the budget."""
         importance = policy.needs.own_importance or "elastic"
         planner = Planner(
             self.model, classification_loss, policy=policy, budget=budget,
@@ -118,7 +118,7 @@ class Subject:
 
 
 def subject_of(name: str, model: nn.Module, batches: list[Batch]) -> Subject:
-    """Return a model on two batches of images, with its costs measured by the CPU time of one thread."""
+    """Return a model on two batches of images, with costs measured by the CPU time of one thread."""
     last = torch.channels_last
     batches = [(x.contiguous(memory_format=last), y) for x, y in batches]
     profile = profile_model(model, classification_loss, batches[0], optimizer_fn=sgd, clock="cpu")
@@ -147,14 +147,14 @@ def _full_step(of: Subject) -> tuple[Plan, int, float, int]:
 
 
 def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
-    """Return the plan at a share of a full step's memory, and the bytes and times of its three ways to run.
+    """Return the plan at a share of a full step's memory, with bytes and times of the three ways to run a step.
 
-    A budget that the policy refuses gives a row with the reason alone.
+    If the policy refuses the budget, the row holds only the budget and the reason.
     """
     full, saved_full, bytes_full, peak_full = _full_step(of)
     budget = Budget(memory=bytes_full / share if share else _least(of))
     policy = JointPolicy() if share else FullPolicy()
-    # Whole gradients alone: no channels, no filters, and no bias without its weight.
+    # Only whole gradients are allowed: no channels, no filters, and no bias without its weight.
     policy.needs = replace(policy.needs, modes=())
     try:
         plan = of.plan(policy, budget)
@@ -194,9 +194,10 @@ def _peak(of: Subject, plan: Plan) -> int:
 
 
 def peak_of_steps(name: str, shape: tuple[int, ...], plan: Plan) -> int:
-    """Take two steps of a plan in this process, the second with the optimiser's state in place; return their peak.
+    """Take two steps of a plan in this process; return their peak, in bytes above what was resident before.
 
-    A step on two smaller examples goes before, so that code is loaded and does not count.
+    The second step has the optimiser's state in memory. A step on two smaller examples goes first, so that the
+    memory of loaded code does not count.
     """
     torch.set_num_threads(1)
     model = resolve_model(name, _CLASSES).train()

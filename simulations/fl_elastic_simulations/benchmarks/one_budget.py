@@ -1,4 +1,4 @@
-"""Methods that train one model on one device at one budget, with everything that they do charged."""
+"""Methods that train one model on one device under one budget, with all their work charged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 SPEEDUP = 2.0
-"""A step may take half of the time of one that trains everything."""
+"""Budget of a step: at most half of the time of a step that trains everything."""
 FEWER = "full, half of the passes"
 _CACHE = 1 << 30
 
@@ -50,7 +50,7 @@ class RandomBlocksPolicy(Policy):
     needs_coverage = False
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Return the head and random blocks."""
+        """Return a plan with the head and random blocks."""
         allowed = request.allowed_step_seconds
         mask = random_blocks(request.profile, allowed, request.generator)
         return request.plan_of_mask("random blocks", mask)
@@ -63,21 +63,21 @@ class Method:
     Attributes
     ----------
     policy : str or callable
-        Registered policy, or what makes one; empty where no step is taken.
+        Name of a registered policy, or a factory of one; empty for a method without training steps.
     budgeted : bool
-        Whether the trainer holds the budget; a method without takes less than that by itself.
+        Whether the trainer enforces the budget; a method without it needs less than the budget anyway.
     share : float
-        Passes over the data, relative to the task's.
+        Passes over the data, as a multiple of the task's.
     each_pass : bool
-        Whether each pass is a fit of its own, so that what is trained is chosen before each.
+        Whether each pass is a separate fit, so that the method chooses again before each pass.
     head : bool
-        Whether it is a way to train the head, with the rate for that.
+        Whether the method trains only the head, with the learning rate for a head.
     kept : bool
-        Whether features below what is trained are kept from pass to pass.
+        Whether the features below the trained part are kept from pass to pass.
     solved : bool
-        Whether the head is found in closed form; with a policy, before and after training.
+        Whether the head is solved in closed form; with a policy, both before and after training.
     read : str
-        Where a solved head without training reads: ``last``, or ``auto`` for places that it chooses.
+        Where a solved head without training reads: ``last``, or ``auto`` for places that the method chooses.
     """
 
     policy: str | Callable[[], Policy] = ""
@@ -90,7 +90,7 @@ class Method:
     read: str = "last"
 
     def passes(self, of_task: int) -> int:
-        """Return how many passes it takes where the task has so many.
+        """Return the number of passes in a task of ``of_task`` passes.
 
         >>> METHODS[FEWER].passes(6), METHODS["head, kept features"].passes(6)
         (3, 12)
@@ -123,23 +123,23 @@ METHODS: dict[str, Method] = {
     "bsr": Method("bsr"),
     "e_vit": Method("e_vit"),
 }
-"""By the name on the command line and in the tables."""
+"""Methods by their name on the command line and in the tables."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a method did.
+    """Result of training by one method.
 
     Attributes
     ----------
     seconds : float
-        Processor time of all of it: estimates, probes, plans, passes for sums, solving, checks, steps.
+        CPU time of all its work: estimates, probes, plans, passes for sums, solving, checks, steps.
     steps : int
-        Steps taken.
+        Number of training steps.
     plan : Plan or None
-        The last one; None where no step was taken.
+        Last plan; None for a method without steps.
     model : nn.Module or None
-        The result, where it is another model than the one that was given.
+        Trained model, if it is not the model that was given.
     """
 
     seconds: float
@@ -148,7 +148,7 @@ class Trained:
     model: nn.Module | None = None
 
     def row(self) -> dict[str, Any]:
-        """Return seconds, steps, what a step needs by its plan and what would be sent of it, in bytes."""
+        """Return seconds and steps, and two byte counts by the last plan: a step's memory and the update sent."""
         if self.plan is None:
             return {"seconds": self.seconds, "steps": 0, "step_bytes": None, "uplink_bytes": None}
         sent = zip(self.plan.groups, self.plan.modes, strict=True)
@@ -160,7 +160,7 @@ class Trained:
         }
 
     def on_its_tokens(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Let the model go on inside the block with the tokens that it was trained on."""
+        """Let the model use, inside the block, only the tokens that it was trained on."""
         return nullcontext() if self.plan is None else on_kept_tokens(model, self.plan)
 
 
@@ -172,7 +172,7 @@ def keep_costs(
     batch: Batch,
     methods: Iterable[Method],
 ) -> None:
-    """Measure what a step costs in all modes of the methods, in this thread, unless the file has it."""
+    """Measure the costs of a step in all modes of the methods, in this thread, unless the file holds them."""
     try:
         load_profile(path)
     except ProfileError:
@@ -196,20 +196,20 @@ def train(
     options: TrainerOptions,
     profile: CostProfile | None = None,
 ) -> Trained:
-    """Train a model in place by one method, in this thread, and charge it with all that it takes.
+    """Train a model in place by one method, in this thread, and count the CPU time of all that the method does.
 
     Parameters
     ----------
     method : Method
-        How.
+        Way to train.
     model, loss_fn, optimizer_fn, loader
-        As `fl_elastic.training.ElasticTrainer` takes them.
+        Arguments of `fl_elastic.training.ElasticTrainer`.
     passes : int
-        Over the data, by the method; see `Method.passes`.
+        Passes of this method over the data, see `Method.passes`.
     options : TrainerOptions
-        Of the trainer.
+        Options of the trainer.
     profile : CostProfile, optional
-        Costs that were measured before, and are not charged; left out, they are estimated, and charged.
+        Costs measured before, whose time is not counted. By default costs are estimated, and that time is counted.
     """
     started = time.thread_time()
     if not method.policy:

@@ -1,4 +1,4 @@
-"""Fine-tune on one device with a head in closed form and kept features: accuracy against all the time it takes."""
+"""Fine-tune on one device with a head in closed form and kept features: accuracy against total CPU time."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _RATES = (1e-3, 3e-4)
 
 @dataclass(frozen=True)
 class OneDeviceTask:
-    """What is learned.
+    """A task: the data to learn.
 
     Attributes
     ----------
     title : str
-        What the table calls it.
+        Title of the task in the table.
     dataset : str
-        Registered name.
+        Name of a registered dataset.
     image_size : int, optional
-        To which images are scaled.
+        Size in pixels that images are scaled to.
     examples, tested : int, optional
-        Of the training and the test set; all if left out.
+        Number of examples of the training set and of the test set; all by default.
     """
 
     title: str
@@ -74,7 +74,7 @@ TASKS = {
         "CIFAR-10 at 64 pixels, 4,000 images", "cifar10_jpegq75", 64, 4000, 1500
     ),
 }
-"""By name. Birds have all methods and choose their rates; the others have few methods, one rate and two seeds."""
+"""Tasks by name. Birds have all methods, which choose their rates; others have few methods, one rate, two seeds."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,17 @@ class OneDeviceMethod:
     Attributes
     ----------
     epochs : int
-        Passes over the data, besides those for sums.
+        Passes over the data, besides those that collect sums.
     solved : bool
-        Whether the head is found in closed form, before and after.
+        Whether the head is solved in closed form, before and after training.
     cut : str
-        The module from which on anything is trained, with the features below kept; empty where that is left to
-        `fine_tune`.
+        Module at which training begins, with the features below it kept; if empty, `fine_tune` chooses it.
     policy : str
-        Who chooses among that.
+        Policy that chooses among the groups above the cut.
     speedup : float or None
-        Budget of a step, relative to one that trains everything without a cut.
+        Speed-up of a step, relative to a step that trains everything without a cut.
     read : str
-        Where the solved head reads, as `fine_tune` has it.
+        Place at which the solved head reads, in the form that `fine_tune` takes.
     """
 
     epochs: int
@@ -127,7 +126,7 @@ METHODS = {
     ),
     "solved head, elastic at 6, 4 epochs": OneDeviceMethod(4, True, "features.7", "elastic", 6),
 }
-"""By the name in the table."""
+"""Methods by their name in the table."""
 
 _FULL, _IN_TURN = "full", "in turn"
 _CHOSEN = (
@@ -147,16 +146,16 @@ _TIMED = (
 class OneDevice(Benchmark):
     """Accuracy and CPU time of fine-tuning MobileNetV2 with ImageNet weights on one device.
 
-    Time is the CPU time of one thread for everything: the estimate of costs, passes for sums, solving, filling the
-    store, checks, probes, plans and steps. On birds every method tries the same learning rates with the first
-    seed, and the other seeds take the best of them. At last some methods are timed one after the other by one
-    process, between two runs of full training, as cells run beside whatever else the machine does.
+    Time is the CPU time of one thread for all work: estimate of costs, passes for sums, solving, filling the store,
+    checks, probes, plans and steps. On birds every method tries the same learning rates with the first seed; the
+    other seeds use the best rate. Finally one process times some methods one after the other, between two runs of
+    full training, because the other cells run beside whatever else the machine does.
     """
 
     name = "one-device"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return few methods on other images than birds; on birds all rates of the first seed, then other seeds."""
+        """Return few methods on the other tasks; on birds all rates with the first seed, then the other seeds."""
         tasks = chosen_tasks(request.tasks, TASKS)
         methods = chosen_tasks(request.methods, METHODS, what="method")
         root = request.data_root
@@ -188,7 +187,7 @@ class OneDevice(Benchmark):
         return cases
 
     def run(self, *case: Any) -> Row:
-        """Train one network by one method, or some in turn."""
+        """Train one network by one method, or several methods in turn."""
         if isinstance(case[0], str):
             return one_device_cell(*case)
         rates, root = case
@@ -261,7 +260,7 @@ def _rates(method: str) -> tuple[float, ...]:
 
 
 def _best_rate(method: str, rows: Rows, seed: int) -> float | None:
-    """Return the rate of the best accuracy with this seed; None if not all are measured."""
+    """Return the rate with the best accuracy with this seed; None if a rate is not measured yet."""
     found = {rate: rows.get(_name("birds", method, rate, seed)) for rate in _rates(method)}
     known = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
     return max(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
@@ -274,12 +273,12 @@ def _name(task: str, method: str, rate: float, seed: int) -> str:
 def one_device_cell(
     task: str, method: str, rate: float, seed: int, root: str, examples: int | None = None
 ) -> Row:
-    """Train one network by one method; return its accuracy and the CPU time of everything that it took."""
+    """Train one network by one method; return its accuracy and the CPU time of all the method's work."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     about = TASKS[task]
     data = load_dataset(about.dataset, root, about.image_size)
-    # Which examples of a bounded set there are is no matter of the seed: pairs are of the same ones.
+    # The examples of a bounded set do not depend on the seed, so that paired differences are on the same examples.
     chosen = np.random.default_rng(0).permutation(len(data.train_x))[: about.examples]
     chosen = np.sort(chosen)[:examples]
     inputs, targets = torch.from_numpy(data.train_x[chosen]), torch.from_numpy(data.train_y[chosen])

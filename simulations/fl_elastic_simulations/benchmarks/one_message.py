@@ -1,7 +1,7 @@
-"""One training message in a process of its own, as on a node: ``python one_message.py STATE``.
+"""Handle one training message in a process of its own, as on a node: ``python one_message.py STATE``.
 
-Prints JSON: seconds since the process began, of computing and of the clock, until the first batch is trained and
-until the reply; resident bytes when everything is loaded, and at the most.
+It prints JSON: CPU and wall-clock seconds from the start of the process to the first trained batch and to the
+reply, and resident bytes, both when everything is loaded and at the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KIB = 1024
 
 
 def main(arguments: list[str]) -> None:
-    """Import what a node's process imports, train MobileNetV2 on one message, print what it took."""
+    """Import what a node's process imports, train MobileNetV2 on one message, and print its costs."""
     state = Path(arguments[0])
     from fl_elastic.training.lean_start import without_compiler
     from fl_elastic_simulations.fleet import app  # noqa: F401
@@ -68,7 +68,7 @@ def _message(state: Path) -> dict[str, float]:
 
 
 class _Watched:
-    """A list of batches that remembers when each reading of it began; the last one is the training."""
+    """A list of batches that records when each iteration begins; the last iteration is the training."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = list(batches)
@@ -88,7 +88,7 @@ def _cpu() -> float:
 
 
 def _age() -> float:
-    """Return the seconds since this process was started."""
+    """Return the seconds since this process started."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     import os
 

@@ -1,8 +1,7 @@
-"""One head, or one fit, in a process of its own, and the most memory that it took.
+"""Solve one head, or run one fit, in a process of its own, and measure its peak memory.
 
-``python -m fl_elastic_simulations.benchmarks.one_read WHAT`` prints one row as JSON. Peaks are of the resident set,
-above what was resident when the process had built MobileNetV2 and done nothing with it: what torch loads for the
-first pass counts.
+``python -m fl_elastic_simulations.benchmarks.one_read WHAT`` prints one row as JSON. A peak is the largest resident
+set minus the resident set once MobileNetV2 was built. So it includes what torch loads for the first pass.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ ACTS = {
     "four steps of the head": "head",
     "four steps that train everything": "full",
 }
-"""What is done, by the name in the table."""
+"""Work that can be measured, by its name in the table."""
 
 
 class _Images:
-    """Eighty batches of eight images of noise, made when they are asked for."""
+    """Batches of eight images of noise, made when they are read."""
 
     def __init__(self, batches: int) -> None:
         self._batches = batches
@@ -56,7 +55,7 @@ class _Images:
 
 
 def peak_of_act(act: str, batches: int = _BATCHES) -> dict[str, Any]:
-    """Do it in this process; return the bytes of its peak, and those that were resident before."""
+    """Do one kind of work in this process; return the bytes of its peak, and those that were resident before."""
     model = resolve_model("mobilenet_v2", _CLASSES)
     set_back_peak()
     before = resident_bytes("VmRSS")
@@ -74,7 +73,7 @@ def peak_of_act(act: str, batches: int = _BATCHES) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the row of what the argument names."""
+    """Print the row of the work that the command-line argument names."""
     torch.set_num_threads(1)
     print(json.dumps(peak_of_act(sys.argv[1])))
 

@@ -1,4 +1,4 @@
-"""Where a head in closed form reads best: the benchmark of `where_to_read`."""
+"""The benchmark of `where_to_read`: at which place of a model a head in closed form reads best."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["BENCHMARK", "Read"]
 
 
 class Read(Benchmark):
-    """Accuracy and seconds of heads solved for without a step, by what they read, with peaks of fresh processes."""
+    """Accuracy and seconds of heads solved without a training step, by place read, and peaks of fresh processes."""
 
     name = "read"
     file = "where_to_read"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return nothing: `measure` knows the cases."""
+        """Return no cases: `measure` determines them itself."""
         return {}
 
     def run(self, *case: Any) -> Row:
-        """Solve for one head."""
+        """Solve one head."""
         return read_cell(*case)
 
     def measure(
         self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
     ) -> None:
-        """Measure every method on every task, heads of fewer features, and peaks unless tasks are named."""
+        """Measure every method on every task and heads of fewer features; peaks only if no tasks are named."""
         root, tasks = request.data_root, request.tasks
         seeds = request.seeds or self.seeds
         bench_read(results, root, tasks=tasks, seeds=seeds, workers=workers, tell=tell)
@@ -56,7 +56,7 @@ class Read(Benchmark):
 
 
 def _frame(lines: list[str]) -> pd.DataFrame:
-    """Return a table in Markdown as one of pandas."""
+    """Return a Markdown table as one of pandas."""
     cells = [
         [cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")
     ]

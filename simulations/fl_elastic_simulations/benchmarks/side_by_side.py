@@ -1,4 +1,4 @@
-"""All methods at one budget: transfer to birds, few shots of signs, a vision transformer, anybody's own task."""
+"""Compare all methods under one budget: birds, few-shot signs, a vision transformer, and a task of your own."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ __all__ = [
 ]
 
 BASE = "base"
-"""Row of the transformer before it is fine-tuned."""
+"""Name of the row of the transformer before it is fine-tuned."""
 REFERENCE = "last_k"
-"""With which all others are compared, pair by pair: the last groups that fit."""
+"""Method that all others are compared with, pair by pair: training the last groups that fit."""
 _RECIPE = Recipe(steps=1400, batch_size=32, learning_rate=1.5e-3)
-# What suits a head of zeros tears the layers below one that is solved for.
+# The learning rate that suits a head of zeros damages the layers below a solved head.
 _SOLVED_RATE = 3e-4
 _PRETRAINED_ON = "cifar10_jpegq75"
 _NO_TOKENS = "tokens are left out of transformers, and this is a convolutional network"
@@ -76,28 +76,28 @@ _ONE_FIT = "a velocity takes two fits that went before, and an episode is one fi
 
 @dataclass(frozen=True)
 class ComparedTask:
-    """A task that all methods get.
+    """A task on which all methods are compared.
 
     Attributes
     ----------
     title : str
-        Name in documents.
+        Title of the task in documents.
     left_out : mapping of str to str
-        Methods that are known not to fit, each with the reason.
+        Methods that are known not to suit the task, each with the reason.
     model : callable, optional
-        ``model(data, seed, data root, folder of weights)`` returns the network to begin with; None for episodes.
+        ``model(data, seed, data root, folder of weights)`` returns the initial network; None for few-shot episodes.
     dataset : str
-        Of a transfer: that the network is fine-tuned on.
+        Dataset that the network is fine-tuned on; unused for episodes.
     image_size : int, optional
-        To which its images are scaled.
+        Size in pixels that images are scaled to.
     examples, tested : int, optional
-        Of the training and the test set; all if left out.
+        Number of examples of the training set and of the test set; all by default.
     in_colour : bool
-        Whether the network takes images of three channels, also of grey ones.
+        Whether the network takes images of three channels, to which grey images are expanded.
     batch_size : int
-        Examples of a step.
+        Number of examples in a step.
     passes, rate, head_rate : int, float, float
-        Of full training; the rate with which a head alone is trained.
+        Passes and learning rate of full training, and the learning rate for training only a head.
     """
 
     title: str
@@ -115,7 +115,7 @@ class ComparedTask:
 
     @property
     def methods(self) -> list[str]:
-        """Names of the methods that fit, in the order of the table."""
+        """Names of the methods that suit the task, in the order of the table."""
         return [name for name in METHODS if name not in self.left_out]
 
 
@@ -166,11 +166,11 @@ TASKS: dict[str, ComparedTask] = {
         head_rate=3e-2,
     ),
 }  # fmt: skip
-"""By the name on the command line."""
+"""Tasks by their name on the command line."""
 
 
 class _Own(pydantic.BaseModel, extra="forbid", allow_inf_nan=False):
-    """Settings of anybody's own task."""
+    """Settings of a user's own task."""
 
     model: str
     dataset: str
@@ -187,14 +187,13 @@ def _built(name: str, data: Dataset, seed: int, root: str, folder: Path) -> nn.M
 
 
 def own_task(settings: Mapping[str, Any]) -> ComparedTask:
-    """Return the task of anybody's model on anybody's data; what does not fit it is found out by trying.
+    """Return the task of a user's own model and dataset; methods that do not suit it are found by trying.
 
     Parameters
     ----------
     settings : mapping
-        ``model`` and ``dataset`` as a scenario names them (a function of one's own gives the model with the weights
-        that training begins with); ``image_size``, ``batch_size``, ``passes``, ``rate`` and ``head_rate`` as
-        `ComparedTask` has them.
+        ``model`` and ``dataset``, named as in a scenario; a function of your own returns the model with its initial
+        weights. ``image_size``, ``batch_size``, ``passes``, ``rate`` and ``head_rate`` are those of `ComparedTask`.
 
     Raises
     ------
@@ -211,7 +210,7 @@ def own_task(settings: Mapping[str, Any]) -> ComparedTask:
     check_model_name(own.model)
     check_dataset_name(own.dataset)
     pixels = "" if own.image_size is None else f" at {own.image_size} pixels"
-    # Cells of other settings are another task's, and so are its costs.
+    # The title holds the settings, so that each combination of settings has its own cells and costs.
     title = (
         f"{own.model} on {own.dataset}{pixels}, {own.passes} passes in batches of {own.batch_size}, "
         f"rates {own.rate:g} and {own.head_rate:g}"
@@ -223,19 +222,19 @@ def own_task(settings: Mapping[str, Any]) -> ComparedTask:
 
 
 class SideBySide(Benchmark):
-    """Accuracy, processor time and bytes of every method at half the price of full training, from the same weights.
+    """Accuracy, CPU time and bytes of every method at half the cost of full training, from the same weights.
 
-    What is the same for all methods is made once and stays beside the table: the costs of a step, and the weights
-    of the transformer, which learns CIFAR-10 for two minutes. For your own task give ``--set model=...`` and
-    ``--set dataset=...``, names or ``module:callable``, and if need be image_size, batch_size, passes, rate,
-    head_rate, with a file of its own as ``--output``.
+    What all methods share is made once and stored beside the table: the costs of a step, and the weights of the
+    transformer, which is trained on CIFAR-10 for two minutes. For your own task give ``--set model=...`` and
+    ``--set dataset=...``, names or ``module:callable``. Optional settings are image_size, batch_size, passes, rate
+    and head_rate. Give it a file of its own by ``--output``.
     """
 
     name = "side-by-side"
     seeds = (0,)
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return every method that fits a task with every seed: of batches and choices, or which forty episodes."""
+        """Return every method that suits a task with every seed, which sets batches and choices, or episodes."""
         tasks = self.tasks(request)
         wanted = chosen_tasks(request.methods, METHODS, what="method")
         costs = {name: _costs_file(request.folder, name) for name in tasks}
@@ -251,7 +250,7 @@ class SideBySide(Benchmark):
         }
 
     def tasks(self, request: Request) -> dict[str, ComparedTask]:
-        """Return the tasks that are asked for, by name."""
+        """Return the requested tasks by name."""
         if request.settings:
             if request.folder.name == "side_by_side":
                 raise ScenarioError("give your own task a table of its own: --output my-task.json")
@@ -262,7 +261,7 @@ class SideBySide(Benchmark):
     def measure(
         self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
     ) -> None:
-        """Pretrain the transformer if it is asked for and not there, then run every method."""
+        """Pretrain the transformer if it is requested and missing, then run every method."""
         weights = _vit_file(request.folder)
         if "vit" in self.tasks(request) and not (BASE in results.rows and weights.exists()):
             lessons = of_images(class_token_vit, _PRETRAINED_ON, request.data_root, left=HEAD)
@@ -270,18 +269,18 @@ class SideBySide(Benchmark):
         super().measure(results, request, workers, tell)
 
     def run(self, *case: Any) -> Row:
-        """Train by one method."""
+        """Train by one method, and return its row."""
         return side_by_side_cell(*case)
 
     def summary(self, row: Mapping[str, Any]) -> str:
-        """Return accuracy and seconds, or why the method does not fit."""
+        """Return accuracy and seconds, or the reason for which the method does not suit the task."""
         return str(row.get("refused") or f"{row['accuracy']:.4f} in {row['seconds']:.1f} s")
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return a table for each task: means over the seeds of each method.
+        """Return a table for each task, with the means of each method over the seeds.
 
-        Differences to the last groups that fit are paired, by seeds or by episodes, with 95 % intervals.
-        Below the table stands what does not fit the task, and why.
+        Differences to training the last groups that fit are paired by seeds or episodes, and have 95 % intervals.
+        Below the table stand the methods that do not suit the task, with the reasons.
         """
         own = dict.fromkeys(name.split(" | ")[0] for name in rows if " | " in name)
         return {name: _table(rows, name) for name in dict.fromkeys([*TASKS, *own])}
@@ -335,22 +334,22 @@ def _megabytes(cells: Cells, kind: str) -> str:
 def side_by_side_cell(
     task: ComparedTask, method: str, seed: int, root: str, costs: Path, examples: int | None = None
 ) -> Row:
-    """Train by one method in this process; return accuracy, processor seconds and bytes, or why it is refused.
+    """Train by one method in this process; return accuracy, CPU seconds and bytes, or the reason of a refusal.
 
     Parameters
     ----------
     task : ComparedTask
-        On which.
+        Task to train on.
     method : str
-        Its name.
+        Name of the method.
     seed : int
-        See `SideBySide.cases`.
+        Seed, see `SideBySide.cases`.
     root : str
-        Where the datasets are.
+        Folder of the datasets.
     costs : Path
-        Costs of a step of the task; weights are beside these.
+        File of the costs of a step of the task; the weights are in the same folder.
     examples : int, optional
-        Bound of examples, or episodes.
+        Largest number of examples, or of episodes.
     """
     torch.set_num_threads(1)
     try:
@@ -403,7 +402,7 @@ def _keep_costs(task: ComparedTask, path: Path, root: str) -> None:
 
 
 def _loader(task: ComparedTask, data: Dataset, examples: int | None, seed: int) -> Shuffled:
-    # In any order: sets are sorted by class.
+    # Shuffled, since datasets are sorted by class.
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(0))[:examples]
     inputs, targets = _inputs(task, data.train_x), torch.from_numpy(data.train_y)
     return Shuffled(inputs[order], targets[order], task.batch_size, seed)
@@ -424,7 +423,7 @@ def _inputs(task: ComparedTask, examples: Any) -> Tensor:
 
 
 def _costs_file(folder: Path, task: str) -> Path:
-    """Return where the costs of a task are kept: beside its table, whatever it is called."""
+    """Return the file of the costs of a task, in the folder of its table."""
     return folder / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', task)}-costs.state"
 
 

@@ -25,9 +25,9 @@ _REPEATS, _PLANS = 51, 12
 
 
 class Solver(Benchmark):
-    """Mismatches of the solver with brute force, and the time of a solution and of a plan by tensor groups.
+    """Mismatches between the solver and brute force, and the times of a solution and of a plan by tensor groups.
 
-    Cases are the 2,000 random instances, solutions of 50, 200 and 500 groups, plans of 60 and 150 groups.
+    Cases are 2,000 random instances, solutions of 50, 200 and 500 groups, and plans of 60 and 150 groups.
     """
 
     name = "solver"
@@ -45,7 +45,7 @@ class Solver(Benchmark):
         return measure(*groups)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return the table of times; its note says how many instances were not solved exactly."""
+        """Return the table of times; its note gives the number of instances that were not solved exactly."""
         times = {
             name: {
                 "median, ms": f"{row['median_cpu_milliseconds']:.1f}",
@@ -67,13 +67,13 @@ class Solver(Benchmark):
 
 
 def _largest(row: Mapping[str, Any]) -> float:
-    """Return the longest solution, or the slowest model's median of plans."""
+    """Return the longest time of a solution, or of plans the median of the slowest model."""
     names = ("worst_median_cpu_milliseconds", "largest_cpu_milliseconds")
     return next(float(row[name]) for name in names if name in row)
 
 
 def random_instance(generator: np.random.Generator) -> tuple[Any, Any, Any, float]:
-    """Return costs, importance and budget of up to 14 groups, with zeros and extreme budgets."""
+    """Return costs, importance and budget of a random instance: up to 14 groups, zeros, extreme budgets."""
     groups = int(generator.integers(1, 15))
     if generator.random() < 0.3:
         updates = generator.integers(0, 6, groups).astype(float)
@@ -89,7 +89,7 @@ def random_instance(generator: np.random.Generator) -> tuple[Any, Any, Any, floa
 
 
 def brute_force_value(updates: Any, paths: Any, worth: Any, budget: float) -> float:
-    """Return the best importance over all subsets that fit the budget."""
+    """Return the best importance over all subsets of groups that fit the budget."""
     groups = len(worth)
     masks = ((np.arange(2**groups)[:, None] >> np.arange(groups)) & 1).astype(bool)
     reach = np.concatenate([[0.0], np.cumsum(paths)])
@@ -131,9 +131,9 @@ def _time(groups: int) -> dict[str, Any]:
 
 
 def _time_plans(groups: int) -> dict[str, Any]:
-    """Time plans of made-up models, chains and with branches, under limits on memory, uplink or both.
+    """Time plans of made-up models, chains and branched ones, under limits on memory, uplink or both.
 
-    Each plan has an importance of its own, as in each fit; the first one of a model stands apart.
+    Each plan has its own importance, as in each fit. The first plan of a model is reported separately.
     """
     medians, firsts = [], []
     for branched in (False, True):

@@ -1,4 +1,4 @@
-"""What a node's process costs before it trains: CPU seconds from its start to the first batch, and memory."""
+"""Measure the costs of a node's process before training: CPU seconds up to the first batch, and memory."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _STATES = {"kept": "costs are on disk", "fresh": "first message, which measures 
 
 
 class Startup(Benchmark):
-    """Time from the start of a node's process to its first batch of MobileNetV2 at 64 pixels, one thread.
+    """Time from the start of a node's process to its first batch of MobileNetV2 at 64 pixels, with one thread.
 
-    In each turn a node gets its first message, which measures the costs (``fresh``), and another one, which finds
-    them on disk (``kept``), each in a process of its own.
+    In each turn a node gets two messages, each in a process of its own. The first measures the costs (``fresh``);
+    the second finds them on disk (``kept``).
     """
 
     name = "startup"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return the turns."""
+        """Return one case for each turn."""
         return {f"turn {turn}": () for turn in range(_TURNS)}
 
     def run(self) -> Row:
-        """Give a node two messages."""
+        """Send a node two messages."""
         with tempfile.TemporaryDirectory(prefix="fl-elastic-") as state:
             return {name: _message(Path(state)) for name in ("fresh", "kept")}
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return medians of the turns: CPU seconds to the first batch, with the peak memory in brackets."""
+        """Return medians over the turns: CPU seconds to the first batch, with the peak memory in brackets."""
         cells = {}
         for state, title in _STATES.items():
             if rows:
@@ -53,7 +53,7 @@ class Startup(Benchmark):
 
 def _message(state: Path) -> dict[str, float]:
     done = subprocess.run(
-        # By its path: as a module it would bring the whole of this package.
+        # Run by its path, since importing it as a module would load this whole package.
         [sys.executable, "-W", "ignore", str(_MESSAGE), str(state)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Steps of several plans of one model, side by side: what they keep, and what they take."""
+"""Measure training steps of several plans of one model: the bytes that they keep, and their time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sg
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """What a step keeps, by hooks on saved tensors.
+    """Bytes that a training step keeps, counted by hooks on saved tensors.
 
     Attributes
     ----------
     stored : int
-        Bytes of the distinct storages that the forward pass leaves for the backward pass, without parameters and
+        Bytes of the distinct storages that the forward pass keeps for the backward pass, without parameters and
         buffers.
     largest_block : int
-        Bytes that the largest recomputed block keeps besides while it runs again; 0 without any.
+        Additional bytes that the largest recomputed block keeps while it runs again; 0 without recomputed blocks.
     """
 
     stored: int
@@ -41,7 +41,7 @@ class SavedBytes:
 
     @property
     def total(self) -> int:
-        """Both: at no time is more kept, since the backward pass has freed what lies nearer to the loss."""
+        """The sum of both, an upper bound: the backward pass has freed what lies nearer to the loss."""
         return self.stored + self.largest_block
 
 
@@ -56,7 +56,7 @@ def vanilla(plan: Plan) -> Plan:
 
 
 def saved_bytes(model: nn.Module, plan: Plan, batch: Batch) -> SavedBytes:
-    """Return what one step of ``plan`` keeps; the model is left as it was."""
+    """Return the bytes that one step of ``plan`` keeps; the model is left as it was."""
     with untouched(model):
         with plan_applied(plan, model):
             stored = kept_bytes(lambda: compute_loss(model, classification_loss, batch), model)
@@ -78,9 +78,9 @@ def interleaved_seconds(
     *,
     repeats: int = 9,
 ) -> list[float]:
-    """Return the median CPU seconds of a step of each plan, taken in turn; the model is left as it was.
+    """Return the median CPU seconds of a step of each plan, run in alternation; the model is left as it was.
 
-    One thread. Layers are put in place outside of the timed step.
+    Steps run in one thread. The time to put a plan's layers in place is not counted.
     """
     timer = clock_for("cpu", "cpu")
     seconds: list[list[float]] = [[] for _ in plans]
@@ -99,16 +99,16 @@ def interleaved_seconds(
 
 
 def kept_bytes(run: Callable[[], Any], *owners: Any) -> int:
-    """Return the bytes of the distinct storages that ``run()`` saves, without those of the tensors and modules."""
+    """Return the bytes of the distinct storages that ``run()`` saves, without the storages of ``owners``."""
     known = set()
     for owner in owners:
         tensors = [owner] if isinstance(owner, Tensor) else [*owner.parameters(), *owner.buffers()]
         known |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    # The tensors are held, so that no storage's address is used twice.
+    # Holding the tensors prevents the reuse of a storage's address.
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> None:
-        # Handing an operation its own output would make a cycle that is never freed.
+        # Returning an operation's own output from a hook makes a reference cycle that is never freed.
         kept[tensor.untyped_storage().data_ptr()] = tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: torch.empty(0)):
@@ -118,13 +118,13 @@ def kept_bytes(run: Callable[[], Any], *owners: Any) -> int:
 
 
 def _block_bytes(block: nn.Module, given: Tensor) -> int:
-    """Return what a block keeps besides its input, which is stored already."""
+    """Return the bytes that a block keeps besides its input, which is counted already."""
     return kept_bytes(lambda: block(given), block, given)
 
 
 @contextmanager
 def _inputs_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
-    """Note what goes into each module, as a leaf of its own."""
+    """Record the input of each module, as a leaf tensor, while the block runs."""
     inputs: dict[nn.Module, Tensor] = {}
 
     def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Ways to go through streams that change: accuracy, forgetting, recovery, seconds, memory."""
+"""Compare methods on streams that change: accuracy, forgetting, recovery, seconds, memory."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["BENCHMARK", "Streams"]
 
 
 class Streams(Benchmark):
-    """Accuracy, forgetting, recovery, seconds and memory of ways to go through streams that change."""
+    """Accuracy, forgetting, recovery, seconds and memory of methods that learn from streams that change."""
 
     name = "stream"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return every method on every stream that it fits with every seed."""
+        """Return every method on every stream that it suits, with every seed."""
         wanted = chosen_tasks(request.methods, METHODS, what="method")
         return {
             f"{name} | {method} | {seed}": (name, method, seed, request.data_root)
@@ -42,7 +42,7 @@ class Streams(Benchmark):
         }
 
     def run(self, task: str, method: str, seed: int, data_root: str) -> Row:
-        """Send one device through one stream."""
+        """Run one device through one stream."""
         return run_stream(task, method, seed, data_root)
 
     def summary(self, row: Mapping[str, Any]) -> str:
@@ -50,10 +50,10 @@ class Streams(Benchmark):
         return f"{_score(row):.3f}, {row['adapting_seconds']:.1f} s of adapting"
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return a table for each stream: means over the seeds for which a method and full replay were run.
+        """Return a table for each stream, with means over the seeds that both a method and full replay have.
 
-        Accuracy in % with its 95 % interval, the difference to full replay in points, CPU seconds of adapting, peak
-        of memory above that before the stream, bytes of the store's files.
+        Columns are accuracy in % with its 95 % interval, the difference to full replay in points, CPU seconds of
+        adapting, peak memory above that before the stream, and bytes of the store's files.
         """
         found = {}
         for name, task in TASKS.items():
@@ -81,7 +81,7 @@ class Streams(Benchmark):
 
 
 def _score(row: Mapping[str, Any]) -> float:
-    """Return the accuracy that counts: the mean over all tasks at the end, or the one along the stream."""
+    """Return the accuracy to compare: the mean over all tasks at the end, or else the one along the stream."""
     return float(row.get("average", row["prequential"]))
 
 

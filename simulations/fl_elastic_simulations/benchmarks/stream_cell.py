@@ -1,4 +1,4 @@
-"""One device on one stream: what it learned, what it forgot, and what that cost."""
+"""Run one device through one stream, and measure what it learns, what it forgets, and the costs."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_pea
 
 __all__ = ["recovery", "run_stream"]
 
-# What a sample counts in the accuracy along the stream when the next one comes; which share of it is back.
+# Factor by which a sample's weight in the accuracy along the stream falls with each sample; share of the former
+# accuracy at which the model counts as recovered.
 _FADING, _BACK = 0.98, 0.95
 
 
 class _Timed(StreamLearner):
-    """Counts the CPU seconds of its adaptations, with all that they need but for the state on disk."""
+    """A learner that counts the CPU seconds of its adaptations and their preparation, except saving state."""
 
     adapting_seconds = 0.0
     saving_seconds = 0.0
@@ -55,19 +56,19 @@ class _Timed(StreamLearner):
     _within = False
 
     def adapt(self) -> Adaptation | None:
-        """Adapt as ever."""
+        """Adapt as usual, and count the time."""
         with self._adapting():
             return super().adapt()
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Solve a head in closed form as ever: this is how a learner that has one adapts."""
+        """Solve the head in closed form as usual, and count the time: with such a head this is the adaptation."""
         if self._head is None:
             return super()._newest_head(guarded=guarded)
         with self._adapting():
             return super()._newest_head(guarded=guarded)
 
     def _choose(self, *, now: bool = False) -> bool:
-        """Choose where to read as ever."""
+        """Choose where to read as usual, and count the time."""
         began, saving = time.process_time(), self.saving_seconds
         with self._adapting():
             chosen = super()._choose(now=now)
@@ -75,7 +76,7 @@ class _Timed(StreamLearner):
         return chosen
 
     def save(self) -> bool:
-        """Save as ever."""
+        """Save as usual, and count the time."""
         began = time.process_time()
         taken = super().save()
         self.saving_seconds += time.process_time() - began
@@ -93,7 +94,7 @@ class _Timed(StreamLearner):
 
 @cache
 def _at_home(task: str, seed: int, root: Path) -> tuple[Stream, nn.Module, tuple[int, ...]]:
-    """Return the stream, the model as it is sent out, and the labels of its outputs."""
+    """Return the stream, the model as trained at home, and the labels of its outputs."""
     kind = TASKS[task]
     stream = kind.read(root, seed)
     known = tuple(int(label) for label in np.unique(stream.before.y))
@@ -121,7 +122,7 @@ def _train(
 
 
 def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
-    """Send one device through one stream, with one thread, and return what is measured."""
+    """Run one device through one stream, with one thread, and return the measurements."""
     torch.set_num_threads(1)
     root = data_root_folder(data_root)
     stream, home, known = _at_home(task, seed, root)
@@ -166,8 +167,8 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             "prequential": float(np.mean(went.correct)),
             **_over_tasks(went.table),
             "recovery": _mean_recovery(np.array(went.correct), stream.starts[1:]),
-            # CPU seconds of one thread: of whole adaptations, and of all that is done in between.
-            # To choose where the head reads is part of it.
+            # CPU seconds of one thread, of whole adaptations and of the work between them. Choosing where to read
+            # is part of adapting.
             "adapting_seconds": learner.adapting_seconds + choosing,
             "choosing_seconds": learner.choosing_seconds + choosing,
             "saving_seconds": learner.saving_seconds,
@@ -199,7 +200,7 @@ def _batches_at_home(kind: StreamTask, data: Labelled, known: Sequence[int]) -> 
 
 @dataclass
 class _Walk:
-    """What was seen along a stream."""
+    """What was observed along a stream."""
 
     correct: list[bool] = field(default_factory=list)
     table: list[list[float]] = field(default_factory=list)
@@ -208,9 +209,9 @@ class _Walk:
 
 
 def _sent(learner: StreamLearner, task: StreamTask, stream: Stream) -> _Walk:
-    """Show the learner the whole stream; after each task test it on all of them.
+    """Show the learner the whole stream; after each task test it on all tasks.
 
-    Neither seconds nor peak are of the tests.
+    Tests count neither in the seconds nor in the peak.
     """
     walk = _Walk()
     for start, end in pairwise([*stream.starts, len(stream.samples)]):
@@ -244,9 +245,10 @@ def _accuracy(learner: StreamLearner, task: StreamTask, test: Labelled) -> float
 
 
 def _over_tasks(table: list[list[float]]) -> Row:
-    """Return the mean accuracy over all tasks at the end, and how far others than the last have fallen on average.
+    """Return the mean accuracy over all tasks at the end, and the mean forgetting of all tasks but the last.
 
-    Forgetting is measured from the best at any moment but the last (Chaudhry et al., ECCV 2018).
+    Forgetting is a task's best accuracy at any test before the last, minus that of the last test (Chaudhry et al.,
+    ECCV 2018).
     """
     accuracies = np.array(table)
     if not accuracies.size:
@@ -256,9 +258,10 @@ def _over_tasks(table: list[list[float]]) -> Row:
 
 
 def _mean_recovery(correct: NDArray[np.bool_], drifts: Sequence[int]) -> float | None:
-    """Return the mean samples from each change until the accuracy along the stream is back at 95 % of before.
+    """Return the mean number of samples after a change until the accuracy is back at 95 % of the value before.
 
-    Older samples count ever less (Gama et al., 2013). A change never got over counts to its end.
+    The accuracy is that along the stream, in which older samples count less and less (Gama et al., 2013). A change
+    without recovery counts with all samples up to the next change.
     """
     accuracy = pd.Series(correct.astype(float)).ewm(alpha=1 - _FADING).mean().to_numpy()
     found = [
@@ -269,9 +272,9 @@ def _mean_recovery(correct: NDArray[np.bool_], drifts: Sequence[int]) -> float |
 
 
 def recovery(accuracy: NDArray[np.float64], drift: int) -> int:
-    """Return the samples from a change until the accuracy is back at 95 % of that just before it.
+    """Return the number of samples after a change until the accuracy is back at 95 % of the value just before.
 
-    0 if it never fell below; all samples that are left if it did not come back.
+    It is 0 if the accuracy never fell below, and the number of remaining samples if it did not come back.
 
     >>> recovery(np.array([0.8, 0.8, 0.7, 0.5, 0.6, 0.77]), drift=2)
     3

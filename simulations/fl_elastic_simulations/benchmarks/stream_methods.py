@@ -1,4 +1,4 @@
-"""Ways to go through a stream that changes."""
+"""Methods for learning from a stream that changes."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ class StreamMethod:
     Parameters
     ----------
     policy : str
-        Registered policy; empty for a model that stays as it is.
+        Name of a registered policy; empty for a model that does not adapt.
     speedup : float
-        Of its budget.
+        Speed-up of the budget.
     replay : bool
-        Whether stored samples are part of each batch.
+        Whether each batch contains stored samples.
     latent : bool
-        Whether the lower part is frozen, and the store keeps a tenth of the bytes, of features.
+        Whether the lower part is frozen and the store holds its features, in a tenth of the bytes.
     closed_form : bool
-        Whether the head is solved from running sums, those of home among them; the store then is for forgetting
-        alone, and keeps a tenth of the bytes as well.
+        Whether the head is solved from running sums, which include those from home. The store then serves only to
+        forget samples, and also gets a tenth of the bytes.
     at_home : bool
-        Whether the model below the head was trained at home; if not, it has the weights it was built with, which
-        are random ones where there are no pretrained ones.
+        Whether the model below the head was trained at home. If not, it keeps the weights it was built with: random
+        ones, or pretrained ones if the task has them.
     read : str
-        Where a head in closed form reads: at the last layer if empty, at places chosen by what is known at home if
-        ``auto``, or at places of these names.
+        Where a head in closed form reads: the last layer if empty, places chosen from the data at home if ``auto``,
+        or the places of these names.
     most_features : int
-        Of an example, where places are chosen.
+        Largest number of features of an example, if places are chosen.
     along : bool
-        Whether places are chosen along the stream, of which what is known at home is the beginning then.
+        Whether places are chosen along the stream, which then begins with the data at home.
     """
 
     policy: str = "full"
@@ -59,8 +59,8 @@ class StreamMethod:
 
     @property
     def store_share(self) -> float:
-        """Of the capacity of a store of inputs; less than a tenth, as files are seldom full to the last page."""
-        # Until it is chosen where to read, inputs are kept.
+        """Share of the capacity of a store of inputs; below a tenth, as the last page of a file is seldom full."""
+        # Inputs are stored until places are chosen.
         features = self.latent or (self.closed_form and not self.along)
         return 0.0875 if features else 1.0
 

@@ -1,4 +1,4 @@
-"""Streams that change: new classes, turned pictures, one person after the other, markets, weather, birds."""
+"""Streams that change: new classes, rotated pictures, one person after another, markets, weather, birds."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """A stream, and what the device knew before it.
+    """A stream, and the data that the device was trained on before it.
 
     Parameters
     ----------
     before : Labelled
-        What the model is trained on at home, before it is sent out.
+        Data that the model is trained on at home, before it is deployed.
     samples : Labelled
-        In the order in which they come.
+        Samples in the order in which they arrive.
     starts : tuple of int
-        Where each task begins; the first is 0. The others are the changes that are known.
+        First sample of each task; the first is 0, the others are the known changes.
     tests : tuple of Labelled
-        One for each task; empty where the stream is its only test.
+        Test data of each task; empty if only the accuracy along the stream is measured.
     """
 
     before: Labelled
@@ -63,37 +63,37 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamTask:
-    """A stream with its model and what the device can keep.
+    """A stream with its model, and the limits of the device.
 
     Parameters
     ----------
     title : str
-        As it stands in tables.
+        Title of the stream in tables.
     read : callable
-        ``read(data_root, seed)`` gives the stream.
+        ``read(data_root, seed)`` returns the stream.
     build : callable
-        ``build(data_root, outputs, seed)`` gives the untrained model.
+        ``build(data_root, outputs, seed)`` returns the untrained model.
     latent : int
-        Groups above the frozen part, for latent replay.
+        Number of groups above the frozen part, for latent replay.
     capacity : int
-        Bytes of the store of inputs; that of features gets a tenth.
+        Bytes of the store of inputs; a store of features gets a tenth.
     every, steps : int
-        Labelled samples between adaptations, and training steps of each.
+        Number of labelled samples between adaptations, and training steps of each adaptation.
     latent_steps : int
-        The same with latent replay: what is spared may buy more of them.
+        Training steps of each adaptation with latent replay, whose cheaper steps allow more of them.
     together : int
-        Samples that come at once.
+        Number of samples that arrive at once.
     remember : float, optional
-        Of a head in closed form, where the classes themselves change.
+        Setting ``remember`` of a head in closed form, for streams whose classes themselves change.
     stored, latent_stored : float
-        Share of stored samples in each batch with experience replay, and with latent replay, which sees each new
-        one in more steps. Chosen on the first seed.
+        Share of stored samples in each batch, with experience replay and with latent replay, which sees each new
+        sample in more steps. Both were chosen on the first seed.
     rate : float
         Learning rate of Adam on the device.
     prepare : callable
-        From a batch of samples as they come to what the model takes.
+        Converts a batch of samples as they arrive to the model's input.
     epochs : int
-        Of the training at home.
+        Number of epochs of training at home.
     """
 
     title: str
@@ -113,11 +113,11 @@ class StreamTask:
     remember: float | None = None
 
     def has(self, read: str) -> bool:
-        """Return whether a head of this task's model may read there."""
+        """Return whether the task's model has the places of this name for a head."""
         return "features." not in read or self.build is _mobilenet
 
 
-# As pictures come from a camera: bytes. Mean and deviation are those of the dataset.
+# Pixels are stored as bytes, as a camera delivers them. Mean and deviation are those of the dataset.
 _GREY = (0.2860, 0.3530)
 _COLOUR = (torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225]))
 
@@ -151,7 +151,7 @@ def _fashion(root: Path) -> tuple[Labelled, Labelled]:
 
 
 def _new_classes(root: Path, seed: int) -> Stream:
-    """Four classes known at home, then two new ones at a time, and nothing else while they come."""
+    """Return a stream with four classes known at home, then two new classes at a time without any old ones."""
     train, test = _fashion(root)
     draw = np.random.default_rng(seed)
     order = draw.permutation(10)
@@ -164,7 +164,7 @@ def _new_classes(root: Path, seed: int) -> Stream:
 
 
 def _turned(root: Path, seed: int) -> Stream:
-    """Upright pictures at home and at first, then the camera is turned by 60 degrees, three times."""
+    """Return a stream with upright pictures at home and at first, then three camera rotations by 60 degrees."""
     train, test = _fashion(root)
     draw = np.random.default_rng(seed)
     rows = draw.permutation(len(train))[: 4000 + 4 * 1500]
@@ -186,9 +186,9 @@ def _rotated(pictures: Labelled, degrees: float) -> Labelled:
 
 
 def _people(root: Path, seed: int) -> Stream:
-    """Human activity: eight people at home, then fifteen others one after the other, each in time order.
+    """Return human activity: eight people at home, then fifteen others one after another, each in time order.
 
-    Channels are scaled by mean and deviation of all windows.
+    Channels are standardised by mean and deviation over all windows.
     """
     arrays = npz_arrays(
         "har", root / "har_phone_watch" / "har_raw_100hz.npz",
@@ -210,7 +210,7 @@ def _people(root: Path, seed: int) -> Stream:
 
 def _table(name: str, known: int) -> Callable[[Path, int], Stream]:
     def read(root: Path, seed: int) -> Stream:
-        """Rows in time order, with a target of 0 or 1 in the last column; the first ones are known at home."""
+        """Return rows in time order, with a target of 0 or 1 in the last column; home knows the first rows."""
         path = root / "drift_streams" / f"{name}.csv.gz"
         try:
             with gzip.open(path, "rt") as lines:
@@ -227,7 +227,7 @@ def _table(name: str, known: int) -> Callable[[Path, int], Stream]:
 
 
 def _birds(root: Path, seed: int) -> Stream:
-    """Ten species known at home, then ten new ones at a time."""
+    """Return a stream with ten species known at home, then ten new ones at a time."""
     found = load_dataset("cub50", root)
     draw = np.random.default_rng(seed)
 
@@ -239,14 +239,14 @@ def _birds(root: Path, seed: int) -> Stream:
     test = Labelled(small(found.test_x), found.test_y)
     sets = np.split(draw.permutation(50), 5)
     rows = [draw.permutation(np.flatnonzero(np.isin(train.y, each))) for each in sets]
-    # A third of the first ten comes again in the stream, so that there is something to keep.
+    # A hundred pictures of the first ten species come again in the stream, so that forgetting them matters.
     before, rows[0] = rows[0][100:], rows[0][:100]
     tests = tuple(_some(test, np.isin(test.y, each), 100, draw) for each in sets)
     return _in_turn(train[before], [train[own] for own in rows], tests)
 
 
 def _signs(root: Path, seed: int) -> Stream:
-    """Eleven signs known at home, then eight new ones at a time, 40 pictures of each."""
+    """Return a stream with eleven signs known at home, then eight new ones at a time, 40 pictures of each."""
     found = load_dataset("gtsrb", root)
     draw = np.random.default_rng(seed)
     mean, spread = (np.array(each, np.float32)[:, None, None] for each in _SIGNS)
@@ -285,7 +285,10 @@ def _in_turn(before: Labelled, parts: list[Labelled], tests: tuple[Labelled, ...
 
 
 def _pictures(*widths: tuple[int, int]) -> Callable[[Path, int, int], nn.Module]:
-    """Convolutions, each with its maps and the pooling after it; a waist of 64 maps of 2x2 is small."""
+    """Return a builder of 2-d convolutions, each given by its maps and the pooling after it.
+
+    A waist of 64 maps of 2x2 makes stored features small.
+    """
 
     def build(_: Path, outputs: int, seed: int) -> nn.Module:
         def block(inputs: int, maps: int, pool: int) -> list[nn.Module]:
@@ -298,7 +301,7 @@ def _pictures(*widths: tuple[int, int]) -> Callable[[Path, int, int], nn.Module]
 
 
 def _motions(*widths: tuple[int, int, int]) -> Callable[[Path, int, int], nn.Module]:
-    """Convolutions along time, each with its series, its kernel and the pooling after it."""
+    """Return a builder of convolutions along time, each given by its channels, kernel and the pooling after it."""
 
     def build(_: Path, outputs: int, seed: int) -> nn.Module:
         def block(inputs: int, series: int, kernel: int, pool: int) -> list[nn.Module]:
@@ -341,7 +344,7 @@ def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
 
 
 TASKS: dict[str, StreamTask] = {
-    # New classes change little below a high waist; turned pictures, or another person's motions, need a low one.
+    # New classes change little below a high cut. Rotated pictures and other people's motions need a low cut.
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
         _pictures((48, 2), (80, 2), (64, 3), (160, 1)), latent=3, capacity=4 * 2**20,

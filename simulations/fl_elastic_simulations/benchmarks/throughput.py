@@ -1,4 +1,4 @@
-"""What a client-round costs beside its training: this engine, Flower's with a plain client, and the bare loop."""
+"""Measure the costs of a client-round besides its training: this engine, Flower's engine, and a bare loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["BENCHMARK", "Linear", "Throughput", "pictures", "vectors"]
 
 _CLASSES, _FEATURES, _PIXELS, _RATE = 10, 784, 28, 0.05
 _TURNS = 3
-# Replies before counting begins: processes have loaded everything by then.
+# Number of replies before counting begins; by then all processes have loaded everything.
 _WARM = 40
 LOOP, FULL, ELASTIC, FLOWER = "bare loop", "full", "elastic", "Flower, plain client"
 
@@ -75,17 +75,17 @@ class Linear(nn.Module):
 
 
 def vectors(examples: int = 50_000) -> Dataset:
-    """Return examples of 784 features."""
+    """Return noise: examples of 784 features."""
     return _noise("vectors", (_FEATURES,), examples)
 
 
 def vectors_of_many() -> Dataset:
-    """Return ten of them for each of 10,000 clients."""
+    """Return noise: ten examples of 784 features for each of 10,000 clients."""
     return vectors(100_000)
 
 
 def pictures() -> Dataset:
-    """Return pictures of one channel."""
+    """Return noise: pictures of one channel."""
     return _noise("pictures", (1, _PIXELS, _PIXELS), 10_000)
 
 
@@ -99,7 +99,7 @@ def _noise(name: str, shape: tuple[int, ...], examples: int) -> Dataset:
 
 
 def _cpu() -> float:
-    """Seconds of computing of this process and of all that it started, while they live."""
+    """Return the CPU seconds of this process and of its living descendants."""
     found: dict[int, tuple[int, float]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -113,23 +113,23 @@ def _cpu() -> float:
 
 @dataclass
 class _Watch(Progress):
-    """Notes seconds of the processor and of the clock as replies come."""
+    """Records CPU and wall-clock seconds when replies arrive."""
 
     began: float = field(default_factory=time.perf_counter)
     marks: list[tuple[float, float]] = field(default_factory=list)
     first: float = 0.0
 
     def reply(self, received: int, expected: int) -> None:
-        """Hear that a client has answered."""
+        """Record the time of a client's reply."""
         self.first = self.first or time.perf_counter() - self.began
-        # Looking takes time of its own.
+        # Reading CPU seconds takes time itself, so it is done only at the two replies that are used.
         if len(self.marks) == _WARM - 1 or received == expected:
             self.marks.append((_cpu(), time.perf_counter()))
         else:
             self.marks.append((0.0, 0.0))
 
     def row(self) -> Row:
-        """Return what a client-round took once everything was warm."""
+        """Return the costs of a client-round, counted from the reply at which everything is loaded."""
         (cpu, wall), (cpu_end, wall_end) = self.marks[_WARM - 1], self.marks[-1]
         counted = len(self.marks) - _WARM
         return {
@@ -171,7 +171,7 @@ def _of_this_library(task: Task, policy: str) -> Row:
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """What plain training of any client needs."""
+    """Data and model for the plain training of any client."""
 
     task: Task
     dataset: Dataset
@@ -179,7 +179,7 @@ class _Shared:
 
     @classmethod
     def of(cls, name: str) -> _Shared:
-        """Load data and model, once in a process."""
+        """Load data and model of a task."""
         task = TASKS[name]
         dataset: Dataset = globals()[task.data]()
         where = f"{__name__}:" if task.model == "Linear" else ""
@@ -187,7 +187,7 @@ class _Shared:
         return cls(task, dataset, model.train())
 
     def train(self, weights: Mapping[str, torch.Tensor], client: int, seed: int) -> nn.Module:
-        """Return the model after a client's steps from these weights."""
+        """Return the model after a client's training steps from these weights."""
         task, model = self.task, self.model
         model.load_state_dict(weights)
         optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
@@ -203,12 +203,12 @@ class _Shared:
 
 @lru_cache(maxsize=1)
 def _of_task(name: str) -> _Shared:
-    """Return what the clients of a task share in this process."""
+    """Return what the clients of a task share, loaded once in this process."""
     return _Shared.of(name)
 
 
 def _bare(name: str) -> Row:
-    """Train clients one after the other, add up what they learned, and nothing else."""
+    """Train clients one after another and average their weights, and do nothing else."""
     watch, shared, random = _Watch(), _of_task(name), np.random.default_rng(0)
     task, weights = shared.task, {k: v.clone() for k, v in shared.model.state_dict().items()}
     for number in range(task.rounds):
@@ -223,12 +223,12 @@ def _bare(name: str) -> Row:
 
 
 def trained(name: str, weights: Mapping[str, torch.Tensor], client: int) -> nn.Module:
-    """Return the model of a task after a client's steps from these weights."""
+    """Return the model of a task after a client's training steps from these weights."""
     return _of_task(name).train(weights, client, 0)
 
 
 def _of_flower(name: str) -> Row:
-    """Run the same on Flower's engine, with its own strategy."""
+    """Run the same training on Flower's engine, with Flower's own strategy."""
     task, watch = TASKS[name], _Watch()
     with quiet_log(of=["flwr"]):
         plain_rounds(
@@ -239,13 +239,13 @@ def _of_flower(name: str) -> Row:
 
 
 class Throughput(Benchmark):
-    """Processor time of a client-round, of everything that runs for it, once all is loaded."""
+    """CPU time of a client-round, of everything that runs for it, once all is loaded."""
 
     name = "throughput"
     fresh_process = True
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return tasks and ways in turn."""
+        """Return the cases: each way on each task, in several turns."""
         return {
             f"{task} | {way} | {turn}": (task, way)
             for turn in range(_TURNS)
@@ -261,7 +261,7 @@ class Throughput(Benchmark):
         return _of_flower(task) if way == FLOWER else _of_this_library(TASKS[task], way)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return medians over the turns, and in brackets how many times the bare loop's they are."""
+        """Return medians over the turns, and in brackets their ratios to those of the bare loop."""
         table = {
             name: {way: _text(rows, name, way) for way in (LOOP, FULL, ELASTIC, FLOWER)}
             for name in TASKS

@@ -1,4 +1,4 @@
-"""What benchmarks of fine-tuning share: a pretrained network, shuffled batches, an optimiser."""
+"""Common parts of fine-tuning benchmarks: a pretrained network, shuffled batches, an optimiser."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 
 
 def pretrained_mobilenet(root: str | Path, classes: int) -> nn.Module:
-    """Return MobileNetV2 with ImageNet weights of the data folder and a new head."""
+    """Return MobileNetV2 with a new head and the ImageNet weights in the data folder."""
     model = resolve_model("mobilenet_v2", classes)
     load_pretrained(model, Path(root) / _WEIGHTS)
     return model
 
 
 class Shuffled:
-    """Batches of a dataset in a new order each time, reproducible from a seed; channels last.
+    """Batches of a dataset in a new order in each epoch, reproducible from a seed, in channels-last format.
 
-    The last batch is left out if it is not whole.
+    The last batch is left out if it is incomplete.
     """
 
     def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int, seed: int) -> None:
@@ -49,7 +49,7 @@ class Shuffled:
 
 
 def cosine_adamw(rate: float, steps: int) -> Callable[[Iterable[nn.Parameter]], torch.optim.AdamW]:
-    """Return a maker of AdamW whose rate falls to zero along a cosine within ``steps``."""
+    """Return a factory of AdamW whose learning rate falls to zero along a cosine within ``steps`` steps."""
 
     def make(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         optimizer = torch.optim.AdamW(parameters, lr=rate)

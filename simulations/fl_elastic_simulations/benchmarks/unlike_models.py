@@ -1,4 +1,4 @@
-"""Eight models of unlike kinds with random weights, each with one batch: where memory budgets are tried."""
+"""Eight models of different kinds with random weights, each with one batch, to test memory budgets on."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class UnlikeModel:
     make : callable
         Returns the model in training mode.
     shape : tuple of int
-        Of a batch's inputs.
+        Shape of a batch's inputs.
     words : bool
-        Whether inputs and targets are numbers of words, one target each.
+        Whether inputs and targets are word numbers, with one target for each word.
     """
 
     make: Callable[[], nn.Module]
@@ -40,7 +40,7 @@ class UnlikeModel:
         return self.make().train()
 
     def batch(self) -> Batch:
-        """Return a random batch, the same each time."""
+        """Return a random batch, the same in every call."""
         generator = torch.Generator().manual_seed(0)
         if self.words:
             inputs, targets = torch.randint(0, _WORDS, (2, *self.shape), generator=generator)
@@ -50,7 +50,7 @@ class UnlikeModel:
 
 
 class _Words(nn.Module):
-    """Two layers of LSTM that tell the next word at each place; ``[N, words, T]`` as a loss takes them."""
+    """Two LSTM layers that predict the next word at each place; returns ``[N, words, T]``, as losses need."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One pass without a step: where a head in closed form reads, the raw input and random features included."""
+"""Solve heads in one pass without a step, at various places of a model, its raw input and random features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fl_elastic_simulations.benchmarks.one_read import ACTS
 from fl_elastic_simulations.benchmarks.peaks import ALLOCATOR
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 
-# Registers models.
+# Imported to register models.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
@@ -59,10 +59,10 @@ __all__ = [
 SEEDS = (0, 1, 2)
 CHOSEN, LAST = "chosen places", "last layer"
 ALLOWED = (128, 256, 512, 1024, MOST_FEATURES)
-"""Features that a head may read at most, in the table of what less of them costs."""
+"""Largest numbers of features that a head may read, in the table of the accuracy with fewer features."""
 _SIZES = "at most "
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
-# Larger batches fall out of the cache.
+# Larger batches do not fit in the cache.
 _BATCH = 32
 _MOST_PIXELS = 3072
 _PEAK = "peak | "
@@ -70,24 +70,24 @@ _PEAK = "peak | "
 
 @dataclass(frozen=True)
 class ReadTask:
-    """A model, and data that it is to tell apart.
+    """A model, and a dataset that it classifies.
 
     Attributes
     ----------
     title : str
-        Above its table.
+        Title of the table.
     dataset : str
-        Registered name.
+        Name of a registered dataset.
     model : str
-        Registered name.
+        Name of a registered model.
     pretrained : bool
-        Whether it has the weights of ImageNet, or random ones.
+        Whether the model has ImageNet weights; otherwise its weights are random.
     image_size : int, optional
-        To which images are scaled.
+        Size in pixels that images are scaled to.
     examples, tested : int, optional
-        Of the training and the test set; all if left out.
+        Number of examples of the training set and of the test set; all by default.
     fixed : str
-        A place inside the model that nobody chose by its data.
+        Place inside the model that is fixed without looking at the data.
     """
 
     title: str
@@ -100,7 +100,7 @@ class ReadTask:
     fixed: str = "features.6@grid4"
 
     def methods(self, shape: tuple[int, ...]) -> dict[str, str]:
-        """Return where each method reads inputs of this shape, by its name in the table."""
+        """Return the place that each method reads, by the method's name in the table, for inputs of this shape."""
         whole = int(np.prod(shape)) <= _MOST_PIXELS
         return {
             LAST: "last",
@@ -112,7 +112,7 @@ class ReadTask:
         }
 
     def seeds(self, method: str, seeds: Iterable[int]) -> list[int]:
-        """Return the seeds that make a difference: of the examples, of their order, or of random weights."""
+        """Return the seeds to run: all if they change examples, their order or random weights, else the lowest."""
         matters = (
             self.examples is not None
             or method == CHOSEN
@@ -142,7 +142,7 @@ TASKS: dict[str, ReadTask] = {
         "Activities of 23 people, untrained convolutions", "har", "har_cnn", False, fixed="relu1@grid8",
     ),
 }  # fmt: skip
-"""By the name on the command line."""
+"""Tasks by their name on the command line."""
 
 
 def bench_read(
@@ -154,23 +154,23 @@ def bench_read(
     workers: int = 1,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Solve for a head by each method on each task, without a step; finished cells are kept.
+    """Solve a head by each method on each task, without a training step; finished cells are kept.
 
     Parameters
     ----------
     results : Results
-        The table.
+        Table to fill.
     data_root : path-like, optional
-        Where the datasets are.
+        Folder of the datasets.
     tasks : iterable of str
-        Names of those to run; all if none is given.
+        Names of the tasks to run; all if empty.
     seeds : iterable of int
-        Of which examples there are, of their order, and of random weights. A method for which none of these makes a
-        difference has the first one alone.
+        Seeds that choose the examples, their order and random weights. If none of these makes a difference for a
+        method, only the lowest seed is run.
     workers : int
-        Cells at a time, each on one core.
+        Number of cells that run at the same time, each on one core.
     tell : callable
-        Hears of each finished cell.
+        Called with a line of text for each finished cell.
 
     Raises
     ------
@@ -201,7 +201,7 @@ def bench_read_sizes(
     workers: int = 1,
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Choose places of few features and of many, where there are pretrained weights; finished cells are kept.
+    """Choose places with few and with many features, on pretrained models; finished cells are kept.
 
     Parameters are those of `bench_read`.
     """
@@ -220,7 +220,7 @@ def bench_read_sizes(
 
 
 def bench_read_peaks(results: Results, tell: Callable[[str], None] = print) -> None:
-    """Read MobileNetV2, or train it, on images of 128 pixels in batches of 8, each in a process of its own."""
+    """Measure reading and training of MobileNetV2 on 128-pixel images in batches of 8, in fresh processes."""
     for name, act in ACTS.items():
         if f"{_PEAK}{name}" not in results.rows:
             ended = subprocess.run(
@@ -245,7 +245,7 @@ def read_peaks_markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def read_sizes_markdown(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the lines of the table of accuracies by what sums may weigh, with what a client sends at most."""
+    """Return the lines of the table of accuracies by number of features, with the bytes that a client sends."""
     names = [name for name, task in TASKS.items() if task.pretrained]
     heads = " | ".join(TASKS[name].title for name in names)
     lines = [f"| features, at most | {heads} |", "| --- |" + " --- |" * len(names)]
@@ -275,22 +275,22 @@ def read_cell(
     examples: int | None = None,
     most: int = MOST_FEATURES,
 ) -> Row:
-    """Solve for one head in this process; return its accuracy, error and size, and the CPU seconds of its parts.
+    """Solve one head in this process; return its accuracy, error and size, and the CPU seconds of each part.
 
     Parameters
     ----------
     task : ReadTask
-        On which.
+        Task to solve.
     read : str
         ``auto``, ``last`` or names of places.
     seed : int
-        See `bench_read`.
+        Seed, see `bench_read`.
     root : str
-        Where the datasets are.
+        Folder of the datasets.
     examples : int, optional
-        Bound of examples, of tests as well.
+        Largest number of training and of test examples; by default the task's.
     most : int
-        Bound of features that may be chosen.
+        Largest number of features that may be chosen.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -352,7 +352,7 @@ def _seconds(row: Mapping[str, Any]) -> float:
 
 
 def read_markdown(rows: Mapping[str, Mapping[str, Any]], name: str) -> list[str]:
-    """Return the lines of the Markdown table of a task, by its name: means over the seeds of each method.
+    """Return the lines of the Markdown table of a task, with the means of each method over the seeds.
 
     >>> read_markdown({}, "signs")
     ['No cell of this table is measured yet.']
@@ -389,13 +389,13 @@ def read_markdown(rows: Mapping[str, Mapping[str, Any]], name: str) -> list[str]
 
 
 def _order(method: str) -> int:
-    """Return where a method stands in the table."""
+    """Return the position of a method in the table."""
     shown = [LAST, CHOSEN, ", whatever", "the input itself", "1,024", "2,048"]
     return next(place for place, part in enumerate(shown) if part in method)
 
 
 def read_filled(text: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    r"""Return a document with the table of each task, and that of sizes, between its marks.
+    r"""Return a document with the table of each task, and that of sizes, inserted between their marks.
 
     >>> read_filled("<!-- read birds -->\nold\n<!-- end -->", {}).splitlines()[1]
     'No cell of this table is measured yet.'

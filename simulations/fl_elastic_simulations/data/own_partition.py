@@ -59,8 +59,8 @@ def dealt(
         ]
         if missing:
             raise ScenarioError(
-                f"partition {method!r} asks for {missing[0]!r}, which a scenario does not say: name a function of "
-                "your own that returns it made"
+                f"partition {method!r} asks for {missing[0]!r}, which a scenario does not set: name a function of "
+                "your own that sets it and returns the partitioner"
             )
         found = make(**{each.name: offered[each.name] for each in asked if each.name in offered})
         parts = _by_partitioner(found, labels, owners) if _is_partitioner(found) else found

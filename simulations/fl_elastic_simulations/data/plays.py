@@ -97,9 +97,9 @@ def windows_of(text: str) -> IntArray:
 
 
 def plays(root: Path) -> Dataset:
-    """Return characters of Shakespeare's plays in windows of 64, with the next character of each; owner: the role.
+    """Return characters of Shakespeare's plays in windows of 64, with the next character of each.
 
-    See `role_windows`. The last tenth of each role's text is the test set.
+    The owner of a window is its role, see `role_windows`. The last tenth of each role's text is the test set.
     """
     windows = role_windows(root / "tinyshakespeare" / "input.txt")
     train, test = ~windows.late, windows.late

@@ -44,7 +44,7 @@ class Charges:
 
     @classmethod
     def load(cls, path: Path) -> Charges:
-        """Read a file of `save`; without a file nothing has been charged."""
+        """Read a file written by `save`; without a file nothing has been charged."""
         return cls(**json.loads(path.read_text())) if path.exists() else cls()
 
     @classmethod

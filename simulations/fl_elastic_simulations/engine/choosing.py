@@ -42,7 +42,7 @@ _ALMOST_EVERYTHING = 0.9
 
 @dataclass(frozen=True)
 class ChoosingCosts:
-    """CPU seconds of one thread of the host; a device takes its slowdown times as long.
+    """CPU seconds of one thread of the host; a device's time is this times its slowdown.
 
     Attributes
     ----------
@@ -72,8 +72,8 @@ class ChoosingCosts:
             return self.plan_seconds[method.name][device]
         except KeyError:
             raise ScenarioError(
-                f"what choosing takes method {method.name} on {device} was not measured: measure it anew with the "
-                "cost profile"
+                f"the time of choosing by method {method.name} on {device} was not measured: measure it anew with "
+                "the cost profile"
             ) from None
 
     @property
@@ -87,7 +87,7 @@ class ChoosingCosts:
         """
         if self.head_seconds is None:
             raise ScenarioError(
-                "what a head in closed form takes was not measured: measure it anew with the cost profile"
+                "the time that a head in closed form takes was not measured: measure it anew with the cost profile"
             )
         return self.head_seconds
 

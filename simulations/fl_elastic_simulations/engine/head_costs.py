@@ -37,7 +37,7 @@ _SPREAD = 6.0
 
 @dataclass(frozen=True)
 class HeadCosts:
-    """CPU seconds of one thread of the host per unit of work; a device takes its slowdown times as long.
+    """CPU seconds of one thread of the host per unit of work; a device's time is this times its slowdown.
 
     Attributes
     ----------

@@ -123,7 +123,7 @@ def _final_accuracy(scenario: Scenario, cell: RunResult) -> float:
 
 
 def _after_rounds(cell: RunResult) -> list[dict[str, float]]:
-    """Return the tests after a round: that of the untrained model is not a result."""
+    """Return the tests after a round, without that of the untrained model, which is not a result."""
     return [row for row in cell.history if row["round"] > 0]
 
 

@@ -1,4 +1,4 @@
-"""Sends with each message what a simulated client needs, and receives its files with the reply."""
+"""A grid that sends each simulated client its costs and files with a message, and gets the files back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def on_a_cluster() -> bool:
 class SuppliedGrid(GridWrapper):
     """Wraps a grid; adds to each message the client's costs, and on a cluster the files of its state.
 
-    So no client measures anything itself, or depends on the machine on which it runs.
+    So no client measures costs itself, or depends on the machine that it runs on.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ class TimedTests:
         return found
 
     def _enter(self, standing: _Standing, before: float) -> tuple[float, float] | None:
-        """Record the standing model at all remaining test times before the given time."""
+        """Record the test of the newest model at all remaining test times before ``before``."""
         found = None
         while self._times and self._times[0] < before:
             found = self._tested(standing)

@@ -1,9 +1,9 @@
 """The app of a real fleet: every node trains its own client of a scenario, for one method and seed.
 
-The run config is set by the operator: ``scenario`` (as JSON text), ``method`` (empty: the first whose policy
-selects), ``seed``, ``results`` (an absolute folder for journal, checkpoints and summary), ``data-root`` (of the
-server, for its test of the model), ``resume``, ``round-timeout`` and ``node-timeout`` in seconds. The node config
-is set by each node, see `fl_elastic.flower.node_app.NodeConfig`.
+The run config is set by the operator: ``scenario`` (as JSON text), ``method`` (if empty, the first
+whose policy trains only part of the model), ``seed``, ``results`` (an absolute folder for journal, checkpoints and
+summary), ``data-root`` (of the server, for its test of the model), ``resume``, ``round-timeout`` and
+``node-timeout`` in seconds. The node config is set by each node, see `fl_elastic.flower.node_app.NodeConfig`.
 """
 
 from __future__ import annotations

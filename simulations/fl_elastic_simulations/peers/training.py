@@ -49,7 +49,7 @@ __all__ = [
 
 
 class FixedMask(Policy):
-    """Trains given groups.
+    """A policy that trains the given groups.
 
     Parameters
     ----------

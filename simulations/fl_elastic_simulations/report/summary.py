@@ -148,7 +148,7 @@ class GroupCost(_Part):
 class Method(_Part):
     """Results and costs of one method; ``coverage`` is rounds x groups per device class.
 
-    Features are counted at the fleet's cut, by examples: those that were found kept, and those that were computed.
+    Features at the fleet's cut are counted in examples: those with stored and those with computed features.
     """
 
     name: str

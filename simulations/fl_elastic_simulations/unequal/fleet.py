@@ -1,4 +1,4 @@
-"""A fleet of unequal devices: the table of a file, and the clients that it makes."""
+"""A fleet of unequal devices: its table in a scenario file, and its clients."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class UnequalGrid(GridWrapper):
         return {found[client.index]: client for client in self.fleet.clients}
 
     def _connected(self) -> list[int]:
-        """Return all nodes after waiting until they are connected: Flower starts the server before."""
+        """Wait until all nodes are connected, since Flower starts the server first, and return them."""
         wanted, end = len(self.fleet.clients), time.monotonic() + _CONNECT_SECONDS
         while True:
             nodes = list(self.inner.get_node_ids())
