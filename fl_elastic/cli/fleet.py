@@ -57,7 +57,7 @@ def init(
         int | None, typer.Option(help="Port of the server; 8000 in a new fleet.")
     ] = None,
     node: Annotated[list[str] | None, typer.Option(help="Name of a node (repeatable).")] = None,
-    nodes: Annotated[int, typer.Option(min=0, help="So many nodes: node0, node1, ...")] = 0,
+    nodes: Annotated[int, typer.Option(min=0, help="Number of nodes, named node0, node1, ...")] = 0,
     as_json: _Json = False,
 ) -> None:
     """Make a fleet's folder: authority, server certificate, one key per node, inventory.

@@ -24,7 +24,7 @@ def server(
     host: Annotated[
         str, typer.Option(help="Address to listen on; nodes of other machines need another one.")
     ] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="The inventory's, if left out.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; by default the inventory's.")] = None,
     only_print: _Print = False,
 ) -> None:
     """Run the fleet's server in the foreground: this process becomes flower-superlink.
@@ -51,7 +51,7 @@ def node(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for what lasts; else node.toml's, systemd's, or NODE_DIR/state.",
+            help="State folder; by default that of node.toml or systemd, else NODE_DIR/state.",
         ),
     ] = None,
     data_root: Annotated[

@@ -29,7 +29,7 @@ def submit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the fleet.")],
     app: Annotated[
         Path | None,
-        typer.Argument(metavar="APP_DIR", help="Flower app; the fleet's own, if left out."),
+        typer.Argument(metavar="APP_DIR", help="Flower app; by default the fleet's own."),
     ] = None,
     scenario: Annotated[
         Path | None, typer.Option(help="Scenario file (TOML), for the fleet's own app.")
@@ -102,21 +102,22 @@ def submit(
 def up(
     local: Annotated[int, typer.Option(min=1, help="Nodes on this machine.")],
     scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario file (TOML); handwritten digits if left out.")
+        Path | None, typer.Argument(help="Scenario file (TOML); by default handwritten digits.")
     ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change a value: training.rounds=5 (repeatable)."),
     ] = None,
     method: Annotated[
-        str, typer.Option(help="Method of the scenario; its first elastic one.")
+        str, typer.Option(help="Method of the scenario; by default the first elastic one.")
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of split, weights and batches.")] = 0,
     data_root: Annotated[
         str | None, typer.Option(help="Folder of datasets; FL_ELASTIC_DATA_ROOT does the same.")
     ] = None,
     keep: Annotated[
-        Path | None, typer.Option(help="Folder to leave everything in; else nothing is left.")
+        Path | None,
+        typer.Option(help="Folder for all files; by default they are deleted at the end."),
     ] = None,
     threads: Annotated[
         int, typer.Option(min=0, help="Torch threads of a node; 0 shares the processors.")

@@ -30,7 +30,7 @@ def status(
     rounds: Annotated[
         Path | None,
         typer.Option(
-            dir_okay=False, help="Journal of the run; server/results/rounds.jsonl if left out."
+            dir_okay=False, help="Journal of the run; by default server/results/rounds.jsonl."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

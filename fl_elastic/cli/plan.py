@@ -44,18 +44,18 @@ def plan(
     uplink: Annotated[
         float | None, typer.Option(help="Bytes of one partial update as fp32.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="Who chooses: elastic, full, head, ...")] = "elastic",
+    policy: Annotated[str, typer.Option(help="Policy: elastic, full, head, ...")] = "elastic",
     importance: Annotated[str, typer.Option(help="Score that the policy uses.")] = "elastic",
     classes: Annotated[
         int | None,
         typer.Option(
             min=2,
-            help="Classes of a torchvision model, 10 if left out; of yours, what it puts out.",
+            help="Number of classes; by default 10 for a torchvision model, and the outputs of your own.",
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Torch threads.")] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="File to keep the cost profile in; read if it is there.")
+        Path | None, typer.Option(help="File of the cost profile: read if it exists, else written.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random batch.")] = 0,
     rounds: Annotated[

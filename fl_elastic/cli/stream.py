@@ -49,17 +49,20 @@ def stream(
     ],
     state_dir: Annotated[Path, typer.Option(help="Folder of the store and the learned model.")],
     input_: Annotated[str, typer.Option("--input", help="Shape of one sample, such as 3,32,32.")],
-    outputs: Annotated[int, typer.Option(min=1, help="Classes to begin with; more may come.")] = 2,
+    outputs: Annotated[int, typer.Option(min=1, help="Classes at the start; more may come.")] = 2,
     speedup: Annotated[
         float | None, typer.Option(help="Full step time over allowed step time, at least 1.")
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds of one adaptation.")] = None,
-    policy: Annotated[str, typer.Option(help="Who chooses what to train.")] = "elastic",
+    policy: Annotated[str, typer.Option(help="Policy that chooses what to train.")] = "elastic",
     detector: Annotated[str, typer.Option(help="Drift detector.")] = "adwin",
     every: Annotated[int, typer.Option(min=1, help="Labelled samples between adaptations.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Training steps of an adaptation.")] = 50,
     latent: Annotated[
-        int, typer.Option(min=0, help="Keep the features below this many groups; 0 keeps inputs.")
+        int,
+        typer.Option(
+            min=0, help="Store features at the cut below this many groups; 0 stores inputs."
+        ),
     ] = 0,
     closed_form: Annotated[
         bool,
@@ -70,26 +73,29 @@ def stream(
     remember: Annotated[
         float | None,
         typer.Option(
-            help="With --closed-form: samples after which one counts 1/e; all alike if left out."
+            help="With --closed-form: samples after which a sample's weight is 1/e; by default all weigh the same."
         ),
     ] = None,
     read: Annotated[
         str,
         typer.Option(
-            help="With --closed-form: where it reads, last, auto or places such as features.6@grid4."
+            help="With --closed-form: where the head reads: last, auto, or places such as features.6@grid4."
         ),
     ] = "last",
-    learning_rate: Annotated[float, typer.Option(help="Of Adam.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
     capacity: Annotated[
         int | None,
-        typer.Option(help="Bytes of the store; 64 MiB if left out, or what the disk has room for."),
+        typer.Option(help="Bytes of the store; by default 64 MiB, or what fits on the disk."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more at the end of a table or folder.")
+        bool, typer.Option("--follow", help="Wait for more data at the end of a table or folder.")
     ] = False,
     batch: Annotated[
-        int, typer.Option(min=1, help="Rows of tables and files that are taken together: faster.")
+        int,
+        typer.Option(
+            min=1, help="Rows of tables and files that are processed together, which is faster."
+        ),
     ] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many readings.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

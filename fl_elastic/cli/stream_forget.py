@@ -21,12 +21,12 @@ def forget(
     state_dir: Annotated[Path, typer.Option(help="The service's folder; it must not run now.")],
     input_: Annotated[str, typer.Option("--input", help="Shape of one sample, such as 3,32,32.")],
     outputs: Annotated[int, typer.Option(min=1, help="Classes that the service began with.")] = 2,
-    latent: Annotated[int, typer.Option(min=0, help="As the service has it.")] = 0,
+    latent: Annotated[int, typer.Option(min=0, help="As given to the service.")] = 0,
     closed_form: Annotated[
-        bool, typer.Option("--closed-form", help="As the service has it.")
+        bool, typer.Option("--closed-form", help="As given to the service.")
     ] = False,
-    remember: Annotated[float | None, typer.Option(help="As the service has it.")] = None,
-    read: Annotated[str, typer.Option(help="As the service has it.")] = "last",
+    remember: Annotated[float | None, typer.Option(help="As given to the service.")] = None,
+    read: Annotated[str, typer.Option(help="As given to the service.")] = "last",
     ids: Annotated[
         str, typer.Option(help="Ids or names of samples, with commas between them.")
     ] = "",
@@ -34,7 +34,7 @@ def forget(
     alpha: Annotated[
         float | None,
         typer.Option(
-            help="How many times as much a weight must matter to them as to all; by their share if left out."
+            help="Dampen weights that matter so many times more to these samples than to all."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random choices.")] = 0,

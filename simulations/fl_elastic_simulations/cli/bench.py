@@ -42,7 +42,7 @@ BENCHMARKS = {
 
 _FOLDER = Path("simulations/results")
 
-bench = typer.Typer(help="Measure what docs/ claims.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what the documents claim.", no_args_is_help=True)
 
 
 def load(name: str) -> Benchmark:
@@ -60,8 +60,12 @@ def _command(name: str) -> None:
     @bench.command(name, help=BENCHMARKS[name])
     def run(
         output: Annotated[Path | None, typer.Option(help="File of rows (JSON).")] = None,
-        fresh: Annotated[bool, typer.Option("--fresh", help="Measure known rows again.")] = False,
-        show: Annotated[bool, typer.Option("--show", help="Measure nothing.")] = False,
+        fresh: Annotated[
+            bool, typer.Option("--fresh", help="Measure existing rows again.")
+        ] = False,
+        show: Annotated[
+            bool, typer.Option("--show", help="Show the rows without measuring.")
+        ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
         data_root: Annotated[Path | None, typer.Option(help="Folder of the datasets.")] = None,
         workers: Annotated[int, typer.Option(min=1, help="Cases at a time.")] = 1,
@@ -74,7 +78,7 @@ def _command(name: str) -> None:
         ] = None,
         setting: Annotated[
             list[str] | None,
-            typer.Option("--set", help="KEY=VALUE, where a benchmark has settings (repeatable)."),
+            typer.Option("--set", help="KEY=VALUE, a setting of the benchmark (repeatable)."),
         ] = None,
     ) -> None:
         from fl_elastic_simulations.benchmarks.benchmark import Request, Results

@@ -30,7 +30,9 @@ _FILES = {
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="Folder that is made; its name is the project's.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to create; its name becomes the project's.")
+    ],
 ) -> None:
     """Write a new project: a Flower app with a model, data, and a scenario to simulate."""
     for path in write_project(folder):

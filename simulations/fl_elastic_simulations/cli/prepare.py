@@ -27,7 +27,7 @@ def prepare(
     student: Annotated[str, typer.Argument(help="Model that the fleet trains: a name or module:callable.")],
     teacher: Annotated[str, typer.Option(help="Larger model: a name or module:callable.")],
     images: Annotated[str, typer.Option(help="Public images: a dataset's name, or a folder.")],
-    output: Annotated[Path, typer.Option(help="File that is written.")],
+    output: Annotated[Path, typer.Option(help="File to write.")],
     teacher_weights: Annotated[Path | None, typer.Option(help="File of the teacher's weights.")] = None,
     data_root: Annotated[Path | None, typer.Option(help="Folder that holds the datasets.")] = None,
     image_size: Annotated[int | None, typer.Option(min=8, help="Height and width of the images.")] = None,
@@ -35,9 +35,9 @@ def prepare(
     share: Annotated[float, typer.Option(min=0, max=1, help="Share of the images that is used.")] = 1.0,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 30,
     batch_size: Annotated[int, typer.Option(min=2, help="Images per step.")] = 64,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of SGD at the start.")] = 0.1,
-    seed: Annotated[int, typer.Option(min=0, help="Of first weights, share and order.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON.")] = False,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Initial learning rate of SGD.")] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the initial weights, the share and the order.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:  # fmt: skip
     """Distil a small backbone on public images, as the initial model of a fleet.
 
