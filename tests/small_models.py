@@ -315,7 +315,7 @@ def trainer_of(
 ) -> ElasticTrainer:
     """A trainer that trains the named groups whatever their cost, and looks at no clock."""
     settings: dict[str, Any] = {
-        "closed_loop": False, "full_update_every": 0, "charge_probes": False
+        "closed_loop": False, "full_update_every": 0
     } | options  # fmt: skip
     trainer = ElasticTrainer(
         model,
@@ -334,7 +334,7 @@ def elastic_trainer(
 ) -> ElasticTrainer:
     """A trainer of the elastic policy that looks at no clock."""
     settings: dict[str, Any] = {
-        "closed_loop": False, "full_update_every": 0, "charge_probes": False
+        "closed_loop": False, "full_update_every": 0
     } | options  # fmt: skip
     return ElasticTrainer(
         model,

@@ -1,21 +1,37 @@
-"""Trainer options and rules of selection out of flat settings, for helpers that take any of them by name."""
+"""Trainer options and constants of selection out of flat settings, for helpers that take any of them by name."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
-from fl_elastic.training import SelectionState, Timing, TrainablePart, TrainerOptions
-from fl_elastic.training.selection import Reselection
+import pytest
 
-__all__ = ["options_of", "settings_of"]
+from fl_elastic.training import SelectionState, Timing, TrainablePart, TrainerOptions
+from fl_elastic.training.planner import Planner
+
+__all__ = ["free_probes", "options_of", "settings_of", "state_with"]
+
+CONSTANTS = ("probe_every", "below_cosine", "smoothing", "exploration")
+
+
+def free_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let probes seem to take no time, so that a fit of a few steps has them too."""
+    monkeypatch.setattr(Planner, "probe_seconds", 0.0)
+
+
+def state_with(*remembered: Any, **constants: float) -> SelectionState:
+    """Return a memory of scores whose constants have these values: for fits that are short, or always drift."""
+    assert constants.keys() <= set(CONSTANTS)
+    made: SelectionState = type("SelectionState", (SelectionState,), constants)(*remembered)
+    return made
 
 
 def settings_of(**flat: Any) -> dict[str, Any]:
     """Return ``options`` and ``state`` of a trainer."""
-    rules = _taken(flat, Reselection)
+    constants = {name: flat.pop(name) for name in CONSTANTS if name in flat}
     made: dict[str, Any] = {"options": options_of(**flat)}
-    return made | ({"state": SelectionState(rules=Reselection(**rules))} if rules else {})
+    return made | ({"state": state_with(**constants)} if constants else {})
 
 
 def options_of(**flat: Any) -> TrainerOptions:

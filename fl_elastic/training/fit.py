@@ -364,7 +364,6 @@ class Fit:
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""
         planner, control, log = self.planner, self.control, self.log
-        charged = planner.options.timing.charge_probes
         started = log.clock()
         keep = False
         self._price()
@@ -374,8 +373,7 @@ class Fit:
             keep = not drifted and not control.corrected
             probe = planner.batches_needed * self.profile.full_step_seconds
             log.charge(probe)
-            if charged:
-                control.predicted += probe
+            control.predicted += probe
         if keep and current is not None:
             plan = current
         else:
@@ -462,8 +460,7 @@ class Fit:
         """Charge time that went into choosing, timing or preparing instead of into steps."""
         self.log.selection_seconds += seconds
         self.log.preparing_seconds += seconds * preparing
-        if self.planner.options.timing.charge_probes:
-            self.control.spent += seconds
+        self.control.spent += seconds
 
     def _expected_prefix_seconds(self, plan: Plan) -> float:
         forward = self.step.forward

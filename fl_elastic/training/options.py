@@ -104,8 +104,6 @@ class Timing:
         alone, so that a simulation is reproducible.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
-    charge_probes : bool
-        Whether probes of importance count against a deadline, too.
     profile_seconds, planning_seconds : float
         For simulations, where times are not measured: seconds charged for estimating costs, and for making each
         plan.
@@ -113,7 +111,6 @@ class Timing:
 
     closed_loop: bool = True
     clock: str = "auto"
-    charge_probes: bool = True
     profile_seconds: float = 0.0
     planning_seconds: float = 0.0
 

@@ -210,7 +210,7 @@ class Planner:
         """
         if not (self.policy.needs.importance and self.state.probe_due()):
             return False
-        if self.options.timing.charge_probes and self._probe_seconds > _MOST_OF_TIME * left_seconds:
+        if self.probe_seconds > _MOST_OF_TIME * left_seconds:
             return False
         if self.policy.needs.own_importance is not None:
             return not self._choosing_takes_too_long
@@ -225,14 +225,15 @@ class Planner:
         return memory is None or mask_bytes(costs, np.ones(len(costs), dtype=bool)) <= memory
 
     @property
-    def _probe_seconds(self) -> float:
+    def probe_seconds(self) -> float:
+        """Predicted seconds of one probe of importance."""
         return self.batches_needed * self._known_costs().full_step_seconds
 
     @property
     def _choosing_takes_too_long(self) -> bool:
         """Whether choosing would take too much of a deadline, including passes over single examples."""
         deadline = self.budget.deadline
-        if deadline is None or not self.options.timing.charge_probes:
+        if deadline is None:
             return False
         takes_examples = [self.importance.by_example]
         if self.policy.needs.modes:
@@ -244,12 +245,10 @@ class Planner:
 
     def _another_probe_is_earned(self) -> bool:
         """Return whether one more probe costs little compared with all steps since the last one."""
-        if not self.options.timing.charge_probes:
-            return True
         full = self._known_costs().full_step_seconds
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
         since = self.state.steps_since_probe * min(allowed, full)
-        return self._probe_seconds <= _MOST_FOR_LATER_PROBES * since
+        return self.probe_seconds <= _MOST_FOR_LATER_PROBES * since
 
     def _can_pay_for_probe(self) -> bool:
         """Return whether a probe fits the memory and leaves most of the time; otherwise known scores must do."""
@@ -257,13 +256,13 @@ class Planner:
             return False
         full = self._known_costs().full_step_seconds
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
-        if np.isinf(allowed) or not self.options.timing.charge_probes:
+        if np.isinf(allowed):
             return True
-        probe, steps = self._probe_seconds, self.requested_steps
+        probe, steps = self.probe_seconds, self.requested_steps
         if self.budget.deadline is not None or not self.state.known:
             return probe <= _MOST_OF_TIME * allowed * steps
         # A speed-up holds over many fits, and a probe serves all steps until the next probe.
-        served = max(steps, self.state.rules.probe_every)
+        served = max(steps, self.state.probe_every)
         return probe <= min(_HALF * steps, _MOST_OF_TIME * served) * allowed
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
@@ -395,11 +394,7 @@ class Planner:
         if self._must_learn():
             return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
         planning, deadline = self.state.planning_seconds, self.budget.deadline
-        if (
-            self.options.timing.charge_probes
-            and deadline
-            and planning > _MOST_FOR_A_PLAN * deadline
-        ):
+        if deadline and planning > _MOST_FOR_A_PLAN * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
             self.state.planning_seconds *= _FORGOTTEN
             return 1, "everything, as choosing takes too long"

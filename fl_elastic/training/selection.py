@@ -5,59 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.errors import PlanError
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.state.archive import Kind
 
-__all__ = ["SELECTION", "Reselection", "SelectionState"]
+__all__ = ["SELECTION", "SelectionState"]
 
 _LONGEST_GAP = 8
 SELECTION = Kind("fl_elastic.selection", 2)
 """Kind of the archives that hold a `SelectionState`."""
-
-
-@dataclass(frozen=True)
-class Reselection:
-    """When importance is measured again, and how old and new scores give the worth of groups.
-
-    Attributes
-    ----------
-    probe_every : int
-        Steps between two probes of importance. While importance stays similar the gap doubles, up to eight times
-        this; after a drift it falls back. It is longer if a probe would take more than a hundredth of the time
-        between two.
-    below_cosine : float
-        Groups are selected again if the cosine similarity of old and new importance is below this; above 1 always,
-        below -1 never.
-    smoothing : float
-        Weight of the old score in the moving average over probes, in [0, 1).
-    exploration : float
-        Weight of a bonus added to every group's share of the importance: its share of the weights (averaged with
-        that of the number of groups), times one more than the number of fits since it was last trained. It fills
-        the budget if importance is lost in noise, and brings every affordable group back in turn.
-    """
-
-    probe_every: int = 100
-    below_cosine: float = 0.8
-    smoothing: float = 0.5
-    exploration: float = 0.3
-
-    def __post_init__(self) -> None:
-        if self.probe_every < 1:
-            raise BudgetError(f"probe_every {self.probe_every} must be at least 1 step")
-        if not -2 <= self.below_cosine <= 2:
-            raise BudgetError(
-                f"below_cosine {self.below_cosine} must be a cosine, or up to 2 for always, -2 for never"
-            )
-        if not 0 <= self.smoothing < 1:
-            raise BudgetError(f"smoothing {self.smoothing} must be in [0, 1)")
-        if not self.exploration >= 0:
-            raise BudgetError(f"exploration {self.exploration} must not be negative")
 
 
 @dataclass
@@ -79,16 +41,27 @@ class SelectionState:
         Time that making the last plan took; 0 if none was made.
     memory : PolicyMemory
         What the policy itself remembers.
-    rules : Reselection
-        How scores are kept.
     known : bool
         Whether earlier fits are remembered; otherwise it is unknown what was left out.
-        Whether earlier fits are remembered; without a memory nobody can say what was left out.
 
     Raises
     ------
     PlanError
         If the lengths differ, a count is negative, or a score is not finite.
+    """
+
+    probe_every: ClassVar[int] = 100
+    """Steps between two probes. While importance stays similar the gap doubles, up to eight times this; after a
+    drift it falls back. It is longer if a probe would take more than a hundredth of the time between two.
+    """
+    below_cosine: ClassVar[float] = 0.8
+    """Groups are selected again if the cosine similarity of old and new importance is below this."""
+    smoothing: ClassVar[float] = 0.5
+    """Weight of the old score in the moving average over probes."""
+    exploration: ClassVar[float] = 0.3
+    """Weight of a bonus added to every group's share of the importance: its share of the weights (averaged with
+    that of the number of groups), times one more than the number of fits since it was last trained. It fills the
+    budget if importance is lost in noise, and brings every affordable group back in turn.
     """
 
     names: tuple[str, ...] = ()
@@ -98,7 +71,6 @@ class SelectionState:
     probe_gap: int = 0
     planning_seconds: float = 0.0
     memory: PolicyMemory = field(default_factory=PolicyMemory, compare=False)
-    rules: Reselection = field(default_factory=Reselection, compare=False)
     known: bool = True
 
     def __post_init__(self) -> None:
@@ -159,17 +131,17 @@ class SelectionState:
         if not now.any():
             return False
         norms = float(np.linalg.norm(old[both]) * np.linalg.norm(new[both]))
-        drifted = norms == 0 or float(old[both] @ new[both]) / norms < self.rules.below_cosine
+        drifted = norms == 0 or float(old[both] @ new[both]) / norms < self.below_cosine
         if not self.scores or together:
-            longest = self.rules.probe_every * _LONGEST_GAP
+            longest = self.probe_every * _LONGEST_GAP
             go_on = bool(self.scores) and not drifted
-            self.probe_gap = min(2 * self.probe_gap, longest) if go_on else self.rules.probe_every
+            self.probe_gap = min(2 * self.probe_gap, longest) if go_on else self.probe_every
         if together:
             self.steps_since_probe = 0
         if together and norms > 0:
             # The gain of a step falls while the model learns: average the shares, not the sizes.
             old = old * (np.abs(new[both]).max() / np.abs(old[both]).max())
-        keep = self.rules.smoothing
+        keep = self.smoothing
         merged = np.where(both, keep * old + (1 - keep) * new, np.where(now, new, old))
         self.scores = [float(each) if np.isfinite(each) else None for each in merged]
         return drifted
@@ -177,8 +149,8 @@ class SelectionState:
     def worth(self, sizes: ArrayLike) -> Scores:
         """Return the groups' worth as the policy sees it: share of importance plus the bonus for being left out.
 
-        Without scores only the bonus counts, or each group's size if there is no bonus. A group that was never
-        measured is given importance in proportion to its size.
+        Without scores only the bonus counts. A group that was never measured is given importance in proportion to
+        its size.
 
         Parameters
         ----------
@@ -194,8 +166,8 @@ class SelectionState:
             total = scores.sum()
         shares = scores / total if total > 0 else np.zeros(len(scores))
         turns = 1.0 + np.array(self.left_out, dtype=float)
-        worth: Scores = shares + self.rules.exploration * presence * turns
-        return worth if worth.any() else presence
+        worth: Scores = shares + self.exploration * presence * turns
+        return worth
 
     def draw_full_update(self, every: int, generator: np.random.Generator) -> bool:
         """Draw whether a fit trains every group, with probability 1/``every``; certain after twice as many fits."""

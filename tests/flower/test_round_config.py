@@ -21,7 +21,7 @@ from small_federation import (
 )
 from small_models import conv_net, flat_profile
 from torch import nn
-from trainer_settings import options_of
+from trainer_settings import free_probes, options_of
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError, UpdateError
@@ -128,9 +128,7 @@ def client(
     speedup: float = 2.0,
     **options: Any,
 ) -> ElasticClient:
-    settings = options_of(
-        **{"closed_loop": False, "full_update_every": 0, "charge_probes": False} | options
-    )
+    settings = options_of(**{"closed_loop": False, "full_update_every": 0} | options)
     return elastic_client(
         build(), node, policy, budget=Budget(speedup=speedup), profile=profile, options=settings
     )
@@ -188,7 +186,10 @@ def test_a_client_reports_its_importance_only_when_asked(profile: CostProfile) -
     assert IMPORTANCE not in client(profile).fit(data, {PACKED: True})[2]
 
 
-def test_groups_that_would_increase_the_loss_do_not_spoil_the_report(profile: CostProfile) -> None:
+def test_groups_that_would_increase_the_loss_do_not_spoil_the_report(
+    profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_probes(monkeypatch)
     data = [np.frombuffer(encode_weights(weights_of(build(), MANIFEST), MANIFEST), np.uint8)]
     negative = 0
     for node in range(1, 5):

@@ -56,7 +56,7 @@ def profile() -> CostProfile:
 def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
-        options=TrainerOptions(seed=node, timing=Timing(closed_loop=False, charge_probes=False)),
+        options=TrainerOptions(seed=node, timing=Timing(closed_loop=False)),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from small_federation import (
 )
 from small_models import conv_net, flat_profile
 from torch import nn
+from trainer_settings import free_probes
 
 from fl_elastic import Budget
 from fl_elastic.errors import PlanError, UpdateError
@@ -62,7 +63,7 @@ def profile() -> CostProfile:
 
 
 def client(profile: CostProfile, node: int, speedup: float, **options: Any) -> ElasticClient:
-    settings = TrainerOptions(timing=Timing(closed_loop=False, charge_probes=False))
+    settings = TrainerOptions(timing=Timing(closed_loop=False))
     return elastic_client(
         build(), node, "elastic", budget=Budget(speedup=speedup), profile=profile,
         options=settings, **options,
@@ -90,7 +91,10 @@ def trained_sets(records: list[RoundRecord]) -> list[set[frozenset[str]]]:
     return [{frozenset(reply.steps) for reply in record.accepted} for record in records]
 
 
-def test_all_clients_of_a_round_train_the_same_tensors(profile: CostProfile) -> None:
+def test_all_clients_of_a_round_train_the_same_tensors(
+    profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_probes(monkeypatch)
     records, strategy = federated(profile, {1: 1.0, 2: 2.0, 3: 1.3}, 10)
     sets = trained_sets(records)
     assert all(len(record.accepted) == 3 for record in records)

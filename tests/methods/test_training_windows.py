@@ -43,7 +43,7 @@ def trainer_of(
     make: Any = sgd,
     **options: Any,
 ) -> ElasticTrainer:
-    settings: dict[str, Any] = {"closed_loop": False, "charge_probes": False} | options
+    settings: dict[str, Any] = {"closed_loop": False} | options
     return ElasticTrainer(
         model, loss_fn, make, budget=budget or Budget(), policy=policy,
         profile=flat_profile(model, batch, make), **settings_of(**settings),

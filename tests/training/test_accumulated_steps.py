@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_models import Batch, chain, flat_profile, loss_fn, trainer_of, vectors
 from torch import nn
+from trainer_settings import free_probes
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError, TrainingError
@@ -56,7 +57,8 @@ def test_a_fit_equals_a_plain_loop(accumulate: int, trained: tuple[str, ...]) ->
     assert {name.split(".")[0] for name in steps} == set(trained)
 
 
-def test_a_choice_waits_for_the_end_of_a_step() -> None:
+def test_a_choice_waits_for_the_end_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_probes(monkeypatch)
     model, batches = chain(), vectors(9)
     trainer = trainer_of(
         model, batches[0], ["6"], ["6", "4"], optimizer_fn=adam, budget=Budget(speedup=1.2),

@@ -68,7 +68,7 @@ def with_ten_steps() -> tuple[ElasticTrainer, float]:
     full = flat().full_step_seconds
     made = trainer_of(
         chain(), vectors(1)[0], ALL, budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True,
+        closed_loop=True,
     )  # fmt: skip
     return made, full
 
@@ -159,7 +159,7 @@ def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_tr
     full, take, begin = flat().full_step_seconds, TrainingStep.take, TrainingStep.begin
     made = trainer_of(
         chain(), vectors(1)[0], ALL, budget=Budget(deadline=2 * full),
-        closed_loop=True, charge_probes=True,
+        closed_loop=True,
     )  # fmt: skip
     monkeypatch.setattr(made.planner, "plan", taking(clock, planning * full, made.planner.plan))
 
@@ -221,7 +221,7 @@ def test_a_full_pass_that_is_timed_is_inside_the_speedup(
     # Of a plan that trains everything no full pass is timed: its own steps tell.
     made = trainer_of(
         chain(), vectors(1)[0], ["6", "4"], budget=Budget(speedup=2.0),
-        closed_loop=True, charge_probes=True,
+        closed_loop=True,
     )  # fmt: skip
     assert made.profile is not None
     made.profile = replace(made.profile, estimated=True)
@@ -261,7 +261,7 @@ def test_a_plan_for_which_no_time_is_left_is_none_of_the_fits_plans(
     full = flat().full_step_seconds
     made = trainer_of(
         chain(), vectors(1)[0], ["6"], ["4"], budget=Budget(deadline=10 * full),
-        closed_loop=True, charge_probes=True, below_cosine=2.0,
+        closed_loop=True, below_cosine=2.0,
     )  # fmt: skip
     asked: list[float] = []
 
@@ -291,7 +291,7 @@ def test_a_full_step_is_known_with_what_the_optimiser_really_takes(
 ) -> None:
     made = trainer_of(
         chain(), vectors(1)[0], groups, budget=Budget(speedup=2.0),
-        closed_loop=True, charge_probes=True,
+        closed_loop=True,
     )  # fmt: skip
     assert made.profile is not None
     made.profile = replace(

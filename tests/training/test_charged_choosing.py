@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
-from trainer_settings import options_of, settings_of
+from trainer_settings import options_of, settings_of, state_with
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Batch
-from fl_elastic.training import ElasticTrainer, FitReport, SelectionState, Timing
+from fl_elastic.training import ElasticTrainer, FitReport, Timing
 from fl_elastic.training.planner import Planner
-from fl_elastic.training.selection import Reselection
 
 # A full step of the chain takes 15 s, one of its head 6.
 STEPS, FULL, HEAD = 10, 15.0, 6.0
 
 
 def report_of(
-    budget: Budget, policy: str = "elastic", rules: Reselection | None = None, **changes: object
+    budget: Budget,
+    policy: str = "elastic",
+    constants: Mapping[str, float] = MappingProxyType({}),
+    **changes: object,
 ) -> FitReport:
     options: dict[str, Any] = {"closed_loop": False, "full_update_every": 0} | changes
     model, batches = chain(), vectors(STEPS)
@@ -29,9 +32,7 @@ def report_of(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
         options=options_of(**options),
         # Scores at hand, so that no probe is due.
-        state=SelectionState(
-            ("6", "4", "2", "0"), [1.0] * 4, [0] * 4, 0, 10_000, rules=rules or Reselection()
-        ),
+        state=state_with(("6", "4", "2", "0"), [1.0] * 4, [0] * 4, 0, 10_000, **constants),
     )  # fmt: skip
     return trainer.fit(batches)
 
@@ -70,7 +71,7 @@ def test_each_plan_that_is_made_is_charged(plans: int) -> None:
     taken = [
         report_of(
             Budget(deadline=140.0), planning_seconds=planning,
-            rules=Reselection(STEPS // plans, below_cosine=2.0), charge_probes=False,
+            constants={"probe_every": STEPS // plans, "below_cosine": 2.0},
         )
         for planning in (0.0, 3.0)
     ]  # fmt: skip
@@ -127,9 +128,8 @@ def test_a_plan_too_dear_for_the_deadline_is_not_made_but_tried_now_and_then() -
         model, loss_fn, sgd, budget=Budget(deadline=100.0), profile=flat_profile(model, batches[0]),
         options=options_of(full_update_every=1000, closed_loop=False, planning_seconds=6.0),
         # All worth is in the head: a choice trains nothing else.
-        state=SelectionState(
-            ("6", "4", "2", "0"), [1.0, 0.0, 0.0, 0.0], [0] * 4, 0, 10_000,
-            rules=Reselection(exploration=0.0),
+        state=state_with(
+            ("6", "4", "2", "0"), [1.0, 0.0, 0.0, 0.0], [0] * 4, 0, 10_000, exploration=0.0
         ),
     )  # fmt: skip
     reports = [trainer.fit(batches) for _ in range(5)]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from small_models import chain, flat_profile, loss_fn, sgd, vectors
 from test_budget_control import control_of, plan_of, take
-from trainer_settings import options_of
+from trainer_settings import options_of, state_with
 
 from fl_elastic.budget import Budget
-from fl_elastic.training import ElasticTrainer, FitReport, SelectionState
-from fl_elastic.training.selection import Reselection
+from fl_elastic.training import ElasticTrainer, FitReport
 
 NAMES = ("6", "4", "2", "0")
 FULL = 15.0
@@ -32,9 +31,7 @@ def fit(
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
         options=options_of(**settings),
-        state=SelectionState(
-            NAMES, list(scores), [0] * 4, 0, 10_000, rules=Reselection(exploration=0.0)
-        ),
+        state=state_with(NAMES, list(scores), [0] * 4, 0, 10_000, exploration=0.0),
     )  # fmt: skip
     return trainer, trainer.fit(batches)
 

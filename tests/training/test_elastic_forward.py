@@ -6,7 +6,6 @@ import copy
 import gc
 import itertools
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from small_models import Chosen, chain, conv_net, images, loss_fn, sgd, vectors, weights_of
 from torch import nn
+from trainer_settings import free_probes, state_with
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
@@ -22,7 +22,6 @@ from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.state.rows import room_of
 from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, Variants
 from fl_elastic.training.elastic_forward import ElasticForward
-from fl_elastic.training.selection import Reselection
 
 
 def trainer_of(model: nn.Module, names: set[str], forward: ForwardOptions | None) -> ElasticTrainer:
@@ -269,13 +268,12 @@ def test_a_bad_batch_is_one_line_and_leaves_the_model_as_it_was(
     assert all("forward" not in vars(module) for module in model.modules())
 
 
-def test_a_shallower_plan_goes_on_with_the_features_that_are_there() -> None:
+def test_a_shallower_plan_goes_on_with_the_features_that_are_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_probes(monkeypatch)
     trainer = trainer_of(settled_net(), {"11", "6"}, ForwardOptions(feature_bytes=1 << 20))
-    trainer.options = replace(
-        trainer.options, timing=replace(trainer.options.timing, charge_probes=False)
-    )
-    trainer.state.rules = Reselection(probe_every=4, below_cosine=2.0)
-    trainer.planner.options = trainer.options
+    trainer.state = trainer.planner.state = state_with(probe_every=4, below_cosine=2.0)
     trainer.planner.policy = Chosen({"11", "6"}, {"11"})
     trainer.budget = trainer.planner.budget = Budget(speedup=1.01)
     report = trainer.fit(images(4), epochs=3)

@@ -24,7 +24,7 @@ from small_models import (
     weights_of,
 )
 from torch import nn
-from trainer_settings import settings_of
+from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
@@ -101,7 +101,10 @@ def test_the_report_counts_what_was_done() -> None:
     assert report.speedup == pytest.approx(10 * report.full_step_seconds / spent)
 
 
-def test_importance_is_reported_per_group_when_it_was_needed() -> None:
+def test_importance_is_reported_per_group_when_it_was_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_probes(monkeypatch)
     batches = vectors(4)
     report = elastic_trainer(chain(), batches[0], Budget(speedup=1.5)).fit(batches)
     assert list(report.importance) == ["6", "4", "2", "0"]
@@ -161,7 +164,7 @@ def test_a_deadline_pays_for_the_probe_and_as_many_steps_as_are_left() -> None:
     model = chain()
     full = flat_profile(model, batches[0]).full_step_seconds
     budget = Budget(deadline=14.5 * full)
-    trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget, charge_probes=True)
+    trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget)
     report = trainer.fit(batches)
     # The importance of the groups was probed on two batches.
     (_, plan), (at, rest) = report.plans
@@ -175,7 +178,7 @@ def test_a_deadline_that_a_probe_would_eat_up_is_spent_on_steps() -> None:
     model = chain()
     full = flat_profile(model, batches[0]).full_step_seconds
     budget = Budget(deadline=7.5 * full)
-    trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget, charge_probes=True)
+    trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget)
     report = trainer.fit(batches)
     # A probe would have been two steps of the seven.
     assert [at for at, _ in report.plans] == [0, 7] and report.steps == 8

@@ -19,7 +19,7 @@ from kept_bytes import kept_bytes
 from random_models import RandomModel, random_model
 from small_models import adam, loss_fn, sgd
 from torch import nn
-from trainer_settings import settings_of
+from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
@@ -82,7 +82,8 @@ def drawn_times(seed: int) -> Iterator[None]:
 
 def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list[str] | None:
     """Return what is wrong with one fit; None if the plan was refused."""
-    with drawn_times(seed):
+    with drawn_times(seed), pytest.MonkeyPatch.context() as patched:
+        free_probes(patched)
         return _problems_of(seed, policy, budget_name, forward)
 
 
@@ -105,7 +106,7 @@ def _problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> lis
     if not torch.equal(generator, torch.get_rng_state()):
         found.append("measuring drew numbers")
     settings = settings_of(
-        closed_loop=False, charge_probes=False, probe_every=3, below_cosine=2.0 if seed % 3 else 0.8,
+        closed_loop=False, probe_every=3, below_cosine=2.0 if seed % 3 else 0.8,
         full_update_every=[0, 2][seed % 2], seed=seed, forward=ForwardOptions(
             feature_bytes=1 << 20 if seed % 2 else 0, precision="fp32", channels_last=bool(seed % 4 < 2)
         ) if forward else None,

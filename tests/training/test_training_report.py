@@ -16,7 +16,7 @@ from small_models import (
     sgd,
     vectors,
 )
-from trainer_settings import settings_of
+from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.planning.plain import GivenPolicy
@@ -34,7 +34,7 @@ NAMES = ("6", "4", "2", "0")
 
 
 def report_of(policy: str = "elastic", budget: Budget = HALF, **changes: object) -> FitReport:
-    options = {"closed_loop": False, "full_update_every": 0, "charge_probes": False} | changes
+    options = {"closed_loop": False, "full_update_every": 0} | changes
     model, batches = chain(), vectors(4)
     trainer = ElasticTrainer(
         model, loss_fn, sgd, budget=budget, policy=policy, profile=flat_profile(model, batches[0]),
@@ -86,7 +86,10 @@ def test_what_fits_whole_needs_no_choice(policy: str) -> None:
     assert report_of(policy, Budget()).based_on == "everything fits"
 
 
-def test_importance_is_measured_in_the_first_fit_and_remembered_in_the_next() -> None:
+def test_importance_is_measured_in_the_first_fit_and_remembered_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_probes(monkeypatch)
     batches = vectors(4)
     trainer = elastic_trainer(chain(), batches[0], HALF)
     told = [trainer.fit(batches).based_on for _ in range(2)]
@@ -97,12 +100,9 @@ def test_a_policy_with_its_own_importance_measures_it_also_where_everything_fits
     assert report_of("tinytrain", Budget()).based_on == "measured importance"
 
 
-# A probe may not take more than a share of the time: in a short fit there is none.
-SHORT = {"charge_probes": True}
-
-
 def test_a_short_fit_without_scores_goes_by_size_and_turns() -> None:
-    report = report_of(**SHORT)
+    # A probe may not take more than a share of the time: in a short fit there is none.
+    report = report_of()
     assert report.based_on == "size and turns"
     # What it trained it knows from its own steps.
     assert set(report.importance) == {
@@ -135,10 +135,8 @@ def test_a_short_first_fit_learns_from_full_steps_and_the_next_chooses_by_it() -
 
 
 def test_a_first_fit_that_pays_for_one_full_step_only_learns_nothing_from_it() -> None:
-    assert (
-        report_of(full_update_every=100, budget=Budget(speedup=3.0), **SHORT).based_on
-        == "size and turns"
-    )
+    report = report_of(full_update_every=100, budget=Budget(speedup=3.0))
+    assert report.based_on == "size and turns"
 
 
 def test_a_fit_that_trains_everything_for_coverage_says_so() -> None:

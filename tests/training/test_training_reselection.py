@@ -20,6 +20,7 @@ from small_models import (
     vectors,
     weights_of,
 )
+from trainer_settings import free_probes
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
@@ -81,7 +82,8 @@ def test_probing_in_the_midst_of_training_leaves_no_trace(optimizer_fn: Optimize
     assert (scores != 0).all()
 
 
-def test_the_same_seed_trains_the_same() -> None:
+def test_the_same_seed_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_probes(monkeypatch)
     batches = vectors(8)
     start = chain().state_dict()
     results = []
@@ -98,7 +100,10 @@ def test_the_same_seed_trains_the_same() -> None:
     assert all(torch.equal(results[0][0][n], results[1][0][n]) for n in results[0][0])
 
 
-def test_importance_is_probed_again_after_the_gap_and_kept_while_alike() -> None:
+def test_importance_is_probed_again_after_the_gap_and_kept_while_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_probes(monkeypatch)
     batches = vectors(2) * 10
     model = chain()
     trainer = trainer_of(
@@ -130,7 +135,8 @@ def test_importance_is_probed_again_after_the_gap_and_kept_while_alike() -> None
     assert report.plans[1][1].mask.tolist() == [False, True, False, False]
 
 
-def test_a_group_left_out_is_trained_again() -> None:
+def test_a_group_left_out_is_trained_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_probes(monkeypatch)
     batches = vectors(2)
     model = chain()
     trainer = elastic_trainer(model, batches[0], Budget(speedup=1.12), exploration=0.3)

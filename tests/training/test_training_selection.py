@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainer_settings import state_with
 
 from fl_elastic.errors import ArchiveError
 from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.state.archive import Archive, archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.training import SelectionState
-from fl_elastic.training.selection import SELECTION, Reselection
+from fl_elastic.training.selection import SELECTION
 
 NAMES = ("head", "middle", "stem")
-RULES = Reselection(probe_every=10, below_cosine=0.8, smoothing=0.5, exploration=0.1)
+CONSTANTS = {"probe_every": 10, "below_cosine": 0.8, "smoothing": 0.5, "exploration": 0.1}
 
 
 def fresh(**changes: float) -> SelectionState:
-    state = SelectionState(rules=replace(RULES, **changes))
+    state = state_with(**CONSTANTS | changes)
     state.fit_to(NAMES)
     return state
 
@@ -143,9 +144,6 @@ def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> Non
     presence = (1 / 3 + np.array([0.1, 0.3, 0.6])) / 2
     expected = np.array([0.25, 0.0, 0.75]) + 0.1 * presence * np.array([1, 5, 2])
     assert state.worth(sizes) == pytest.approx(expected)
-    state.rules = replace(RULES, exploration=0.0)
-    without = state.worth(sizes)
-    assert without == pytest.approx([0.25, 0.0, 0.75])
 
 
 @given(
@@ -156,8 +154,9 @@ def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> Non
 def test_worth_is_positive_and_grows_with_the_turns_missed(
     scores: list[float], left_out: int, exploration: float
 ) -> None:
-    rules = replace(RULES, exploration=exploration)
-    state = SelectionState(("x",) * len(scores), scores, [left_out] * len(scores), rules=rules)
+    state = state_with(
+        ("x",) * len(scores), scores, [left_out] * len(scores), exploration=exploration
+    )
     later = replace(state, left_out=[left_out + 1] * len(scores))
     sizes = np.ones(len(scores))
     now, then = state.worth(sizes), later.worth(sizes)
@@ -196,7 +195,7 @@ def test_another_models_scores_are_dropped() -> None:
     state.fit_to(list(NAMES))
     assert state == kept
     state.fit_to(["other", "groups"])
-    assert state == SelectionState(("other", "groups"), [], [0, 0])
+    assert state == type(state)(("other", "groups"), [], [0, 0])
 
 
 @given(

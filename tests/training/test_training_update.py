@@ -20,6 +20,7 @@ from small_models import (
     weights_of,
 )
 from torch import Tensor, nn
+from trainer_settings import free_probes
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
@@ -101,7 +102,10 @@ def test_statistics_of_every_kind_of_norm_travel(norm: type[nn.Module]) -> None:
     assert trainer.update().steps["1.running_mean"] == 3
 
 
-def test_steps_are_counted_per_tensor_when_the_plan_changes() -> None:
+def test_steps_are_counted_per_tensor_when_the_plan_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_probes(monkeypatch)
     batches = vectors(10)
     trainer = trainer_of(
         chain(),
@@ -125,7 +129,8 @@ def test_steps_are_counted_per_tensor_when_the_plan_changes() -> None:
     assert all(delta.any() for delta in update.deltas.values())
 
 
-def test_statistics_are_counted_per_plan_too() -> None:
+def test_statistics_are_counted_per_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_probes(monkeypatch)
     batches = images(9)
     trainer = trainer_of(
         conv_net(), batches[0], ["11", "7"], ["11", "4"],

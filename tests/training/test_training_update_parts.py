@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_models import flat_profile, images, loss_fn, sgd
 from torch import nn
-from trainer_settings import settings_of
+from trainer_settings import free_probes, settings_of
 
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.budget import Budget
@@ -75,7 +75,6 @@ def fitted(
         "closed_loop": False,
         "full_update_every": 0,
         "below_cosine": 2.0,
-        "charge_probes": False,
         "probe_every": 3,
     } | options
     trainer = ElasticTrainer(
@@ -108,7 +107,8 @@ def test_the_part_is_the_plans_channels(table: dict[str, Mode], axis: int, count
     assert np.count_nonzero(update.deltas[f"{name}.bias"]) == len(update.deltas[f"{name}.bias"])
 
 
-def test_the_parts_of_several_plans_are_their_union() -> None:
+def test_the_parts_of_several_plans_are_their_union(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_probes(monkeypatch)
     trainer, plans = fitted(QUARTER, QUARTER, QUARTER)
     chosen = [set(plan.channels["3"]) for _, plan in plans]
     assert len(chosen) >= 2
@@ -126,8 +126,9 @@ def test_the_parts_of_several_plans_are_their_union() -> None:
     ids=["then whole", "whole before", "in then out", "out then in"],
 )  # fmt: skip
 def test_a_weight_that_some_plan_trained_otherwise_is_whole(
-    tables: tuple[dict[str, Mode], ...],
+    tables: tuple[dict[str, Mode], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    free_probes(monkeypatch)
     trainer, plans = fitted(*tables)
     assert len(plans) >= 2
     update = trainer.update()
@@ -136,7 +137,10 @@ def test_a_weight_that_some_plan_trained_otherwise_is_whole(
 
 
 @pytest.mark.parametrize("other", [HEAD, HEAD | {"3": Mode.BIAS}], ids=["frozen", "bias only"])
-def test_a_plan_that_leaves_the_weight_alone_does_not_widen_it(other: dict[str, Mode]) -> None:
+def test_a_plan_that_leaves_the_weight_alone_does_not_widen_it(
+    other: dict[str, Mode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_probes(monkeypatch)
     trainer, plans = fitted(HALF, other)
     assert len(plans) >= 2
     update = trainer.update()

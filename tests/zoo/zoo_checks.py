@@ -7,10 +7,12 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from fit_checks import Breaks, Surroundings, far_apart, trained_by_plans
 from subject import Case, Subject
 from torch import nn
+from trainer_settings import free_probes
 
 import fl_elastic
 from fl_elastic.budget import Budget
@@ -70,12 +72,16 @@ def trained(case: Case, asked: str) -> tuple[list[str], str]:
     """Train a row under a budget by a policy; return what is wrong, and the reason if it was refused."""
     subject = built(case)
     kind, policy = asked.split()
+    with pytest.MonkeyPatch.context() as patched:
+        free_probes(patched)
+        return _trained(case, subject, kind, policy)
+
+
+def _trained(case: Case, subject: Subject, kind: str, policy: str) -> tuple[list[str], str]:
     model = subject.model
     _seed()
     rng, around, start = RngState.now(), Surroundings(model), _state(model)
-    options = TrainerOptions(
-        full_update_every=0, timing=Timing(closed_loop=False, charge_probes=False)
-    )
+    options = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
     try:
         profile = estimate_profile(model, subject.loss_fn, subject.batches[0], optimizer_fn=sgd)
         found = [f"measuring changed {what}" for what in around.changed()]

@@ -23,9 +23,8 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import model_device, profile_key
-from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.batches import Epochs
-from fl_elastic.training.selection import Reselection
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
 from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.base import (
@@ -104,7 +103,6 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
         policy=policy,
         profile=costs_of(task),
         options=TrainerOptions(timing=Timing(closed_loop=False), full_update_every=0),
-        state=SelectionState(rules=Reselection(exploration=0.0)),
     )
     report = trainer.fit(task.batches, epochs or task.epochs)
     return LocalResult(
