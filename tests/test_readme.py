@@ -242,8 +242,6 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[_Names]:
         "batch": images[0],
         "theirs": [(inputs[:2], targets[:2]) for inputs, targets in images[:1]],
         "everything": images,
-        "dataset": [(torch.randn(1, 6, 6), 0)] * 4,
-        "augment": lambda x: x + torch.rand_like(x),
         "client_fn": lambda context: None,
     }
     # What a block registered is forgotten after it.

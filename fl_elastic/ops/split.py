@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import MissedCut, ModelError
 from fl_elastic.groups.examples import count_rows, join_examples, map_rows, take_examples
-from fl_elastic.groups.forward import call_model, map_tensors
-from fl_elastic.groups.forward import channels_last as laid_channels_last
+from fl_elastic.groups.forward import call_model, channels_last, map_tensors
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import spared_group_norms
@@ -32,9 +31,9 @@ _STAND_INS = (0.0, 1e4, -1e4)
 class SplitModel:
     """A model that is run in two parts, before and after a cut.
 
-    Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, BatchNorm folded into
-    convolutions) and stops at the cut; `outputs` runs the rest on given features; the model's own forward works as
-    usual. The model's code is not needed: modules before the cut are replaced by stand-ins.
+    Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, channels last, BatchNorm
+    folded into convolutions) and stops at the cut; `outputs` runs the rest on given features; the model's own forward
+    works as usual. The model's code is not needed: modules before the cut are replaced by stand-ins.
 
     Parameters
     ----------
@@ -44,26 +43,13 @@ class SplitModel:
         Graph of a step of this model.
     cut : Cut
         One of ``graph.cuts``.
-    channels_last : bool
-        Whether four-dimensional inputs of the prefix are laid out channels last.
-    folded : bool
-        Whether BatchNorm is folded.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: BackwardGraph,
-        cut: Cut,
-        *,
-        channels_last: bool = True,
-        folded: bool = True,
-    ) -> None:
+    def __init__(self, model: nn.Module, graph: BackwardGraph, cut: Cut) -> None:
         self.model = model
         self.cut = cut
         self._value = 0.0
-        self._channels_last = channels_last
-        self._pairs = foldable_pairs(graph, model, below=cut.node) if folded else []
+        self._pairs = foldable_pairs(graph, model, below=cut.node)
         self._above = {
             name for group in graph.groups[: cut.groups_above] for name in group.parameters
         }
@@ -139,10 +125,7 @@ class SplitModel:
         self._part = "prefix"
         try:
             with torch.no_grad():
-                laid_out = (
-                    map_tensors(laid_channels_last, inputs) if self._channels_last else inputs
-                )
-                call_model(self.model, laid_out)
+                call_model(self.model, map_tensors(channels_last, inputs))
         except _Reached as reached:
             return reached.tensor
         finally:

@@ -17,7 +17,6 @@ from fl_elastic.training.trainer import ElasticTrainer
 
 if TYPE_CHECKING:
     from fl_elastic.training.own_loop import changed, plan_for
-    from fl_elastic.training.variants import Variants
 
 __all__ = [
     "ElasticTrainer",
@@ -27,13 +26,10 @@ __all__ = [
     "Timing",
     "TrainablePart",
     "TrainerOptions",
-    "Variants",
     "apply_plan",
     "changed",
     "evaluate",
     "plan_for",
 ]
 
-__getattr__ = loaded_late(
-    __name__, {"changed": "own_loop", "plan_for": "own_loop", "Variants": "variants"}
-)
+__getattr__ = loaded_late(__name__, {"changed": "own_loop", "plan_for": "own_loop"})

@@ -76,8 +76,8 @@ class ElasticForward:
         self.prefix_seconds = 0.0
         self.refused = ""
         self._model = model
-        self._examples = examples * options.variants
-        self._epochs = max(epochs / options.variants, 1.0)
+        self._examples = examples
+        self._epochs = epochs
         self._clock = clock
         self._checked: dict[str, bool] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -151,9 +151,7 @@ class ElasticForward:
         cut = None if self._whole or not self._has_rows(batch) else graph.cut_below(deepest)
         with ExitStack() as stack:
             if cut is not None:
-                split = stack.enter_context(
-                    SplitModel(self._model, graph, cut, channels_last=self.options.channels_last)
-                )
+                split = stack.enter_context(SplitModel(self._model, graph, cut))
                 place = _place(cut, transforms)
                 if self._works(split, place, batch):
                     self._split, self._cut = split, cut.module
@@ -181,8 +179,6 @@ class ElasticForward:
         with refusing_misfits(batch):
             features = self._features(self._split, inputs)
         self.prefix_seconds += self._clock() - started
-        if self.options.augment is not None:
-            features = self.options.augment(features)
         with self._split.given(features):
             yield
 
@@ -243,9 +239,6 @@ class ElasticForward:
             f"no elastic forward pass: the first inputs of {examples} examples have {rows} rows"
         )
         return False
-
-    def _laid_out(self, features: Tensor) -> Tensor:
-        return channels_last(features) if self.options.channels_last else features
 
     def _leave(self) -> None:
         self._split = None
@@ -327,8 +320,7 @@ class ElasticForward:
         self._since_found = 0 if known else self._since_found + len(ids)
         if self._since_found > 2 * self._examples:
             self._give_up(
-                "no example came back unchanged in two epochs; augment the features (augment=...) or draw from "
-                "a few variants of each example (Variants)"
+                "no example came back unchanged in two epochs: give the same examples without random augmentation"
             )
             return split.features(inputs)
         if not known:
@@ -342,13 +334,13 @@ class ElasticForward:
             return features
         stored = stored.to(self._device)
         if not missing:
-            return self._laid_out(stored)
+            return channels_last(stored)
         computed = split.features(take_examples(inputs, missing))
         self._store.store([ids[index] for index in missing], computed)
         whole = computed.new_empty(len(ids), *computed.shape[1:])
         whole[known] = stored
         whole[missing] = computed
-        return self._laid_out(whole)
+        return channels_last(whole)
 
 
 def _place(cut: Cut, transforms: Sequence[StepTransform]) -> str:

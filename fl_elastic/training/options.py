@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
 from fl_elastic.groups.batch_size import CountExamples
@@ -35,21 +32,11 @@ class ForwardOptions:
     path : path-like, optional
         File for the features, kept for later fits and processes; if left out, features are held in memory. Features
         of examples that a fit over all data no longer meets are wiped.
-    variants : int
-        Number of prepared variants of each example that the loader draws from (see `Variants`), all of which are
-        stored.
-    channels_last : bool
-        Whether image inputs of the prefix are laid out channels last, which is faster on most CPUs.
-    augment : callable, optional
-        Random change of the features, applied anew in each step: augmentation that works with a store.
     """
 
     feature_bytes: int = 0
     precision: str = "fp16"
     path: str | os.PathLike[str] | None = None
-    variants: int = 1
-    channels_last: bool = True
-    augment: Callable[[Tensor], Tensor] | None = None
 
     def terms(self, examples: int, epochs: float) -> StoreTerms | None:
         """Return what plans may assume about the store, for this many examples and epochs; None without a store."""
@@ -62,8 +49,6 @@ class ForwardOptions:
         FeatureCodec(self.precision, (1,))
         if self.feature_bytes < 0:
             raise BudgetError(f"feature_bytes {self.feature_bytes} must not be negative")
-        if self.variants < 1:
-            raise BudgetError(f"variants {self.variants} must be at least 1")
 
 
 @dataclass(frozen=True)

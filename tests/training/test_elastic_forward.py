@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.state.rows import room_of
-from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions, Variants
+from fl_elastic.training import ElasticTrainer, ForwardOptions, Timing, TrainerOptions
 from fl_elastic.training.elastic_forward import ElasticForward
 
 
@@ -116,33 +115,8 @@ def test_random_augmentation_is_refused_with_a_way_out() -> None:
     report = trainer_of(settled_net(), {"11"}, forward).fit(Noisy(), epochs=4)
     assert report.forward is not None
     assert "no example came back unchanged" in report.forward.refused
-    assert "augment" in report.forward.refused and "Variants" in report.forward.refused
+    assert "without random augmentation" in report.forward.refused
     assert report.steps == 12 and report.forward.found == 0
-
-
-def test_a_few_variants_of_each_example_are_found_again() -> None:
-    inputs, targets = images(size=12)[0]
-    data = Variants(
-        list(zip(inputs, targets, strict=True)), lambda x: x + torch.randn_like(x), count=2, seed=3
-    )
-    loader = torch.utils.data.DataLoader(data, batch_size=6, shuffle=True)
-    forward = ForwardOptions(feature_bytes=1 << 20, variants=2)
-    report = trainer_of(settled_net(), {"11"}, forward).fit(loader, epochs=6)
-    assert report.forward is not None and report.forward.refused == ""
-    assert report.forward.computed <= 24 and report.forward.found >= 6 * 12 - 24
-
-
-def test_features_can_be_augmented_after_the_cut() -> None:
-    calls = itertools.count()
-
-    def augment(features: torch.Tensor) -> torch.Tensor:
-        next(calls)
-        return features.flip(-1)
-
-    forward = ForwardOptions(feature_bytes=1 << 20, augment=augment)
-    report = trainer_of(settled_net(), {"6"}, forward).fit(images(2), epochs=3)
-    assert next(calls) == report.steps == 6
-    assert report.forward is not None and report.forward.found == 24
 
 
 @pytest.mark.parametrize("feature_bytes", [1, 100])

@@ -108,7 +108,7 @@ def _problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> lis
     settings = settings_of(
         closed_loop=False, probe_every=3, below_cosine=2.0 if seed % 3 else 0.8,
         full_update_every=[0, 2][seed % 2], seed=seed, forward=ForwardOptions(
-            feature_bytes=1 << 20 if seed % 2 else 0, precision="fp32", channels_last=bool(seed % 4 < 2)
+            feature_bytes=1 << 20 if seed % 2 else 0, precision="fp32"
         ) if forward else None,
     )  # fmt: skip
     budget = budget_of(budget_name, profile)
