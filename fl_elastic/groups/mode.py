@@ -37,7 +37,6 @@ class Mode:
         trained. "neuron": output channels, each with its own bias, and entries of a norm.
     patch : int
         Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
-        Side r of the patches of a filtered gradient; 1 unless ``kind`` is "filtered".
     filters_input : bool
         Whether the input gradient is filtered as well (WX) or exact (W).
 

@@ -31,9 +31,10 @@ _STAND_INS = (0.0, 1e4, -1e4)
 class SplitModel:
     """A model that is run in two parts, before and after a cut.
 
-    Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, channels last, BatchNorm
-    folded into convolutions) and stops at the cut; `outputs` runs the rest on given features; the model's own forward
-    works as usual. The model's code is not needed: modules before the cut are replaced by stand-ins.
+    Inside the block, `features` runs the frozen prefix as inference (no gradient, eval mode, channels last,
+    BatchNorm folded into convolutions) and stops at the cut; `outputs` runs the rest on given features; the
+    model's own forward works as usual. The model's code is not needed: modules before the cut are replaced by
+    stand-ins.
 
     Parameters
     ----------

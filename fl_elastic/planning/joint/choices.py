@@ -96,7 +96,6 @@ class Choices:
         Share of the value of all deeper groups that an option loses. Zero by default.
     forced : tuple of int
         Groups that must not be frozen.
-        Groups that must not be frozen.
 
     Raises
     ------
