@@ -14,10 +14,10 @@ from command_line import COMMAND
 from documents import DOCUMENTS, ROOT, command_lines
 
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS
+from fl_elastic.flower.stream_data import JOININGS
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES
 from fl_elastic.registry import Registry
-from fl_elastic.streaming.joining import JOININGS
 from fl_elastic.update import CODECS
 
 DOCS = ROOT / "docs"

@@ -92,7 +92,7 @@ class Opening:
             Trigger,
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
-        from fl_elastic.streaming.one_learner import one_learner
+        from fl_elastic.streaming.learner_state import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
         # The process serves this learner only.

@@ -21,6 +21,13 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, ModelError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.client_round import (
+    Configure,
+    RoundData,
+    round_budget,
+    round_optimizer,
+    round_options,
+)
 from fl_elastic.flower.client_state import ClientState
 from fl_elastic.flower.records import (
     FORGET,
@@ -30,13 +37,6 @@ from fl_elastic.flower.records import (
     PACKED,
     TENSORS,
     failure,
-)
-from fl_elastic.flower.round_data import RoundData
-from fl_elastic.flower.round_overrides import (
-    Configure,
-    round_budget,
-    round_optimizer,
-    round_options,
 )
 from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train, read_groups

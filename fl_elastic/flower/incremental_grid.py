@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_elastic.flower.grid_wrapper import GridWrapper
 from fl_elastic.flower.interruption import Interrupted
 
 __all__ = [
     "FORGET_AFTER",
+    "GridWrapper",
     "IncrementalGrid",
     "Listener",
     "Patient",
@@ -26,15 +26,64 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("fl_elastic")
-
 FORGET_AFTER = 5
 """Number of rounds after which a late reply is no longer looked for."""
-
 # Node id under which Flower's SuperLink answers in place of nodes.
 _SUPERLINK = 1
 _SHORTEST_WAIT = 0.02
 _LONGEST_WAIT = 0.5
 _BACK_OFF = 1.5
+
+
+class GridWrapper(Grid):
+    """Delegates to a grid.
+
+    Parameters
+    ----------
+    inner : Grid
+        The grid that does the work.
+    """
+
+    def __init__(self, inner: Grid) -> None:
+        self.inner = inner
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Delegate to the inner grid."""
+        return self.inner.send_and_receive(messages, timeout=timeout)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Delegate to the inner grid."""
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Delegate to the inner grid."""
+        return self.inner.pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Delegate to the inner grid."""
+        return self.inner.get_node_ids()
+
+    def set_run(self, run: Any) -> None:
+        """Delegate to the inner grid."""
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """Delegate to the inner grid."""
+        return self.inner.run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Delegate to the inner grid."""
+        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
 
 @runtime_checkable

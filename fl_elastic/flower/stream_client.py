@@ -13,8 +13,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.round_data import RoundData
-from fl_elastic.flower.stream_data import StreamData, StreamSettings
+from fl_elastic.flower.client_round import RoundData
+from fl_elastic.flower.stream_data import StreamData, StreamSettings, shares_to_try
 from fl_elastic.flower.stream_update import Layout, below_cut, refuse_other_features
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
@@ -24,9 +24,8 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.joining import shares_to_try
 from fl_elastic.streaming.learner_snapshot import load_snapshot
-from fl_elastic.streaming.replay import Replay
+from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.update import Manifest
 
 __all__ = ["StreamClient"]

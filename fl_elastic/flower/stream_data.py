@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.round_data import RoundData
+from fl_elastic.flower.client_round import RoundData
 from fl_elastic.flower.stream_update import Layout, best_of, seen_from
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
@@ -22,22 +22,24 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
+from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import ElasticTrainer, FitReport
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.round_data import Squares
+    from fl_elastic.flower.client_round import Squares
     from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
 
-__all__ = ["LEFT", "Joined", "StreamData", "StreamSettings"]
+__all__ = ["JOININGS", "LEFT", "Joined", "StreamData", "StreamSettings", "shares_to_try"]
 
 _LOG = logging.getLogger("fl_elastic")
 LEFT = ("by_share", "joined", "trained")
 """Values of ``left``: what is left for the learner, see `fl_elastic.flower.StreamClient`."""
+JOININGS = {"measured": (0.5, 0.0, 0.25, 0.75, 1.0), "replace": (1.0,)}
+"""Candidate shares by name: five to try, or the whole of the federation's model, as in federated averaging."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,3 +291,19 @@ class _Window:
 
     def __iter__(self) -> Iterator[Batch]:
         yield self.seen.held_out_batch()
+
+
+def shares_to_try(joining: str | Sequence[float]) -> tuple[float, ...]:
+    """Return candidate shares of the federation's model, from 0 to 1; StreamError if they are invalid.
+
+    The share with the highest accuracy on the device's newest samples is taken; without samples, the first one.
+
+    >>> shares_to_try("replace"), shares_to_try([0.25])
+    ((1.0,), (0.25,))
+    """
+    shares = JOININGS.get(joining) if isinstance(joining, str) else tuple(joining)
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise StreamError(
+            f"joining {joining!r} means nothing: give {' or '.join(JOININGS)}, or shares from 0 to 1"
+        )
+    return shares

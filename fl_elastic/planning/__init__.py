@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from fl_elastic.lazy_names import loaded_late
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy, policies
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 
 if TYPE_CHECKING:
     from fl_elastic.planning.knapsack import Selection, prefix_knapsack

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from fl_elastic.groups import Mode
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.registry import Factories
 

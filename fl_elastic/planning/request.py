@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy_memory import PolicyMemory
 from fl_elastic.planning.step_transform import StepCase, StepTransform
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, step_memory
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from fl_elastic.planning.importance.fidelity import Fidelity
 
 __all__ = [
+    "MOST_BYTES",
     "PlanRequest",
+    "PolicyMemory",
     "sendable",
     "sending_seconds_per_byte",
     "sent_bytes",
@@ -33,8 +35,60 @@ __all__ = [
     "with_sending",
 ]
 
-
+MOST_BYTES = 32 << 20
+"""Bound on the bytes of the arrays of one memory, which is written to disk after every fit."""
+_KINDS = "fiub"
 _MOST_OF_DEADLINE = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyMemory:
+    """Facts and arrays of one policy; empty before its first fit.
+
+    Attributes
+    ----------
+    owner : str
+        The policy that it belongs to: another policy starts with an empty memory.
+    facts : mapping of str to value
+        Values that JSON can represent.
+    arrays : mapping of str to array
+        Real numbers, at most `MOST_BYTES` together.
+
+    Raises
+    ------
+    PlanError
+        If the arrays are larger, or hold something else.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> memory = PolicyMemory("mine", {"round": 3}, {"seen": np.ones(2, np.float16)})
+    >>> memory.of("mine").nbytes, memory.of("another").nbytes
+    (4, 0)
+    """
+
+    owner: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, array in self.arrays.items():
+            if array.dtype.kind not in _KINDS:
+                raise PlanError(f"array {name!r} of a policy's memory has type {array.dtype}")
+        if self.nbytes > MOST_BYTES:
+            raise PlanError(
+                f"policy {self.owner!r} would keep {self.nbytes} bytes from fit to fit, at most {MOST_BYTES} are "
+                "allowed: keep less of them"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def of(self, owner: str) -> PolicyMemory:
+        """Return this memory if it is ``owner``'s, else an empty one."""
+        return self if self.owner == owner else PolicyMemory(owner)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward, feature_shape
-from fl_elastic.profiling.trainable_part import trainable_part
+from fl_elastic.profiling.profile import trainable_part
 
 __all__ = ["RunAtCut", "RunLength", "run_schedule"]
 

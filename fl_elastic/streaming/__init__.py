@@ -6,10 +6,8 @@ from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 
 __all__ = [
     "DRIFT_DETECTORS",

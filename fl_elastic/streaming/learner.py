@@ -48,12 +48,10 @@ from fl_elastic.streaming.reading_place import (
     saved_readout,
 )
 from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
 from fl_elastic.training.trainer import check_parts

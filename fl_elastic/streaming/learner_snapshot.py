@@ -28,10 +28,10 @@ from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore
+from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.update.folds import Fold

@@ -14,8 +14,8 @@ from torch import Tensor
 from fl_elastic.errors import StreamError
 from fl_elastic.groups import Batch
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.store.sample_store import SampleStore
+from fl_elastic.streaming.stream_options import Replay
 
 __all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
 

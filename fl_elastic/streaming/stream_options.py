@@ -1,4 +1,4 @@
-"""Rarely changed settings of a learner."""
+"""Settings of a learner: when it adapts, what a batch holds, and what is rarely changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,90 @@ from dataclasses import dataclass, field
 from fl_elastic.errors import StreamError
 from fl_elastic.training import TrainerOptions
 
-__all__ = ["StreamOptions"]
+__all__ = ["Replay", "StreamOptions", "Trigger"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """New and stored samples side by side in each batch (Chaudhry et al. 2019, "tiny episodic memories").
+
+    Parameters
+    ----------
+    rows : int
+        Rows of a batch.
+    stored_share : float
+        Share of rows that come from the store, from 0 to 1; with 0 the model forgets whatever does not recur.
+
+    Examples
+    --------
+    >>> replay = Replay(8, stored_share=0.25)
+    >>> replay.new_rows, replay.stored_rows
+    (6, 2)
+    """
+
+    rows: int = 32
+    stored_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise StreamError(f"a batch of {self.rows} rows means nothing: give at least 1")
+        if not 0 <= self.stored_share <= 1:
+            raise StreamError(f"a stored share of {self.stored_share} is not between 0 and 1")
+
+    @property
+    def stored_rows(self) -> int:
+        """Number of rows that come from the store."""
+        return round(self.rows * self.stored_share)
+
+    @property
+    def new_rows(self) -> int:
+        """Number of rows of samples that the model has not been trained on."""
+        return self.rows - self.stored_rows
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Adapt after a number of labelled samples, and after a drift.
+
+    Parameters
+    ----------
+    samples : int, optional
+        Labelled samples from one adaptation to the next; None to adapt after drifts only.
+    after_drift : int, optional
+        Labelled samples to wait for after a drift; None to ignore drifts.
+
+    Examples
+    --------
+    >>> Trigger(100).due(samples=40, since_drift=None), Trigger(100).due(samples=40, since_drift=32)
+    (False, True)
+    """
+
+    samples: int | None = 50
+    after_drift: int | None = 32
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and self.samples < 1:
+            raise StreamError(f"every {self.samples} samples means nothing: give at least 1")
+        if self.after_drift is not None and self.after_drift < 0:
+            raise StreamError(
+                f"{self.after_drift} samples after a drift means nothing: give 0 or more"
+            )
+
+    def due(self, samples: int, since_drift: int | None) -> bool:
+        """Return whether to adapt now.
+
+        Parameters
+        ----------
+        samples : int
+            Labelled samples since the last adaptation.
+        since_drift : int or None
+            Labelled samples since a drift that no adaptation has followed yet; None if there is none.
+        """
+        if self.samples is not None and samples >= self.samples:
+            return True
+        if self.after_drift is None or since_drift is None:
+            return False
+        return since_drift >= self.after_drift
 
 
 @dataclass(frozen=True)

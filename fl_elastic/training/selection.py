@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fl_elastic.errors import PlanError
 from fl_elastic.planning.importance.base import Scores
-from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PolicyMemory
 from fl_elastic.state.archive import Kind
 
 __all__ = ["SELECTION", "SelectionState"]

@@ -33,6 +33,7 @@ from fl_elastic.profiling.optimizers import (
     moves_by_gradient,
 )
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import (
     READ_ONCE,
     Epochs,
@@ -48,7 +49,6 @@ from fl_elastic.training.costs import accumulated, costs_for, planned_with, refi
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.frozen import held_in_eval
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.fleet.temporary import TemporaryFolder, remove_abandoned
+from fl_elastic.fleet.local import TemporaryFolder, remove_abandoned
 
 OWNER = """
 import time
-from fl_elastic.fleet.temporary import TemporaryFolder
+from fl_elastic.fleet.local import TemporaryFolder
 mine = TemporaryFolder()
 print(mine.path, flush=True)
 time.sleep(600)

@@ -16,7 +16,7 @@ from fl_elastic.methods.neurons.policy import NeqPolicy
 from fl_elastic.methods.neurons.scotti import ScottiPolicy
 from fl_elastic.methods.neurons.velocity_policy import VelocityPolicy
 from fl_elastic.planning import POLICIES
-from fl_elastic.planning.policy_memory import MOST_BYTES, PolicyMemory
+from fl_elastic.planning.request import MOST_BYTES, PolicyMemory
 
 
 def net(seed: int) -> nn.Sequential:

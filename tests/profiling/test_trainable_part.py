@@ -16,7 +16,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.profiling.trainable_part import trainable_part
+from fl_elastic.profiling.profile import trainable_part
 from fl_elastic.testing import made_up_profile
 
 MODELS = {

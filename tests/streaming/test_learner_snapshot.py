@@ -20,7 +20,7 @@ from fl_elastic.streaming.learner_snapshot import (
     load_snapshot,
     open_store,
 )
-from fl_elastic.streaming.replay import Replay
+from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.learner_state import StateFolder
-from fl_elastic.streaming.one_learner import one_learner
+from fl_elastic.streaming.learner_state import StateFolder, one_learner
 from fl_elastic.streaming.quarantine import KEPT, forget_oldest, quarantine_path
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.joining import shares_to_try
+from fl_elastic.flower.stream_data import shares_to_try
 from fl_elastic.streaming.labelled_weights import (
     LabelledWeights,
     Shares,

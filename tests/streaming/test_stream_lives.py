@@ -17,8 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import Guard, Latent, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming import learner as stream_learner
-from fl_elastic.streaming.replay import Replay
-from fl_elastic.streaming.stream_options import StreamOptions
+from fl_elastic.streaming.stream_options import Replay, StreamOptions
 from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]

@@ -15,8 +15,8 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import SampleStore, replay_loader
 from fl_elastic.streaming.head import ClassMap
-from fl_elastic.streaming.replay import Replay
 from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
+from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.training import ElasticTrainer
 
 CLASSES = ClassMap((7, 3, 5))

@@ -34,7 +34,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
 from fl_elastic.streaming import DriftDetector, Guard, StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
-from fl_elastic.streaming.replay import Replay
+from fl_elastic.streaming.stream_options import Replay
 
 STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)

@@ -12,16 +12,15 @@ from small_models import loss_fn, sgd
 from torch import nn
 
 from fl_elastic import Budget, ElasticTrainer
-from fl_elastic.profiling import code_bytes
-from fl_elastic.profiling.code_bytes import CODE_BYTES, KERNEL_BYTES
+from fl_elastic.profiling import memory
 from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import CODE_BYTES, KERNEL_BYTES, mask_bytes
 from fl_elastic.training import Timing, TrainerOptions
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(code_bytes, "_PROCESS", code_bytes._Process())
+    monkeypatch.setattr(memory, "_PROCESS", memory._Process())
     yield
 
 
@@ -79,9 +78,9 @@ def test_a_budget_below_code_is_said_not_to_hold_in_the_first_fit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     said = []
-    for memory in (1e6, 1e6, 1e9):
+    for limit in (1e6, 1e6, 1e9):
         model = nn.Linear(8, 3)
-        trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=memory))
+        trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=limit))
         caplog.clear()
         trainer.fit([(torch.randn(4, 8), torch.arange(4) % 3)])
         said.append("a memory budget of 1 MB is less than the 24 MB of code" in caplog.text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_elastic.profiling.trainable_part import trainable_part
+from fl_elastic.profiling.profile import trainable_part
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training import TrainablePart, TrainerOptions
 from fl_elastic.training.costs import passes_above_cut

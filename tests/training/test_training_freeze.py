@@ -33,7 +33,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.planning import Plan, PlanRequest
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
-from fl_elastic.training.frozen import frozen_outside
+from fl_elastic.training.apply_plan import frozen_outside
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
     "chain": (chain, lambda: vectors()[0]),

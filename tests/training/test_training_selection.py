@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainer_settings import state_with
 
 from fl_elastic.errors import ArchiveError
-from fl_elastic.planning.policy_memory import PolicyMemory
+from fl_elastic.planning.request import PolicyMemory
 from fl_elastic.state.archive import Archive, archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.training import SelectionState

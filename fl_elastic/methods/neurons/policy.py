@@ -25,8 +25,7 @@ from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuro
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["NeqPolicy", "NeuronPolicy"]

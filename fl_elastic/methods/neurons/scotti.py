@@ -12,8 +12,7 @@ from fl_elastic.methods.neurons.policy import NeuronPolicy
 from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer
 from fl_elastic.methods.neurons.threshold import fitting
 from fl_elastic.planning.policy import POLICIES
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 
 if TYPE_CHECKING:
     import torch

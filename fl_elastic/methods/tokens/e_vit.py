@@ -14,8 +14,7 @@ from fl_elastic.methods.tokens.policy import TokenPolicy, classes_of, with_token
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["EVitPolicy"]

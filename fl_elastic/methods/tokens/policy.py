@@ -22,8 +22,7 @@ from fl_elastic.methods.tokens.kept import KeptTokens
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import Policy
-from fl_elastic.planning.policy_memory import PolicyMemory
-from fl_elastic.planning.request import PlanRequest
+from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 
 __all__ = ["TokenPolicy", "classes_of", "with_tokens"]

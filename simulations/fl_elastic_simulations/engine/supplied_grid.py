@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.grid_wrapper import GridWrapper
+from fl_elastic.flower.incremental_grid import GridWrapper
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.store import KIND

@@ -17,8 +17,8 @@ from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.training.apply_plan import frozen_outside, training_statistics
 from fl_elastic.training.changes import changes
-from fl_elastic.training.frozen import frozen_outside, training_statistics
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import (
     LocalResult,

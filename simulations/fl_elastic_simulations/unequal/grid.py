@@ -14,8 +14,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.grid_wrapper import GridWrapper
-from fl_elastic.flower.incremental_grid import IncrementalGrid
+from fl_elastic.flower.incremental_grid import GridWrapper, IncrementalGrid
 from fl_elastic_simulations.unequal.availability import when_enough
 from fl_elastic_simulations.unequal.clock import (
     Answer,
