@@ -13,6 +13,8 @@ from fl_elastic.fleet.inventory import Server
 
 __all__ = ["Health", "ask_health"]
 
+_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Health:
@@ -36,7 +38,7 @@ class Health:
     certificate_error: bool = False
 
 
-def ask_health(server: Server, address: str, ca: Path | None, *, seconds: float = 5.0) -> Health:
+def ask_health(server: Server, address: str, ca: Path | None) -> Health:
     """Ask ``GET /health``, trusting only the fleet's authority, without any proxy.
 
     Parameters
@@ -47,12 +49,10 @@ def ask_health(server: Server, address: str, ca: Path | None, *, seconds: float 
         Address of the server.
     ca : Path, optional
         Certificate of the authority; without it, the server's certificate is not checked.
-    seconds : float
-        Time limit in seconds.
     """
     try:
         connection = http.client.HTTPSConnection(
-            address, server.port, timeout=seconds, context=_context(ca)
+            address, server.port, timeout=_SECONDS, context=_context(ca)
         )
         try:
             connection.request("GET", "/health")

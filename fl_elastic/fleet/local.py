@@ -35,6 +35,7 @@ _HOST = "127.0.0.1"
 _NEVER = datetime.fromtimestamp(0, UTC)
 _PREFIX = "fl-elastic-fleet-"
 _HELD = ".held"
+_SERVER_SECONDS = 90.0
 
 
 class LocalFleet:
@@ -137,7 +138,7 @@ class LocalFleet:
         """Return the output of a process."""
         return self._member(name).log.read_text(errors="replace")
 
-    def wait_for_server(self, seconds: float = 90.0) -> None:
+    def wait_for_server(self) -> None:
         """Wait until the server answers over TLS.
 
         Raises
@@ -146,7 +147,7 @@ class LocalFleet:
             If it does not answer in time, or ends.
         """
         server = load_inventory(self.folder.inventory).server
-        until = time.monotonic() + seconds
+        until = time.monotonic() + _SERVER_SECONDS
         while not (health := ask_health(server, _HOST, self.folder.server_ca)).ok:
             if not self._member(SERVER).running or time.monotonic() > until:
                 raise FleetError(

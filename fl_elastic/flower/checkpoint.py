@@ -41,6 +41,8 @@ __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.checkpoint", 2)
 _MOST_ROUNDS = 999_999
+# More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
+_KEPT = 2
 # Bound on a checkpoint's size: this many models, and these bytes for what grows with the fleet.
 _MODELS, _BESIDES = 32, 1 << 30
 # State that going back by one round restores besides the model: the inner strategy's, and these entries.
@@ -74,9 +76,6 @@ class Checkpointed(Strategy):
         Folder of the checkpoints; made if missing.
     resume : bool
         Whether `start` resumes from the newest checkpoint; otherwise it starts afresh.
-    keep : int
-        Number of checkpoints kept. More than one is needed to survive a damaged file, and to go back by a round if
-        losses jump in the next one.
 
     Examples
     --------
@@ -87,9 +86,7 @@ class Checkpointed(Strategy):
     not_inside = "Checkpointed: put that around it, Checkpointed(PartialUpdates(...), folder)"
     """Error message: inside `PartialUpdates` the methods that write checkpoints would never be called."""
 
-    def __init__(
-        self, strategy: Strategy, directory: str | Path, *, resume: bool = True, keep: int = 2
-    ) -> None:
+    def __init__(self, strategy: Strategy, directory: str | Path, *, resume: bool = True) -> None:
         show_log()
         check_strategy(strategy)
         if isinstance(strategy, Checkpointed):
@@ -97,7 +94,6 @@ class Checkpointed(Strategy):
         self.strategy = strategy
         self.directory = Path(directory)
         self.resume = resume
-        self.keep = max(keep, 1)
         self._first_round = 0
 
     def start(
@@ -237,7 +233,7 @@ class Checkpointed(Strategy):
             # Files of later rounds are left from an earlier run, which must not be resumed.
             later = [old for old in _files(self.directory) if old.name > path.name]
             earlier = [old for old in _files(self.directory) if old.name <= path.name]
-            for old in [*later, *earlier[self.keep :]]:
+            for old in [*later, *earlier[_KEPT:]]:
                 old.unlink(missing_ok=True)
         except (OSError, ArchiveError) as error:
             why = getattr(error, "strerror", None) or error

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
@@ -68,9 +66,7 @@ def _layers(graph: BackwardGraph) -> list[int]:
     return [i for i, g in enumerate(graph.groups) if g.kind in kinds and i != graph.head]
 
 
-def channel_modes(
-    profile: CostProfile, axis: Axis, ratios: Sequence[float] = RATIOS
-) -> dict[int, tuple[Mode, ...]]:
+def channel_modes(profile: CostProfile, axis: Axis) -> dict[int, tuple[Mode, ...]]:
     """Return the modes in which each of the `trainable_layers` can be trained, most expensive first.
 
     Shares of channels are offered if a layer `has_operations` for them and the share leaves a channel out. A
@@ -78,20 +74,16 @@ def channel_modes(
     """
     layers = known_layers(profile)
     return {
-        group: _modes(profile, group, layers.get(group), axis, ratios)
+        group: _modes(profile, group, layers.get(group), axis)
         for group in trainable_layers(profile)
     }
 
 
 def _modes(
-    profile: CostProfile,
-    group: int,
-    layer: LayerShape | None,
-    axis: Axis,
-    ratios: Sequence[float],
+    profile: CostProfile, group: int, layer: LayerShape | None, axis: Axis
 ) -> tuple[Mode, ...]:
     channels = 0 if layer is None else _channels(profile, group, layer, axis)
-    modes = [Mode.FULL if ratio == 1 else Mode.channels(ratio, axis) for ratio in ratios]
+    modes = [Mode.FULL if ratio == 1 else Mode.channels(ratio, axis) for ratio in RATIOS]
     return tuple(
         mode for mode in modes if mode == Mode.FULL or mode.channel_count(channels or 1) < channels
     )

@@ -18,6 +18,9 @@ from fl_elastic.streaming.places import Place
 
 __all__ = ["Arrivals", "Arrived", "LookAhead", "SenderIds", "noted_arrivals"]
 
+# Sender names that are kept.
+_NAMES = 1000
+
 # Most samples of one forward pass: a larger batch only needs more memory.
 _TOGETHER = 256
 
@@ -88,28 +91,25 @@ class SenderIds:
 
     Parameters
     ----------
-    most : int
-        Most names that are kept.
     known : mapping of str to int
         Names and sample numbers from before a restart, oldest first.
 
     Examples
     --------
-    >>> names = SenderIds(most=2)
+    >>> names = SenderIds()
     >>> for number, name in enumerate(["door-1", "door-2", "door-3"], start=1):
     ...     names.add(name, number)
     >>> names.number("door-1"), names.number("door-3"), names.known
-    (None, 3, {'door-2': 2, 'door-3': 3})
+    (1, 3, {'door-1': 1, 'door-2': 2, 'door-3': 3})
     """
 
-    def __init__(self, most: int, known: Mapping[str, int] | None = None) -> None:
-        self._most = most
+    def __init__(self, known: Mapping[str, int] | None = None) -> None:
         self._known = dict(known or {})
 
     def add(self, name: str, number: int) -> None:
         """Remember the sample number of a name."""
         self._known[name] = number
-        while len(self._known) > self._most:
+        while len(self._known) > _NAMES:
             del self._known[next(iter(self._known))]
 
     def number(self, name: str) -> int | None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_elastic.errors import StreamError
 from fl_elastic.registry import Factories
 
 __all__ = ["DRIFT_DETECTORS", "AdaptiveWindow", "DriftDetector", "DriftMemory"]
 
+# A detector is made again from this many of its newest errors, each time it has had twice as many.
+_REMEMBERED = 2000
 _DELTA = 0.002
 # When more buckets have one size, the two oldest are merged.
 _MOST_BUCKETS = 5
@@ -48,20 +49,16 @@ class DriftMemory:
     ----------
     make : callable
         Makes the detector.
-    remember : int
-        Number of newest errors from which the detector is made again, each time it has had twice as many.
 
     Examples
     --------
-    >>> memory = DriftMemory(NoDetector, remember=2)
+    >>> memory = DriftMemory(NoDetector)
     >>> [memory.update(error) for error in (0.0, 1.0, 1.0)], memory.errors.tolist()
     ([False, False, False], [0.0, 1.0, 1.0])
     """
 
-    def __init__(self, make: Callable[[], DriftDetector], remember: int = 2000) -> None:
-        if remember < 1:
-            raise StreamError(f"remember {remember} must be at least 1 error")
-        self._make, self._remember = make, remember
+    def __init__(self, make: Callable[[], DriftDetector]) -> None:
+        self._make = make
         self._detector = make()
         self._errors: list[float] = []
 
@@ -76,8 +73,8 @@ class DriftMemory:
         self._errors.append(error)
         if drift:
             self.restore([])
-        elif len(self._errors) >= 2 * self._remember:
-            self.restore(self._errors[-self._remember :])
+        elif len(self._errors) >= 2 * _REMEMBERED:
+            self.restore(self._errors[-_REMEMBERED:])
         return drift
 
     def restore(self, errors: ArrayLike) -> None:

@@ -59,9 +59,6 @@ from fl_elastic.training.trainer import check_parts
 __all__ = ["StreamLearner"]
 
 _LOG = logging.getLogger("fl_elastic")
-# Newest labelled samples that are kept for the next adaptation beside the store; predictions that wait for their
-# label; sender names that are kept to recognise samples that are sent again; points of the record.
-_NEW, _WAITING, _NAMES, _POINTS = 512, 10_000, 1000, 256
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99
 
@@ -170,7 +167,7 @@ class StreamLearner:
         assert optimizer_fn is not None and budget is not None
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
-        self.record = StreamRecord(most=_POINTS)
+        self.record = StreamRecord()
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
@@ -208,11 +205,11 @@ class StreamLearner:
         )  # fmt: skip
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
-            self.store, self._engine.guard, new=_NEW, waiting=_WAITING,
+            self.store, self._engine.guard,
             learned=self._head.learn if self._head else lambda _: None,
             settles=self._first is None,
         )  # fmt: skip
-        self._drift, self._names = DriftMemory(self._detector), SenderIds(_NAMES)
+        self._drift, self._names = DriftMemory(self._detector), SenderIds()
 
     def __enter__(self) -> Self:
         return self
@@ -731,7 +728,7 @@ class StreamLearner:
         if why:
             _LOG.warning("the head reads what enters its last layer: %s", why)
         told, self._first = (self.progress, self.record), None
-        self.progress, self.record = Progress(), StreamRecord(most=_POINTS)
+        self.progress, self.record = Progress(), StreamRecord()
         self._classifier.close()
         # A learner whose state was lost may have left samples in the store.
         stored = self.store.ids(labelled=False).tolist()
@@ -787,7 +784,7 @@ class StreamLearner:
         """Restore a saved state, and return the number of events that it includes."""
         self.progress, self.record, self.selection = state.progress, state.record, state.selection
         self.adaptations, self.rounds = list(state.adaptations), state.rounds
-        self._names = SenderIds(_NAMES, state.names)
+        self._names = SenderIds(state.names)
         self.places = state.places
         self._memory.restore(state.recent, state.number)
         self._drift.restore(state.errors)

@@ -61,8 +61,6 @@ class StreamMemory:
         Nothing else may add samples to it.
     guard : Guard
         Decides which samples are held out.
-    new, waiting : int
-        See `Recent`.
     learned : callable
         Called with each labelled sample once it may be learned from: when it arrives, or when it leaves the window.
     settles : bool
@@ -81,11 +79,11 @@ class StreamMemory:
     """
 
     def __init__(
-        self, store: SampleStore, guard: Guard, *, new: int, waiting: int,
+        self, store: SampleStore, guard: Guard, *,
         learned: Callable[[Row], object] = lambda _: None, settles: bool = True,
     ) -> None:  # fmt: skip
         self.store, self._learned, self._settles = store, learned, settles
-        self._recent = Recent(guard, new, waiting)
+        self._recent = Recent(guard)
         self._pending: list[tuple[str, Change]] = []
         self._bytes = 0
         self._given, self._waits = IngestedSamples(), False

@@ -10,6 +10,10 @@ from fl_elastic.streaming.guard import Guard, HeldOut, Row
 
 __all__ = ["Recent", "RecentSamples"]
 
+# Newest labelled samples that are kept for the next adaptation beside the store, and predictions that wait for
+# their label.
+_NEW, _WAITING = 512, 10_000
+
 
 @dataclass(frozen=True, eq=False)
 class RecentSamples:
@@ -38,22 +42,18 @@ class Recent:
     ----------
     guard : Guard
         Decides which samples are held out.
-    new : int
-        Most labelled samples that are kept for the next adaptation.
-    waiting : int
-        Most predictions that are kept for a late label; the oldest are dropped.
     """
 
-    def __init__(self, guard: Guard, new: int, waiting: int) -> None:
-        self._guard, self._waiting_bound = guard, waiting
-        self.new: deque[Row] = deque(maxlen=new)
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self.new: deque[Row] = deque(maxlen=_NEW)
         self.held_out = HeldOut(guard)
         self._waiting: dict[int, int | None] = {}
 
     def wait(self, sample_id: int, prediction: int | None) -> None:
         """Keep a prediction until its label arrives."""
         self._waiting[sample_id] = prediction
-        while len(self._waiting) > self._waiting_bound:
+        while len(self._waiting) > _WAITING:
             del self._waiting[next(iter(self._waiting))]
 
     def is_waited_for(self, sample_id: int) -> bool:

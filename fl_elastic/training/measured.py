@@ -14,8 +14,6 @@ from torch import nn
 
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
-from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
@@ -53,16 +51,9 @@ def measure_plan(
     *,
     repeats: int = 9,
     clock: str = "auto",
-    graph: BackwardGraph | None = None,
 ) -> MeasuredPlan:
-    """Time ``repeats`` pairs of a full and a planned step; the model is left as it was.
-
-    ``graph`` is the model's backward graph; it is traced if not given.
-    """
+    """Time ``repeats`` pairs of a full and a planned step; the model is left as it was."""
     everything = plan.full()
-    if graph is None:
-        with untouched(model):
-            graph = trace_step(model, loss_fn, batch).graph
     timer = clock_for(model_device(model), clock)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with untouched(model):

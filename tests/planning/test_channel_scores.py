@@ -185,20 +185,14 @@ def test_fisher_of_a_two_layer_toy_in_numbers() -> None:
     assert found["0"].inputs == pytest.approx([(6**2 + 3**2 + 5**2) / 6])
 
 
-def test_micro_batches_of_any_size_and_several_batches_are_the_same_sum() -> None:
-    score = FisherChannels
+def test_several_batches_are_the_same_sum() -> None:
     x, y = pictures(6)
     whole = probe_of(two_layers(), (x, y))
     parts = probe_of(two_layers(), (x[:4], y[:4]), (x[4:], y[4:]))
-    expected = score(micro_batch=1).score(*whole)
-    for found in (
-        score(micro_batch=4).score(*whole),
-        score(micro_batch=6).score(*whole),
-        score(micro_batch=1).score(*parts),
-    ):
-        for name, scores in expected.items():
-            assert found[name].outputs == pytest.approx(scores.outputs, rel=1e-4, abs=1e-10)
-            assert found[name].inputs == pytest.approx(scores.inputs, rel=1e-4, abs=1e-10)
+    found = FisherChannels().score(*parts)
+    for name, scores in FisherChannels().score(*whole).items():
+        assert found[name].outputs == pytest.approx(scores.outputs, rel=1e-4, abs=1e-10)
+        assert found[name].inputs == pytest.approx(scores.inputs, rel=1e-4, abs=1e-10)
 
 
 def test_an_input_channel_of_a_grouped_layer_counts_the_weights_that_read_it() -> None:
@@ -295,8 +289,6 @@ def test_examples_of_no_common_number_are_passed_whole() -> None:
 
 def test_impossible_probes_are_named() -> None:
     probe, graph = probe_of(two_layers(), pictures())
-    with pytest.raises(TrainingError, match="micro-batches of 0"):
-        FisherChannels(micro_batch=0).score(probe, graph)
     broken = Probe(probe.model, cross_entropy, probe.groups,
                    [(torch.full((2, 3, 5, 5), float("nan")), torch.zeros(2, dtype=torch.long))],
                    torch.optim.SGD, probe.generator)  # fmt: skip

@@ -17,7 +17,7 @@ SIZES = PROFILE.parameter_bytes
 EVERY = np.ones(8, dtype=bool)
 
 
-def request(budget: Budget, *, returns: float = 1.0) -> PlanRequest:
+def request(budget: Budget) -> PlanRequest:
     rate = sending_seconds_per_byte(budget, STEPS)
     return PlanRequest(
         with_sending(PROFILE, rate),
@@ -25,7 +25,6 @@ def request(budget: Budget, *, returns: float = 1.0) -> PlanRequest:
         np.random.default_rng(0).uniform(0.1, 1.0, 8),
         steps=STEPS,
         sending_seconds_per_byte=rate,
-        step_gain_exponent=returns,
     )
 
 
@@ -93,24 +92,29 @@ def asked_head() -> int:
     return PROFILE.graph.head
 
 
-def test_fewer_returns_prefer_more_of_the_model_in_fewer_steps() -> None:
+def test_fewer_returns_prefer_more_of_the_model_in_fewer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fewest = []
     for share in (0.35, 0.5, 0.65, 0.8):
         budget = Budget(deadline=share * STEPS * PROFILE.full_step_seconds)
-        trained = [
-            int(POLICIES.make("elastic").plan(request(budget, returns=returns)).mask.sum())
-            for returns in (1.0, 0.5, 0.0)
-        ]
+        trained = []
+        for returns in (1.0, 0.5, 0.0):
+            monkeypatch.setattr("fl_elastic.planning.request.STEP_GAIN_EXPONENT", returns)
+            trained.append(int(POLICIES.make("elastic").plan(request(budget)).mask.sum()))
         assert trained == sorted(trained) and trained[-1] == 8
         fewest.append(trained[0])
     assert min(fewest) < 8
 
 
-def test_what_is_gained_is_importance_times_a_power_of_the_whole_steps() -> None:
+def test_what_is_gained_is_importance_times_a_power_of_the_whole_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     whole = int(0.25 * STEPS)
     budget = Budget(deadline=(whole + 0.9) * PROFILE.full_step_seconds)
     for returns in (1.0, 0.5, 0.0):
-        asked = request(budget, returns=returns)
+        monkeypatch.setattr("fl_elastic.planning.request.STEP_GAIN_EXPONENT", returns)
+        asked = request(budget)
         expected = asked.importance.sum() * (whole / STEPS) ** returns
         assert asked.expected_decrease(EVERY) == pytest.approx(expected)
 

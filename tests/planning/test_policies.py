@@ -21,6 +21,7 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
 from fl_elastic.planning import POLICIES, PlanRequest, elastic, policies
 from fl_elastic.planning.knapsack import prefix_knapsack
+from fl_elastic.planning.request import STEP_GAIN_EXPONENT
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.memory import mask_bytes
@@ -478,11 +479,11 @@ def test_a_deadline_is_met_by_the_best_trade_of_steps_against_groups() -> None:
 @given(
     groups=st.integers(1, 8), branched=st.booleans(), seed=st.integers(0, 10**6),
     share=st.floats(0.05, 1.0), relative=st.booleans(), memory=st.none() | st.floats(0.3, 1.0),
-    reach=st.none() | st.integers(1, 8), returns=st.sampled_from([0.5, 1.0]),
+    reach=st.none() | st.integers(1, 8),
 )  # fmt: skip
 def test_of_a_few_groups_the_best_choice_is_found(
     groups: int, branched: bool, seed: int, share: float, relative: bool, memory: float | None,
-    reach: int | None, returns: float,
+    reach: int | None,
 ) -> None:  # fmt: skip
     profile = made_up_profile(groups, branched=branched, seed=seed)
     everything = np.ones(groups, dtype=bool)
@@ -492,7 +493,7 @@ def test_of_a_few_groups_the_best_choice_is_found(
         memory=None if memory is None else memory * mask_bytes(profile, everything),
     )
     request = request_of(
-        profile, budget, seed, steps=10, step_gain_exponent=returns,
+        profile, budget, seed, steps=10,
         reachable=None if reach is None else max(reach, profile.graph.head + 1),
     )  # fmt: skip
     masks = [m for m in all_masks(groups) if (m | ~request.head_mask()).all()]
@@ -508,7 +509,7 @@ def test_of_a_few_groups_the_best_choice_is_found(
         gained = 1.0
         if request.may_trade_steps:
             steps = request.allowed_step_seconds * 10 / profile.step_seconds(mask)
-            gained = min(int(steps + 0.5 * relative + 1e-9) / 10, 1.0) ** returns
+            gained = min(int(steps + 0.5 * relative + 1e-9) / 10, 1.0) ** STEP_GAIN_EXPONENT
         return float(request.importance[mask].sum()) * gained
 
     found = mask_of("elastic", request)

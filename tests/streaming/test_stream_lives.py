@@ -16,7 +16,6 @@ from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import Guard, Latent, SampleStore, StreamLearner, Trigger
-from fl_elastic.streaming import learner as stream_learner
 from fl_elastic.streaming.stream_options import Replay, StreamOptions
 from fl_elastic.training import Timing, TrainerOptions
 
@@ -45,11 +44,11 @@ class Settings:
             training=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
         for name, counts in {
-            "_NEW": [5, 60, 512],
-            "_WAITING": [3, 50, 10_000],
-            "_NAMES": [2, 1000],
+            "recent._NEW": [5, 60, 512],
+            "recent._WAITING": [3, 50, 10_000],
+            "arrivals._NAMES": [2, 1000],
         }.items():
-            monkeypatch.setattr(stream_learner, name, one(counts))
+            monkeypatch.setattr(f"fl_elastic.streaming.{name}", one(counts))
         settings: dict[str, Any] = {
             "policy": one(["full", "head", "elastic", "bias", "last_k"]), "replay": one(REPLAYS),
             "detector": one(["none", "adwin"]),

@@ -10,11 +10,11 @@ from small_models import images, loss_fn
 from torch import nn
 
 from fl_elastic.errors import TrainingError
+from fl_elastic.planning.request import STEP_GAIN_EXPONENT
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.training import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.training.costs import lasting_costs, with_prefix
 from fl_elastic.training.cut_worth import cut_worth
-from fl_elastic.training.planner import STEP_GAIN_EXPONENT
 
 OPTIONS = TrainerOptions(forward=ForwardOptions(feature_bytes=1 << 20))
 EXAMPLES = 20

@@ -30,8 +30,6 @@ class GradientFilterPolicy(Policy):
         Number of filtered convolutions; by default the paper's 4.
     patch : int
         Side of a patch, at least 2.
-    inputs : bool
-        Whether the input gradient of a layer is filtered as well as its weight gradient.
 
     Raises
     ------
@@ -39,7 +37,7 @@ class GradientFilterPolicy(Policy):
         If nothing would be filtered.
     """
 
-    def __init__(self, layers: int = 4, patch: int = 2, *, inputs: bool = True) -> None:
+    def __init__(self, layers: int = 4, patch: int = 2) -> None:
         if layers < 1:
             raise PlanError(
                 f"policy 'gradient_filter' with {layers} layers filters nothing: give 1 or more"
@@ -47,7 +45,7 @@ class GradientFilterPolicy(Policy):
         if patch < 2:
             raise PlanError(f"a patch of side {patch} filters nothing: give 2 or more")
         self.layers = layers
-        self.mode = Mode.filtered(patch, inputs=inputs)
+        self.mode = Mode.filtered(patch, inputs=True)
         self.needs = Needs(modes=(self.mode,))
 
     def refuse_misfit(self, profile: CostProfile) -> None:

@@ -44,7 +44,7 @@ class JointPolicy(Policy):
     answer is costed again on the real graph, and solved again with what that leaves over. Under a memory limit a
     few numbers of recomputed blocks are tried, those that save most first. If steps may be traded, the plan
     maximises its value times the gain of its whole steps, including sending and with
-    `PlanRequest.step_gain_exponent`, as policy "elastic" does.
+    `fl_elastic.planning.request.STEP_GAIN_EXPONENT`, as policy "elastic" does.
     """
 
     needs = Needs(importance=True, modes=STANDARD_MODES)

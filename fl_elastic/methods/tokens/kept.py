@@ -17,6 +17,9 @@ from fl_elastic.planning.step_transform import StepCase, StepTransform
 
 __all__ = ["KeptTokens", "cosine_share", "kept_count", "on_kept_tokens"]
 
+# Shares of the training at which the share of tokens begins and ends to fall.
+_BEGIN, _END = 10 / 300, 110 / 300
+
 
 @dataclass(frozen=True)
 class KeptTokens(StepTransform):
@@ -162,9 +165,7 @@ def kept_count(tokens: int, share: float) -> int:
     return min(tokens, max(1, math.ceil(tokens * share - 1e-9)))
 
 
-def cosine_share(
-    progress: float, share: float, begin: float = 10 / 300, end: float = 110 / 300
-) -> float:
+def cosine_share(progress: float, share: float) -> float:
     """Return the share of tokens that is kept at a point of the training: first 1, then falling by a half cosine.
 
     This is the published schedule of Tri-Level E-ViT (Kong et al., AAAI 2023): 300 epochs, falling from the 10th to
@@ -176,17 +177,11 @@ def cosine_share(
         Share of the training that is done.
     share : float
         Final share of the tokens.
-    begin, end : float
-        Shares of the training at which it begins and ends to fall.
 
     Examples
     --------
     >>> [round(cosine_share(epoch / 300, 0.9), 3) for epoch in (0, 10, 60, 110, 300)]
     [1.0, 1.0, 0.95, 0.9, 0.9]
     """
-    if not 0 <= begin < end:
-        raise PlanError(
-            f"tokens are left out from {begin} to {end} of the training: end must come later"
-        )
-    passed = min(max((progress - begin) / (end - begin), 0.0), 1.0)
+    passed = min(max((progress - _BEGIN) / (_END - _BEGIN), 0.0), 1.0)
     return share + (1 - share) * (1 + math.cos(math.pi * passed)) / 2

@@ -30,17 +30,10 @@ class FisherChannels(ChannelScore):
     Examples are passed through one at a time, which bounds memory to the activations of one of them. The result
     does not change, because BatchNorm uses its running statistics meanwhile. The loss must be a mean over examples.
 
-    Parameters
-    ----------
-    micro_batch : int
-        Number of examples that are passed through together.
     """
 
     batches_needed = 1
-
-    def __init__(self, micro_batch: int = 1) -> None:
-        self.micro_batch = micro_batch
-        self.by_example = micro_batch == 1
+    by_example = True
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the potentials by group name; raise TrainingError if they are not finite."""
@@ -49,7 +42,7 @@ class FisherChannels(ChannelScore):
         outputs: dict[str, Tensor] = {}
         examples = 0
         with norms_at_rest(probe.model, probe.groups):
-            for batch, count in micro_batches(probe.model, probe.batches, self.micro_batch):
+            for batch, count in micro_batches(probe.model, probe.batches, 1):
                 taps = Taps()
                 with taps.listening(probe.model, layers):
                     loss, _ = loss_from_inputs(probe.model, probe.loss_fn, batch)
