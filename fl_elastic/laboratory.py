@@ -59,8 +59,8 @@ def _checkout() -> Path | None:
     found = [beside] if (beside / "simulations").is_dir() else []
     try:
         # The source from which pip has installed it (PEP 610).
-        told = json.loads(distribution("fl-elastic").read_text("direct_url.json") or "{}")
-        if url := told.get("url"):
+        origin = json.loads(distribution("fl-elastic").read_text("direct_url.json") or "{}")
+        if url := origin.get("url"):
             found.append(Path(unquote(urlparse(url).path)))
     except (PackageNotFoundError, ValueError):
         pass

@@ -94,7 +94,7 @@ def submit(
         missing.look()
 
     state = wait_for_run(flower, run_id, say, on_look=look)
-    if app is None and rounds.told and not state.completed:
+    if app is None and rounds.printed and not state.completed:
         say("go on from the last checkpoint with the same command and --resume")
     _finish(state, as_json, {})
 
@@ -149,7 +149,7 @@ class _Rounds:
         from fl_elastic.operations.journal import Journal
 
         self._journal = Journal(path)
-        self.told = False
+        self.printed = False
         # Rounds of an earlier run are not printed.
         self._known = {_identity(entry) for entry in self._journal.entries()}
 
@@ -157,7 +157,7 @@ class _Rounds:
         for entry in self._journal.entries():
             if _identity(entry) not in self._known:
                 self._known.add(_identity(entry))
-                self.told = True
+                self.printed = True
                 say(_line(entry))
 
 

@@ -108,14 +108,14 @@ def plan(
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     network = build_model(model, shape, classes or _CLASSES, seed)
-    told = classes or classes_of(network, shape, _CLASSES)
+    class_count = classes or classes_of(network, shape, _CLASSES)
     if read:
-        _read(model, network, shape, batch_size, told, data, as_json)
+        _read(model, network, shape, batch_size, class_count, data, as_json)
         return
     # Shown on a terminal only: planning takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
         found = planned(
-            network, shape, batch_size, told, budget, policy, importance,
+            network, shape, batch_size, class_count, budget, policy, importance,
             profile=profile, seed=seed, measure=measure, compare=compare,
             tell=lambda what: shown.update(f"{model}: {what}"),
         )  # fmt: skip

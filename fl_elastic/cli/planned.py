@@ -26,7 +26,7 @@ from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.memory import CODE_BYTES
 from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.registry import first_line
 from fl_elastic.training import SelectionState
@@ -74,8 +74,8 @@ def classes_of(model: nn.Module, shape: tuple[int, ...], most: int) -> int:
         # The first training step will report the problem.
         return most
     scores = getattr(outputs, "logits", outputs)
-    told = isinstance(scores, torch.Tensor) and scores.dim() == 2 and scores.shape[1] > 0
-    return min(most, scores.shape[1]) if told else most
+    has_scores = isinstance(scores, torch.Tensor) and scores.dim() == 2 and scores.shape[1] > 0
+    return min(most, scores.shape[1]) if has_scores else most
 
 
 def planned(

@@ -256,12 +256,12 @@ def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> N
 @contextmanager
 def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
     """Provide a function that tells whether SIGTERM or Ctrl-C has arrived; a sample is never interrupted."""
-    told: list[int] = []
+    signals: list[int] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     for each in before:
-        signal.signal(each, lambda number, _: told.append(number))
+        signal.signal(each, lambda number, _: signals.append(number))
     try:
-        yield lambda: bool(told)
+        yield lambda: bool(signals)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -48,7 +48,7 @@ from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.readout.place import places_of
 from fl_elastic.training import (
     ElasticTrainer,

@@ -35,7 +35,7 @@ from fl_elastic.profiling.execution import (
     load_or_measure_execution,
     measure_execution,
 )
-from fl_elastic.profiling.profile_key import profile_key
+from fl_elastic.profiling.profile import profile_key
 from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["JOURNAL", "CaredFor", "NodeConfig", "app_of", "node_app", "use_fastest_execution"]
@@ -221,8 +221,10 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
             node = cared_for(config, context)
             reply = node.train(arrays) if kind == "train" else node.evaluate(arrays)
         except ElasticError as error:
-            told = {ERROR: str(error)}
-            reply = train_reply([], 0, told) if kind == "train" else evaluate_reply(0.0, 0, told)
+            failed = {ERROR: str(error)}
+            reply = (
+                train_reply([], 0, failed) if kind == "train" else evaluate_reply(0.0, 0, failed)
+            )
         return Message(as_asked(message.content, reply), reply_to=message)
 
     return app

@@ -145,8 +145,8 @@ def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]]
         If the message has the records of neither kind of strategy.
     """
     if _is_stock(content):
-        (record,), (told,) = content.array_records.values(), content.config_records.values()
-        return [np.asarray(array.numpy()) for array in record.values()], dict(told)
+        (record,), (sent,) = content.array_records.values(), content.config_records.values()
+        return [np.asarray(array.numpy()) for array in record.values()], dict(sent)
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     try:
         arrays = content.array_records[f"{prefix}.parameters"]
@@ -175,11 +175,11 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
     if not _is_stock(asked):
         return reply
     prefix = "fitres" if "fitres.metrics" in reply else "evaluateres"
-    told = reply.config_records[f"{prefix}.metrics"]
-    if ERROR in told:
-        raise UpdateError(str(told[ERROR]))
+    metrics = reply.config_records[f"{prefix}.metrics"]
+    if ERROR in metrics:
+        raise UpdateError(str(metrics[ERROR]))
     count = reply.metric_records[f"{prefix}.num_examples"]["num_examples"]
-    numbers = {**believed_metrics(told), "num-examples": count}
+    numbers = {**believed_metrics(metrics), "num-examples": count}
     if prefix == "evaluateres":
         loss = reply.metric_records[f"{prefix}.loss"]["loss"]
         return RecordDict({"metrics": MetricRecord({"loss": loss, **numbers})})

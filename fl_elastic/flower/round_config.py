@@ -153,7 +153,7 @@ class RoundConfig:
     @property
     def uncovered(self) -> str:
         """The first setting that differential privacy does not cover, and its replacement; empty if none."""
-        told = (
+        uncovered = (
             (
                 self.solves_head and self.sums_privacy is None,
                 "a head in closed form takes exact sums",
@@ -166,12 +166,12 @@ class RoundConfig:
                 "cut='none' or cut='fixed:GROUP'",
             ),
         )
-        found = (
+        refusals = (
             f"{what}, which differential privacy does not cover: use {instead}"
-            for asked, what, instead in told
-            if asked
+            for is_set, what, instead in uncovered
+            if is_set
         )
-        return next(found, "")
+        return next(refusals, "")
 
     @property
     def keeps_statistics(self) -> bool:

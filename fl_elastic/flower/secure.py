@@ -115,7 +115,7 @@ class SecurePartialUpdates(LegacyStrategy):
         if self._fixed is not None:
             zero = self._question(self._fixed).to_config()
             return [
-                (proxy, FitIns(told.parameters, {**told.config, **zero})) for proxy, told in chosen
+                (proxy, FitIns(ins.parameters, {**ins.config, **zero})) for proxy, ins in chosen
             ]
         for proxy, _ in chosen:
             self._ask(proxy, server_round)

@@ -169,8 +169,8 @@ class StockClients:
             else:
                 (record,) = content.array_records.values()
                 arrays = [array.numpy() for array in record.values()]
-                (told,) = content.metric_records.values()
-                metrics = {str(name): value for name, value in told.items()}
+                (sent,) = content.metric_records.values()
+                metrics = {str(name): value for name, value in sent.items()}
                 examples = _examples(metrics)
                 self.kinds[node] = _RECORDS
         # The bytes come from a client; numpy and Flower raise a different error for each way they can be wrong.
@@ -201,8 +201,8 @@ def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
     """
     if content.config_records or len(content.metric_records) != 1:
         return read_own_evaluate_reply(content, max_examples)
-    (told,) = content.metric_records.values()
-    metrics = {str(name): value for name, value in told.items()}
+    (sent,) = content.metric_records.values()
+    metrics = {str(name): value for name, value in sent.items()}
     examples = _examples(metrics)
     if not isinstance(examples, int) or not 0 < examples <= max_examples:
         raise UpdateError(f"num-examples is {examples!r}, expected 1 to {max_examples}")

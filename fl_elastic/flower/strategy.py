@@ -498,8 +498,8 @@ class PartialUpdates(Strategy):
     ) -> MetricRecord | None:
         """Pass loss and metrics of the valid replies to the inner strategy."""
         translated: list[Message] = []
+        messages: dict[int, Message] = {}
         read: dict[int, EvaluateReply] = {}
-        came: list[Message] = []
         for message in in_fixed_order(replies):
             node = message.metadata.src_node_id
             if message.has_error():
@@ -518,26 +518,24 @@ class PartialUpdates(Strategy):
             self.downlink.holds(node, reply.have)
             if reply.left_out:
                 _LOG.warning("evaluation by node %s: metrics left out: %s", node, reply.left_out)
-            read[node] = reply
-            came.append(message)
+            messages[node], read[node] = message, reply
         believed, doubted = believable(read)
         for node, reason in doubted.items():
             _LOG.warning("evaluation by node %s left out: %s", node, one_line(reason))
-        came = [each for each in came if each.metadata.src_node_id in believed]
         weight = weight_key(self.inner)
-        usable = [
+        contents = [
             RecordDict(
                 {
                     "metrics": MetricRecord(
-                        {**said.metrics, "loss": said.loss, weight: said.num_examples}
+                        {**each.metrics, "loss": each.loss, weight: each.num_examples}
                     )
                 }
             )
-            for said in (believed[each.metadata.src_node_id] for each in came)
+            for each in believed.values()
         ]
-        for message, content in zip(came, completed_metrics(usable, weight), strict=True):
-            message.content = content
-        translated += came
+        for node, content in zip(believed, completed_metrics(contents, weight), strict=True):
+            messages[node].content = content
+            translated.append(messages[node])
         found = self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
         evaluated = getattr(self.on_round, "evaluated", None)
         if evaluated is not None and found is not None:

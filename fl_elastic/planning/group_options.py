@@ -68,9 +68,11 @@ def group_options(
     share, damage = np.zeros(shape), np.zeros(shape)
     update, change = np.zeros(shape), np.zeros(shape)
     available = np.zeros(shape, dtype=bool)
-    own, way = _own_and_way(profile)
-    told = len(profile.node_lean) > 0
-    runs = np.array([not told or has_operations(profile, group) for group in range(len(profile))])
+    own_seconds, passing_seconds = _own_and_passing(profile)
+    kinds_known = len(profile.node_lean) > 0
+    runs = np.array(
+        [not kinds_known or has_operations(profile, group) for group in range(len(profile))]
+    )
     share[:, 1], available[:, :2] = 1.0, True
     update[:, 1] = profile.update_seconds
     for column, mode in enumerate(modes, start=2):
@@ -86,9 +88,11 @@ def group_options(
             known &= runs
         available[:, column] = known
         share[known, column] = cosine[known].clip(0, 1) ** 2
-        update[known, column] = own[known] * ratio[known] + profile.optimizer_seconds[known]
+        update[known, column] = own_seconds[known] * ratio[known] + profile.optimizer_seconds[known]
         if mode.filters_input:
-            change[known, column] = way[known] * (profile.modes.path_ratio[known, costs] - 1)
+            change[known, column] = passing_seconds[known] * (
+                profile.modes.path_ratio[known, costs] - 1
+            )
             inputs = fidelity.inputs[known, kept].clip(0.01, 1)
             damage[known, column] = 1 - inputs**2
     if request.reachable is not None:
@@ -123,14 +127,14 @@ def group_options(
     )
 
 
-def _own_and_way(profile: CostProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _own_and_passing(profile: CostProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the seconds of each group's own gradient, and those of passing the error gradient through it."""
-    own, way = np.zeros(len(profile)), np.zeros(len(profile))
+    own, passing = np.zeros(len(profile)), np.zeros(len(profile))
     for index, node in enumerate(profile.graph.nodes):
         if node.group is not None:
             own[node.group] += profile.node_update_seconds[index]
-            way[node.group] += profile.node_path_seconds[index]
-    return own, way
+            passing[node.group] += profile.node_path_seconds[index]
+    return own, passing
 
 
 def _option_bytes(request: PlanRequest, group: int, mode: Mode, inside: set[int]) -> float:

@@ -24,13 +24,20 @@ from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import code_to_load, trial_bytes
 from fl_elastic.profiling.modes import convolution_module
-from fl_elastic.profiling.node_timer import TracedWay, saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.prefix import measure_prefix
-from fl_elastic.profiling.profile import CostProfile, ModeCosts, ProfileKey, SavedTensors, Seconds
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import (
+    CostProfile,
+    ModeCosts,
+    ProfileKey,
+    SavedTensors,
+    Seconds,
+    model_device,
+    profile_key,
+)
 
 __all__ = ["estimate_profile", "estimated_modes"]
 
@@ -145,15 +152,15 @@ def _estimated(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
         # Torch's graph is freed before the timed step builds another one.
-        way, traced_graph = TracedWay.of(trace), trace.graph
+        edges, traced_graph = TracedEdges.of(trace), trace.graph
         del trace
         profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
-        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(way.names) <= memory
+        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(edges.names) <= memory
         if fits and timer() - began <= tracing:
             # Allocating and freeing all gradients of a large model is part of a step's time.
             with nullcontext() if memory is None else _gradients_let_go(model):
-                forward, backward, nodes = _time_step(model, loss_fn, part, way, timer)
+                forward, backward, nodes = _time_step(model, loss_fn, part, edges, timer)
         else:
             forward, backward, nodes = _by_operations(model, loss_fn, part, traced_graph, timer)
         graph = _scaled_graph(traced_graph, scale)
@@ -230,7 +237,7 @@ def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: 
 
 
 def _time_step(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
 ) -> tuple[float, float, Seconds]:
     """Return the seconds of a forward pass, of a backward pass, and of each node in it.
 
@@ -249,7 +256,7 @@ def _time_step(
     on_accelerator = model_device(model).type != "cpu"
     if on_accelerator:
         time_passes(Tensor.backward)
-    times = time_passes(lambda loss: np.nan_to_num(time_nodes(way, loss, timer)))
+    times = time_passes(lambda loss: np.nan_to_num(time_nodes(edges, loss, timer)))
     if not on_accelerator:
         return times
     forward, backward, _ = time_passes(Tensor.backward)

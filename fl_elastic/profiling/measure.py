@@ -24,12 +24,11 @@ from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.node_timer import TracedWay, saved_bytes_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.prefix import measure_prefix
-from fl_elastic.profiling.profile import CostProfile, Seconds
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import CostProfile, Seconds, model_device, profile_key
 
 __all__ = ["profile_model"]
 
@@ -71,23 +70,23 @@ def profile_model(
     timer = clock_for(model_device(model), clock)
     with untouched(model), same_start(model):
         _warm_up(model, loss_fn, batch)
-        way = TracedWay.of(trace_step(model, loss_fn, batch))
-        full = _time_full(model, loss_fn, batch, way, timer)
-        path = _time_path(model, loss_fn, batch, way, timer)
-        update_seconds, path_seconds = _split(way.graph, full, path)
+        edges = TracedEdges.of(trace_step(model, loss_fn, batch))
+        full = _time_full(model, loss_fn, batch, edges, timer)
+        path = _time_path(model, loss_fn, batch, edges, timer)
+        update_seconds, path_seconds = _split(edges.graph, full, path)
         saved = saved_by_step(lambda: trace_step(model, loss_fn, batch), model, loss_fn, batch)
         raw = CostProfile(
             key=profile_key(model, batch, optimizer_fn),
-            graph=way.graph,
+            graph=edges.graph,
             node_update_seconds=update_seconds,
             node_path_seconds=path_seconds,
-            optimizer_seconds=np.zeros(len(way.graph.groups)),
-            forward_seconds=np.zeros(len(way.graph.groups)),
+            optimizer_seconds=np.zeros(len(edges.graph.groups)),
+            forward_seconds=np.zeros(len(edges.graph.groups)),
             fixed_seconds=0.0,
-            node_saved_bytes=saved_bytes_by_node(way.graph, saved),
+            node_saved_bytes=saved_bytes_by_node(edges.graph, saved),
             optimizer_bytes_per_weight=0.0,
             saved=saved,
-            node_lean=lean_kinds(way.graph, model),
+            node_lean=lean_kinds(edges.graph, model),
         )
         # The trace is freed here: its saved activations would take the memory of the passes below.
         profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
@@ -107,18 +106,18 @@ def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 
 
 def _time_full(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
 ) -> Seconds:
     """Time each node with all parameters trainable and the input not, as in training."""
     repeats = []
     for _ in range(_NODE_REPEATS):
-        repeats.append(time_nodes(way, compute_loss(model, loss_fn, batch), timer))
+        repeats.append(time_nodes(edges, compute_loss(model, loss_fn, batch), timer))
         model.zero_grad(set_to_none=True)
     return _lowest(repeats)
 
 
 def _time_path(
-    model: nn.Module, loss_fn: LossFn, batch: Batch, way: TracedWay, timer: Clock
+    model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
 ) -> Seconds:
     """Time each node with only the input trainable (or the deepest group, if the input has no gradient)."""
     repeats = []
@@ -126,12 +125,12 @@ def _time_path(
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         if not loss_from_inputs(model, loss_fn, batch)[0].requires_grad:
-            deepest = max(set(range(len(way.graph.groups))) - set(way.graph.unused))
-            for name in way.graph.groups[deepest].parameters:
+            deepest = max(set(range(len(edges.graph.groups))) - set(edges.graph.unused))
+            for name in edges.graph.groups[deepest].parameters:
                 model.get_parameter(name).requires_grad_(True)
         for _ in range(_NODE_REPEATS):
             loss, _ = loss_from_inputs(model, loss_fn, batch)
-            repeats.append(time_nodes(way, loss, timer))
+            repeats.append(time_nodes(edges, loss, timer))
             model.zero_grad(set_to_none=True)
     return _lowest(repeats)
 

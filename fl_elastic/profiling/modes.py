@@ -116,10 +116,10 @@ def _ratios(
     measured = np.isfinite(fastest[1:, 0])
     # Only a filtered error gradient costs differently to pass on; other differences would be noise.
     filters = np.array([mode.filters_input for mode in modes]) & measured
-    way = np.maximum(np.diff(np.where(np.isfinite(fastest), fastest, 0.0))[:, 0], 1e-9)
+    path = np.maximum(np.diff(np.where(np.isfinite(fastest), fastest, 0.0))[:, 0], 1e-9)
     return (
         np.where(measured, own[1:] / own[0], np.nan),
-        np.where(measured, np.where(filters, way[1:] / way[0], 1.0), np.nan),
+        np.where(measured, np.where(filters, path[1:] / path[0], 1.0), np.nan),
     )
 
 

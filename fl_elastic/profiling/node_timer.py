@@ -18,13 +18,13 @@ from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 
-__all__ = ["TracedWay", "saved_bytes_by_node", "saved_tensors", "time_nodes"]
+__all__ = ["TracedEdges", "saved_bytes_by_node", "saved_tensors", "time_nodes"]
 
 _FEW = 64
 
 
 @dataclass(frozen=True)
-class TracedWay:
+class TracedEdges:
     """The edges of a traced step's graph, from the loss on, without autograd's nodes, which take a kilobyte each.
 
     Attributes
@@ -46,7 +46,7 @@ class TracedWay:
     edges: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, trace: Trace) -> TracedWay:
+    def of(cls, trace: Trace) -> TracedEdges:
         """Return the edges of a traced step."""
         place_of = {node: index for index, node in enumerate(trace.nodes) if node is not None}
         owners = trace.graph.group_nodes()
@@ -82,7 +82,7 @@ class TracedWay:
                 yield self.places[number], self.names[number], node
 
 
-def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
+def time_nodes(edges: TracedEdges, loss: Tensor, clock: Clock) -> Seconds:
     """Run ``loss.backward()`` and return the seconds spent in each node of a traced graph, shape (M,).
 
     ``loss`` may belong to another graph of the same step, with other ``requires_grad`` flags. Both graphs are
@@ -96,8 +96,8 @@ def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
     timed, and their mean is used for all: hooks on each of them would take more memory and time than the step.
     """
     kinds: dict[object, list[tuple[int, Any]]] = {}
-    for place, name, node in way.along(loss.grad_fn):
-        known = way.graph.nodes[place]
+    for place, name, node in edges.along(loss.grad_fn):
+        known = edges.graph.nodes[place]
         kind = name, known.group, known.shape, known.module
         kinds.setdefault(kind, []).append((place, node))
     timed = []
@@ -116,7 +116,7 @@ def time_nodes(way: TracedWay, loss: Tensor, clock: Clock) -> Seconds:
             spent += [(index, mean) for index in indices]
         else:
             spent += seconds
-    return sums_by_node(spent, len(way.graph.nodes), less_least=loss.device.type != "cpu")
+    return sums_by_node(spent, len(edges.graph.nodes), less_least=loss.device.type != "cpu")
 
 
 def _few_of(members: list[tuple[int, Any]]) -> list[tuple[int, Any]]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from fl_elastic.errors import ProfileError
-from fl_elastic.groups import Mode
+from fl_elastic.groups import Batch, Mode
+from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 
 __all__ = [
     "CostProfile",
@@ -21,8 +27,13 @@ __all__ = [
     "ProfileKey",
     "SavedTensors",
     "Seconds",
+    "model_device",
+    "model_digest",
+    "profile_key",
     "trainable_part",
 ]
+
+_NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +91,9 @@ class ModeCosts:
         )
         if not measured:
             return None
-        shares, own, way = zip(*measured, (1.0, 1.0, 1.0), strict=True)
+        shares, own, passing_on = zip(*measured, (1.0, 1.0, 1.0), strict=True)
         return float(np.interp(mode.fraction, shares, own)), float(
-            np.interp(mode.fraction, shares, way)
+            np.interp(mode.fraction, shares, passing_on)
         )
 
 
@@ -341,8 +352,8 @@ class CostProfile:
                 continue
             nodes = list(owners[group])
             own = self.node_update_seconds[nodes].sum()
-            way = self.node_path_seconds[[n for n in nodes if passing[n]]].sum()
-            seconds += own * (ratios[0] - 1) + way * (ratios[1] - 1)
+            path = self.node_path_seconds[[n for n in nodes if passing[n]]].sum()
+            seconds += own * (ratios[0] - 1) + path * (ratios[1] - 1)
         return seconds
 
     def running_nodes(self, mask: Mask) -> tuple[Mask, Mask]:
@@ -400,3 +411,59 @@ def trainable_part(
         cut_inference_seconds=np.zeros(0),
         modes=modes,
     )
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return the device of the model's first parameter, or the CPU for a model without parameters."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return a digest of the model's class and of the name, shape and flag of each parameter."""
+    parts = [type(model).__name__]
+    parts += [f"{name}{tuple(p.shape)}{p.requires_grad}" for name, p in model.named_parameters()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def profile_key(
+    model: nn.Module, batch: Batch, optimizer_fn: OptimizerFn | None = None
+) -> ProfileKey:
+    """Return the key of profiles of ``model`` with this batch shape, this optimiser and its device."""
+    device = model_device(model)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    return ProfileKey(
+        model=model_digest(model),
+        batch_shape=batch_shape(batch),
+        threads=torch.get_num_threads(),
+        device=f"{device.type}: {name}",
+        torch_version=torch.__version__,
+        optimizer="" if optimizer_fn is None else _optimizer_case(model, optimizer_fn),
+    )
+
+
+def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
+    """Return the optimiser's class and the settings that are on, on which its time and its state depend."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return ""
+    made = made_by(optimizer_fn, model)
+    settings = {
+        name
+        for group in made.param_groups
+        for name, value in group.items()
+        if name not in _NEVER_OFF and isinstance(value, int | float) and value
+    }
+    return " ".join([type(made).__name__, *sorted(settings)])
+
+
+@cache
+def _processor() -> str:
+    """Return the processor's name; cached, because with many cores reading the file takes milliseconds."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [
+                line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.machine()

@@ -21,7 +21,7 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.body import Body, scores_of
 from fl_elastic.streaming.guard import Guard, Row, Score
 from fl_elastic.streaming.head import ClassMap

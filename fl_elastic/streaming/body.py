@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.forward import call_model
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 
 __all__ = ["Body", "Look", "Prepare", "Upper", "WholeModel", "as_floats", "scores_of"]
 

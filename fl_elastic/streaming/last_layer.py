@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups.forward import call_model
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.streaming.latent import AsTheWhole
 from fl_elastic.training.fingerprint import fingerprint

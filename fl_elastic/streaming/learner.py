@@ -172,7 +172,7 @@ class StreamLearner:
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
         self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
-        self._detector = _maker(detector)
+        self._detector = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._engine = Engine(
             loss_fn, optimizer_fn, budget, policy,
             self.options.training, guard or Guard(),
@@ -298,20 +298,19 @@ class StreamLearner:
             seen = self._observed(batch)
         if place is not None:
             self.places = with_place(self.places, place)
-        taken = [each for each in seen if each.number and not each.seen.again]
         facts, x = noted_arrivals(seen, place)
         if not self._note(facts, x):
-            self._memory.drop({each.number for each in taken})
+            taken = {each.number for each in seen if each.number and not each.seen.again}
+            self._memory.drop(taken)
             if self._head is not None:
-                self._head.drop({each.number for each in taken})
-            taken_too = {each.number for each in taken}
-            seen = [each.unkept() if each.number in taken_too else each for each in seen]
-        found = [each.seen for each in seen]
+                self._head.drop(taken)
+            seen = [each.unkept() if each.number in taken else each for each in seen]
+        observations = [each.seen for each in seen]
         last = max((i for i, each in enumerate(seen) if each.number), default=None)
         if last is not None:
             save = self.progress.observed // every > before // every
-            found[last] = self._then(found[last], save=save)
-        return found
+            observations[last] = self._then(observations[last], save=save)
+        return observations
 
     def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
         """Take in samples; return the result for each.
@@ -471,7 +470,7 @@ class StreamLearner:
             return None
         began = time.perf_counter()
         self._memory.settle()
-        head.choose_penalty(self._learned_rows(HELD_OUT))
+        head.choose_penalty(self._learned_rows())
         put = head.put(self._engine, self._memory.held_out)
         done = Adaptation(
             at=self.progress.labelled, drift=self.progress.since_drift is not None,
@@ -481,15 +480,15 @@ class StreamLearner:
         )  # fmt: skip
         return self._adapted(done)
 
-    def _learned_rows(self, most: int) -> list[Row]:
-        """Return stored samples that the head has learned; the newest ones if older samples have less weight."""
+    def _learned_rows(self) -> list[Row]:
+        """Return some stored samples that the head has learned; the newest if older samples have less weight."""
         assert self._head is not None
         version = self._classifier.version
         if self._head.fades:
-            ids = self.store.ids(version=version)[-most:]
+            ids = self.store.ids(version=version)[-HELD_OUT:]
         else:
             draw = np.random.default_rng((self._seed, self.progress.adaptations))
-            ids = self.store.draw(most, version=version, generator=draw)
+            ids = self.store.draw(HELD_OUT, version=version, generator=draw)
         return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
 
     def _newest_head(self, *, guarded: bool = True) -> str | None:
@@ -583,7 +582,7 @@ class StreamLearner:
         learned = [row for row in rows if row.number not in beside]
         head.forget(learned)
         # The penalty was chosen with these samples: choose it again without them.
-        head.choose_penalty(self._learned_rows(HELD_OUT))
+        head.choose_penalty(self._learned_rows())
         self._newest_head(guarded=False)
         return learned
 
@@ -727,7 +726,7 @@ class StreamLearner:
             return False
         if why:
             _LOG.warning("the head reads what enters its last layer: %s", why)
-        told, self._first = (self.progress, self.record), None
+        reported, self._first = (self.progress, self.record), None
         self.progress, self.record = Progress(), StreamRecord()
         self._classifier.close()
         # A learner whose state was lost may have left samples in the store.
@@ -736,7 +735,7 @@ class StreamLearner:
         self._begin(chosen or model)
         self._memory.keep_to(self._classifier.version, None)
         self._relive_all(first.events)
-        self.progress, self.record = told
+        self.progress, self.record = reported
         self._ahead.most = log_bytes(self.store.capacity_bytes)
         self._unsaved = not self.save()
         return True
@@ -861,7 +860,3 @@ def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleSto
 
 def _no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     raise AssertionError("a head in closed form takes no steps")
-
-
-def _maker(detector: str | Callable[[], DriftDetector]) -> Callable[[], DriftDetector]:
-    return (lambda: DRIFT_DETECTORS.make(detector)) if isinstance(detector, str) else detector

@@ -12,7 +12,7 @@ from torch import nn
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.groups import Batch
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.choice import EXAMPLES
 from fl_elastic.readout.place import parse_places, places_of
 from fl_elastic.readout.readout import Readout

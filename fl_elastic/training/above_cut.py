@@ -11,7 +11,7 @@ from torch import nn
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.options import TrainerOptions

@@ -15,8 +15,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
-from fl_elastic.profiling.profile import trainable_part
-from fl_elastic.profiling.profile_key import model_device, model_digest, profile_key
+from fl_elastic.profiling.profile import model_device, model_digest, profile_key, trainable_part
 from fl_elastic.training.options import TrainerOptions
 
 if TYPE_CHECKING:

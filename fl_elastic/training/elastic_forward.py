@@ -29,7 +29,7 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.planning.step_transform import StepTransform
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.feature_codec import FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
 from fl_elastic.training.fingerprint import fingerprint

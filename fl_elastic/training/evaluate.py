@@ -18,7 +18,7 @@ from fl_elastic.groups.batch_size import CountExamples, counted
 from fl_elastic.groups.forward import outputs_and_loss, to_device
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing
 
 __all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]

@@ -18,7 +18,7 @@ from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import accumulated, costs_for, planned_with
 from fl_elastic.training.options import TrainerOptions

@@ -28,7 +28,7 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import candidate_places, few_that_run
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place

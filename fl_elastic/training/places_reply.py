@@ -18,7 +18,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import few_that_run, last_layer
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features

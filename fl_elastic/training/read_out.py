@@ -10,7 +10,7 @@ from torch import nn
 
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import split_batch
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.choice import EXAMPLES, Choice
 from fl_elastic.readout.chosen_reading import candidate_features, choose_reading

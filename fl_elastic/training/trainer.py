@@ -32,7 +32,7 @@ from fl_elastic.profiling.optimizers import (
     check_callable,
     moves_by_gradient,
 )
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import (
     READ_ONCE,

@@ -22,7 +22,7 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import CostProfile, estimate, node_timer
 from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.node_timer import TracedWay, sums_by_node, time_nodes
+from fl_elastic.profiling.node_timer import TracedEdges, sums_by_node, time_nodes
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training.costs import refined
 
@@ -308,7 +308,7 @@ def test_of_nodes_alike_a_few_are_timed_and_stand_for_all(monkeypatch: pytest.Mo
             return out
 
     model, batch = Recurrent(), (torch.randn(150, 2, 4), torch.tensor([0, 2]))
-    way = TracedWay.of(trace_step(model, loss_fn, batch))
+    way = TracedEdges.of(trace_step(model, loss_fn, batch))
 
     def timed() -> tuple[list[float], int]:
         looks = 0

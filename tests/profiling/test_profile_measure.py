@@ -36,7 +36,7 @@ from fl_elastic.profiling.calibrate import nonnegative_fit
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.testing.probes import Snapshot
 
 

@@ -19,7 +19,7 @@ from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import within
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 

@@ -88,8 +88,8 @@ def _per_example(value: Tensor, gradient: Tensor, layer: Layer, count: int) -> T
     channels = product.shape[-1]
     if product.numel() % (count * channels):
         raise TrainingError(
-            f"activations of {layer.group.name!r} have shape {tuple(value.shape)} for {count} examples: score with "
-            "micro-batches of 1"
+            f"activations of {layer.group.name!r} have shape {tuple(value.shape)} for {count} examples: "
+            "take another channel score"
         )
     return product.reshape(count, -1, channels).sum(1)
 

@@ -18,7 +18,7 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import prototype_logits, prototype_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile, load_profile
-from fl_elastic.profiling.profile_key import profile_key
+from fl_elastic.profiling.profile import profile_key
 from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, Method, keep_costs, train
 from fl_elastic_simulations.benchmarks.transfer import pretrained_mobilenet

@@ -20,8 +20,7 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.profiling.profile_key import profile_key
+from fl_elastic.profiling.profile import ProfileKey, profile_key
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
 from fl_elastic_simulations.data.partition import (

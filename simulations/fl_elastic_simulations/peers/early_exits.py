@@ -16,7 +16,7 @@ from fl_elastic.groups.graph import BackwardGraph, Cut, GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.trainable import note_flags
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import model_device
 
 __all__ = ["EarlyExits", "ExitHead", "block_ends", "with_exits"]
 

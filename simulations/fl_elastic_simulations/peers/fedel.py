@@ -15,8 +15,7 @@ from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning import Plan
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
-from fl_elastic.profiling.profile import Mask
-from fl_elastic.profiling.profile_key import model_device
+from fl_elastic.profiling.profile import Mask, model_device
 from fl_elastic.training.apply_plan import frozen_outside, training_statistics
 from fl_elastic.training.changes import changes
 from fl_elastic.update import Manifest, weights_of

@@ -21,8 +21,7 @@ from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.profile import Mask
-from fl_elastic.profiling.profile_key import model_device, profile_key
+from fl_elastic.profiling.profile import Mask, model_device, profile_key
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.batches import Epochs
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
