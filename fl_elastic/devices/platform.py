@@ -34,14 +34,13 @@ class Memory:
         Most memory that this process could ever get.
     available_bytes : int or None
         Memory that it could get now without swapping.
-    swap_total_bytes, swap_free_bytes : int or None
+    swap_total_bytes : int or None
         Swap of the machine, zram included.
     """
 
     total_bytes: int | None
     available_bytes: int | None
     swap_total_bytes: int | None
-    swap_free_bytes: int | None
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -82,7 +81,6 @@ def memory(root: Path = HERE) -> Memory:
         total_bytes=_smaller(amounts.get("MemTotal"), limits.memory_bytes),
         available_bytes=_smaller(free, limits.memory_free_bytes),
         swap_total_bytes=amounts.get("SwapTotal"),
-        swap_free_bytes=amounts.get("SwapFree"),
     )
 
 

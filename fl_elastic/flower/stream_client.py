@@ -50,7 +50,6 @@ class StreamClient(ElasticClient):
     model : nn.Module
         The server's model.
     stream_dir : path-like
-        State folder of the `StreamLearner`, with its store ``samples.db``.
         State folder of the `StreamLearner`, with its store ``samples.db`` in it.
     budget : Budget
         What one round may spend.
@@ -70,7 +69,7 @@ class StreamClient(ElasticClient):
         ``trained``: the one after it. ``by_share``: of each tensor's change in training, the share that was the
         device's own; training on few samples of one device makes the federation's part worse, because nobody
         averages it.
-    prepare, seed, head
+    prepare, seed
         As in the learner.
     **settings
         Further arguments of `ElasticClient`; ``state_dir`` is by default the folder ``rounds`` in ``stream_dir``.
@@ -107,7 +106,6 @@ class StreamClient(ElasticClient):
         left: str = "by_share",
         prepare: Prepare = as_floats,
         seed: int = 0,
-        head: str = "",
         **settings: Any,
     ) -> None:
         folder = Path(stream_dir)
@@ -117,8 +115,8 @@ class StreamClient(ElasticClient):
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
         # A learner keeps and joins the whole model, including its frozen parameters.
         self._state.go_by(Manifest.of(model, whole=True))
-        self._prepare, self._head = prepare, head
-        blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed, head=head)
+        self._prepare = prepare
+        blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed)
         layout = Layout.of(blank, self.manifest)
         outputs = self.manifest.shape(layout.head[0])[0]
         known = tuple(range(outputs)) if classes is None else tuple(classes)
@@ -146,7 +144,7 @@ class StreamClient(ElasticClient):
         settings = self._settings
         seen = load_snapshot(
             settings.folder, self.model, settings.loss_fn,
-            prepare=self._prepare, seed=settings.seed, head=self._head,
+            prepare=self._prepare, seed=settings.seed,
         )  # fmt: skip
         with seen.store:
             data = StreamData.of(settings, seen, self.manifest)

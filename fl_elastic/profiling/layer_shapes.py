@@ -50,11 +50,6 @@ class LayerShape:
         return self.weights * math.prod(self.out_size)
 
     @property
-    def in_values(self) -> int:
-        """Number of input values."""
-        return self.in_channels * math.prod(self.in_size)
-
-    @property
     def out_values(self) -> int:
         """Number of output values."""
         return self.out_channels * math.prod(self.out_size)

@@ -85,8 +85,6 @@ class Classifier:
         See `WholeModel`.
     seed : int
         Seed of new rows of the head.
-    head : str
-        Name of the head; empty for the last linear layer.
     most : int
         Most classes; samples of further classes are refused.
 
@@ -108,14 +106,13 @@ class Classifier:
         prepare: Prepare,
         seed: int,
         last_layer: bool = False,
-        head: str = "",
         most: int = 1000,
     ) -> None:
         self.model, self.classes = model.eval(), ClassMap()
         self.like: NDArray[Any] | None = None
         self._last_layer = last_layer
         self._loss_fn, self._latent, self._prepare = loss_fn, latent, prepare
-        self._seed, self._head, self._most = seed, head, most
+        self._seed, self._most = seed, most
         self._width: int | None = None
         self.body: Body | None = None if latent else self._made()
         for label in ClassMap(tuple(int(each) for each in classes)).labels:
@@ -134,7 +131,7 @@ class Classifier:
     @property
     def head_name(self) -> str:
         """Name of the layer that returns the class scores; ModelError if there is none."""
-        return self._head or head_name(self.model)
+        return head_name(self.model)
 
     def look(self, sample: NDArray[Any]) -> Look:
         """Return a sample's kept form and its class scores; raises Refused if the model does not accept it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -52,28 +52,23 @@ class Guard:
         One in this many labelled samples goes to the held-out window, and to training only after it has left it.
     size : int
         Number of samples in the window.
-    least : int
-        Samples that the window needs for a comparison; with fewer, only a loss that is not finite counts as worse.
-    tolerance : float
-        Accepted fall of the accuracy, on top of one standard error at this number of samples.
-    loss_tolerance : float
-        Accepted rise of the loss if the accuracy has not risen.
     """
 
     every: int = 10
     size: int = 32
-    least: int = 8
-    tolerance: float = 0.05
-    loss_tolerance: float = 0.5
+
+    least: ClassVar[int] = 8
+    """Samples that a comparison needs; with fewer, only a loss that is not finite counts as worse."""
+    tolerance: ClassVar[float] = 0.05
+    """Accepted fall of the accuracy, on top of one standard error at this number of samples."""
+    loss_tolerance: ClassVar[float] = 0.5
+    """Accepted rise of the loss if the accuracy has not risen."""
 
     def __post_init__(self) -> None:
-        if self.every < 2 or self.size < 1 or self.least < 1:
+        if self.every < 2 or self.size < 1:
             raise StreamError(
-                f"a guard with every {self.every}, size {self.size}, least {self.least} means nothing: give at "
-                "least 2, 1 and 1"
+                f"a guard with every {self.every}, size {self.size} means nothing: give at least 2 and 1"
             )
-        if not (self.tolerance >= 0 and self.loss_tolerance >= 0):
-            raise StreamError("what a guard tolerates must not be negative")
 
     def worse(self, before: Score, after: Score) -> str:
         """Return why the model is worse than before; empty if it is not.

@@ -77,8 +77,7 @@ def head_name(model: nn.Module) -> str:
     ]
     if not names or not names[-1]:
         raise ModelError(
-            "the model has no linear layer inside of it that could grow with new classes: end it with one, or name "
-            "it with head="
+            "the model has no linear layer inside of it that could grow with new classes: end it with one"
         )
     return names[-1]
 

@@ -51,7 +51,7 @@ class LastLayer(Upper):
         if not isinstance(layer, nn.Linear) or layer.bias is None:
             raise ModelError(
                 f"a head in closed form goes into a linear layer with a bias, and {head!r} is {layer}: end the "
-                "model with one, or name it with head="
+                "model with one"
             )
         names = [
             n for n, each in model.named_parameters(remove_duplicate=False) if each is layer.weight
@@ -94,7 +94,7 @@ class LastLayer(Upper):
         if features is None:
             raise ModelError(
                 f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "
-                "does not: end the model with a linear layer, or name it with head="
+                "does not: end the model with a linear layer"
             )
         if not torch.isfinite(features).all():
             raise TrainingError("what enters its last layer is not finite")

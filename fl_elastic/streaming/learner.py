@@ -20,7 +20,6 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
@@ -198,10 +197,10 @@ class StreamLearner:
 
     def _begin(self, model: nn.Module) -> None:
         """Start with this model and without any knowledge of the stream."""
-        options, head, inside = self.options, self._how, isinstance(model, Readout)
+        options, head = self.options, self._how
         self._classifier = Classifier(
             model, self._engine.loss_fn, self._given, latent=self._latent, prepare=self._prepare, seed=self._seed,
-            head="" if inside else options.head, most=options.most_classes, last_layer=head is not None,
+            most=options.most_classes, last_layer=head is not None,
         )  # fmt: skip
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(

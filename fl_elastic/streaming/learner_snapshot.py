@@ -239,7 +239,6 @@ def load_snapshot(
     *,
     prepare: Prepare,
     seed: int = 0,
-    head: str = "",
 ) -> LearnerSnapshot:
     """Return a learner as it was last saved; close the snapshot's store afterwards.
 
@@ -249,7 +248,7 @@ def load_snapshot(
         The learner's state folder, with the store ``samples.db`` in it.
     model : nn.Module
         Model of the learner's architecture; it is copied.
-    loss_fn, prepare, seed, head
+    loss_fn, prepare, seed
         See `StreamLearner`.
 
     Raises
@@ -264,9 +263,9 @@ def load_snapshot(
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
     kept, solved = state.classifier, state.head
     classifier = Classifier(
-        _with_outputs(model, head, kept.outputs), loss_fn, (),
+        _with_outputs(model, kept.outputs), loss_fn, (),
         latent=None if kept.groups_above is None else Latent(kept.groups_above), prepare=prepare, seed=seed,
-        head=head, last_layer=solved is not None,
+        last_layer=solved is not None,
     )  # fmt: skip
     classifier.restore(kept)
     if classifier.version != kept.features:
@@ -294,10 +293,10 @@ def load_snapshot(
     )
 
 
-def _with_outputs(model: nn.Module, head: str, outputs: int | None) -> nn.Module:
+def _with_outputs(model: nn.Module, outputs: int | None) -> nn.Module:
     """Return a copy with at most that many outputs: the learner may have begun with fewer than the server."""
     made = copy.deepcopy(model)
-    name = head or head_name(made)
+    name = head_name(made)
     layer = made.get_submodule(name)
     if outputs is not None and isinstance(layer, nn.Linear) and layer.out_features > outputs:
         parent, _, own = name.rpartition(".")

@@ -105,8 +105,6 @@ class StreamOptions:
         Number of samples after which the state is saved even without an adaptation; 0 for never.
     most_classes : int
         Most classes; further labels are refused, so that invalid ones do not make the head grow without end.
-    head : str
-        Name of the layer that returns the class scores; empty for the last linear layer.
     history : int
         Number of adaptations that are remembered.
     training : TrainerOptions
@@ -116,7 +114,6 @@ class StreamOptions:
     steps: int = 50
     save_every: int = 1000
     most_classes: int = 1000
-    head: str = ""
     history: int = 200
     training: TrainerOptions = field(default_factory=TrainerOptions)
 

@@ -43,7 +43,7 @@ COOL = Throttling(False, False)
 
 
 def memory(total: int = 4 * GIB, free: int | None = 2 * GIB, swap: int | None = 0) -> Memory:
-    return Memory(total, free, swap, swap)
+    return Memory(total, free, swap)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,21 @@ from fl_elastic.training import Timing, TrainerOptions
 
 Act = Callable[[StreamLearner], Any]
 REPLAYS = [None, Replay(8), Replay(8, 0.7), Replay(stored_share=0.0), Replay(6, 1.0)]
-GUARDS = [Guard(), Guard(every=2, size=3, least=1), Guard(every=3, size=5, tolerance=0.0)]
+
+
+class Early(Guard):
+    """Compares as soon as there is one sample."""
+
+    least = 1
+
+
+class Strict(Guard):
+    """Accepts no fall beyond chance."""
+
+    tolerance = 0.0
+
+
+GUARDS = [Guard(), Early(every=2, size=3), Strict(every=3, size=5)]
 NONSENSE = [np.full(6, np.nan), np.zeros(5), np.zeros(0), "x", np.full(6, 1e30)]
 
 
