@@ -12,7 +12,7 @@ import numpy as np
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.reading import POLL_SECONDS, SOURCES, Reading
+from fl_elastic.streaming.sources import POLL_SECONDS, SOURCES, Reading
 
 __all__ = ["folder"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
+from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
 __all__ = ["lines_over_socket"]
 

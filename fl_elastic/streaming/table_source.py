@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.reading import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
+from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
 __all__ = ["Line", "TableFile", "fields_of", "named", "table"]
 

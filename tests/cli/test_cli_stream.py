@@ -26,7 +26,7 @@ from fl_elastic.cli.stream import _gathered, stream, stream_app
 from fl_elastic.errors import ElasticError
 from fl_elastic.streaming import reading_place
 from fl_elastic.streaming.disk_room import fitting_capacity
-from fl_elastic.streaming.reading import Reading
+from fl_elastic.streaming.sources import Reading
 
 MODELS = """
 from torch import nn

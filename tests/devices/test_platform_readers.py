@@ -11,17 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.devices.platform import (
+    GroupLimits,
     Processors,
     disk_free_bytes,
-    memory,
-    parse_meminfo,
-    processors,
-)
-from fl_elastic.devices.platform_cgroup import (
-    GroupLimits,
     group_limits,
+    memory,
     parse_cpu_max,
     parse_membership,
+    parse_meminfo,
+    processors,
 )
 from fl_elastic.devices.platform_files import integer
 

@@ -21,8 +21,7 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import StreamLearner
-from fl_elastic.streaming.reading import LONGEST_LINE
-from fl_elastic.streaming.sources import Reading, open_source
+from fl_elastic.streaming.sources import LONGEST_LINE, Reading, open_source
 
 
 def numbers(readings: Iterator[Reading], count: int) -> list[float]:
