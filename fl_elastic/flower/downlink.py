@@ -23,39 +23,23 @@ from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = ["ChangeLog", "Downlink", "MessagePacker", "check_downlink_codec"]
 
-Weights = Mapping[str, NDArray[Any]]
+_Weights = Mapping[str, NDArray[Any]]
+_PATIENCE_SECONDS = 3600.0
 
 
-@dataclass(frozen=True)
-class Changes:
-    """State of a `ChangeLog`: the known versions, and for each tensor the version at which it last changed."""
-
-    versions: tuple[int, ...] = ()
-    changed: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        known = {*self.versions}
-        increasing = [*self.versions] == sorted(known)
-        bounded = all(0 <= version <= MAX_VERSION for version in known)
-        if not increasing or not bounded or not known.issuperset(self.changed.values()):
-            raise UpdateError("versions do not increase, or a tensor changed at an unknown one")
-
-
-@dataclass(frozen=True)
-class DownlinkState:
-    """State of a `Downlink`: version and checksum of the model, the nodes' versions, and the change log."""
-
-    version: int = -1
-    checksum: int = 0
-    held: dict[int, int] = field(default_factory=dict)
-    changes: Changes = Changes()
-
-
+@dataclass
 class ChangeLog:
     """For each tensor of the global model, the version at which it last changed.
 
     Versions before the first recorded one are unknown. Record the initial model as a change from nothing to make it
     known.
+
+    Attributes
+    ----------
+    versions : list of int
+        The known versions, increasing.
+    changed : dict of str to int
+        For each tensor the version at which it last changed.
 
     Examples
     --------
@@ -67,46 +51,55 @@ class ChangeLog:
     (frozenset({'b'}), frozenset(), None)
     """
 
-    def __init__(self) -> None:
-        self._versions: list[int] = []
-        self._changed: dict[str, int] = {}
+    versions: list[int] = field(default_factory=list)
+    changed: dict[str, int] = field(default_factory=dict)
 
-    def record(self, version: int, old: Weights, new: Weights) -> None:
+    def __post_init__(self) -> None:
+        known = {*self.versions}
+        increasing = self.versions == sorted(known)
+        bounded = all(0 <= version <= MAX_VERSION for version in known)
+        if not increasing or not bounded or not known.issuperset(self.changed.values()):
+            raise UpdateError("versions do not increase, or a tensor changed at an unknown one")
+
+    def record(self, version: int, old: _Weights, new: _Weights) -> None:
         """Note which tensors differ, bit for bit, between the last recorded model and that of ``version``.
 
         A version that is not above all recorded ones belongs to another history (the server went back to a
         checkpoint): the log starts anew with it.
         """
         version = int(version)
-        if self._versions and version <= self._versions[-1]:
-            self._versions, self._changed = [], {}
+        if self.versions and version <= self.versions[-1]:
+            self.versions, self.changed = [], {}
         for name, array in new.items():
             if name not in old or not _same_bits(old[name], array):
-                self._changed[name] = version
-        self._versions.append(version)
+                self.changed[name] = version
+        self.versions.append(version)
 
-    def amend(self, old: Weights, new: Weights) -> None:
+    def amend(self, old: _Weights, new: _Weights) -> None:
         """Record the changes between two models of the last recorded version, the first of which nobody holds."""
         for name, array in new.items():
             if name not in old or not _same_bits(old[name], array):
-                self._changed[name] = self._versions[-1]
+                self.changed[name] = self.versions[-1]
+
+    def copy(self) -> ChangeLog:
+        """Return a log of the same versions that is recorded in on its own."""
+        return ChangeLog([*self.versions], dict(self.changed))
 
     def since(self, version: int) -> frozenset[str] | None:
         """Return the tensors that changed after ``version``; None if the log does not know that version."""
-        if version not in self._versions:
+        if version not in self.versions:
             return None
-        return frozenset(name for name, at in self._changed.items() if at > version)
+        return frozenset(name for name, at in self.changed.items() if at > version)
 
-    def to_state(self) -> Changes:
-        """Return the state to be stored."""
-        return Changes(tuple(self._versions), dict(self._changed))
 
-    @classmethod
-    def of_state(cls, state: Changes) -> ChangeLog:
-        """Return the log whose `to_state` returned this state."""
-        log = cls()
-        log._versions, log._changed = [*state.versions], dict(state.changed)
-        return log
+@dataclass(frozen=True)
+class DownlinkState:
+    """State of a `Downlink`: version and checksum of the model, the nodes' versions, and the change log."""
+
+    version: int = -1
+    checksum: int = 0
+    held: dict[int, int] = field(default_factory=dict)
+    changes: ChangeLog = field(default_factory=ChangeLog)
 
 
 def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -114,10 +107,6 @@ def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
         return False
     first, second = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
     return bool(np.array_equal(first, second))
-
-
-_Weights = Mapping[str, NDArray[Any]]
-_PATIENCE_SECONDS = 3600.0
 
 
 def check_downlink_codec(codec: str) -> None:
@@ -230,11 +219,11 @@ class Downlink:
         """Return the state to be stored; empty if models are always sent whole."""
         if not self.changes_only:
             return DownlinkState()
-        return DownlinkState(self._version, self._checksum, dict(self.held), self.log.to_state())
+        return DownlinkState(self._version, self._checksum, dict(self.held), self.log.copy())
 
     def restore(self, state: DownlinkState) -> None:
         """Restore what `to_state` returned."""
-        self.log, self.held = ChangeLog.of_state(state.changes), dict(state.held)
+        self.log, self.held = state.changes.copy(), dict(state.held)
         self._version, self._checksum = state.version, state.checksum
         self._weights, self._packed = {}, {}
 
