@@ -27,6 +27,7 @@ _COLDEST, _HOTTEST = -55.0, 150.0
 _HEXADECIMAL = re.compile(r"(?:throttled=)?(?:0[xX])?([0-9a-fA-F]{1,8})")
 # Flags of the firmware: under-voltage; clock capped, throttled, or softly limited by heat.
 _UNDER_VOLTAGE, _SLOWED = 0x1, 0xE
+_KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,6 @@ def throttling(root: Path = HERE) -> Throttling | None:
             if flags is not None:
                 return flags
     return parse_throttled(command_output(root, ["vcgencmd", "get_throttled"]))
-
-
-_KIB = 1024
 
 
 def vitals(state_dir: str | os.PathLike[str], root: Path = HERE) -> dict[str, float]:

@@ -9,6 +9,13 @@ from typing import Any
 
 __all__ = ["NodeRound", "last_rounds"]
 
+_NUMBERS = {
+    "step_seconds": "step_seconds",
+    "temperature": "temperature_celsius",
+    "coverage": "coverage",
+    "disk_free_bytes": "disk_free_bytes",
+}
+
 
 @dataclass(frozen=True)
 class NodeRound:
@@ -59,14 +66,6 @@ def last_rounds(rounds: Iterable[dict[str, Any]]) -> dict[str, NodeRound]:
                 **_numbers(said),
             )
     return found
-
-
-_NUMBERS = {
-    "step_seconds": "step_seconds",
-    "temperature": "temperature_celsius",
-    "coverage": "coverage",
-    "disk_free_bytes": "disk_free_bytes",
-}
 
 
 def _numbers(said: object) -> dict[str, float | None]:

@@ -24,6 +24,9 @@ _MOST_GROUPS = 100_000
 _LONGEST_GROUP = 500
 _LONGEST_TEXT = 1 << 22
 _MOST = 1e15
+_LONGEST_NAME = 80
+# Largest believed claims: steps and examples as in an update; a step of eleven days.
+_MOST_STEPS, _MOST_EXAMPLES, _MOST_SECONDS, _MOST_BYTES = 10**6, 10**8, 1e6, 1e15
 
 
 @dataclass(frozen=True)
@@ -110,11 +113,6 @@ class GroupCosts:
             raise UpdateError(
                 f"costs of {count} groups are not one name and three numbers from 0 for each"
             )
-
-
-_LONGEST_NAME = 80
-# Largest believed claims: steps and examples as in an update; a step of eleven days.
-_MOST_STEPS, _MOST_EXAMPLES, _MOST_SECONDS, _MOST_BYTES = 10**6, 10**8, 1e6, 1e15
 
 
 @dataclass(frozen=True)

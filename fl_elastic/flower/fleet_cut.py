@@ -27,6 +27,7 @@ _LONGEST_PAUSE = 8
 _EVERY = 5
 # Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
 _ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
+_LONGEST_INDEX = 8
 
 
 @dataclass(frozen=True)
@@ -133,9 +134,6 @@ def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:
     """Return the distance of a place from the loss by the median of the clients; infinite if few name it."""
     places = [[*each].index(name) if name in each else inf for each in shares]
     return median_high(places)
-
-
-_LONGEST_INDEX = 8
 
 
 class FrozenConsensus:

@@ -40,6 +40,17 @@ from fl_elastic.training.lean_start import without_compiler
 
 __all__ = ["JOURNAL", "CaredFor", "NodeConfig", "app_of", "node_app", "use_fastest_execution"]
 
+JOURNAL = "metrics.jsonl"
+"""File in a node's state folder with one line per round that the node took part in."""
+MakeClient = Callable[[bool], ElasticClient]
+"""Returns the client for one message; the argument True asks it to measure the costs of steps again."""
+_LOG_FILE = "node.log"
+_EXECUTION_FILE = "execution.state"
+_LEAST_SECONDS = 1e-3
+# Ratio of measured to predicted step time that is not noise if it holds in this many consecutive rounds.
+_DRIFT, _DRIFT_ROUNDS = 1.5, 3
+_LOG = logging.getLogger("fl_elastic")
+
 
 @dataclass(frozen=True)
 class NodeConfig:
@@ -138,20 +149,6 @@ def _number(
     if not number or not math.isfinite(value) or value < lowest:
         raise FleetError(f"node config {key} = {value!r} is not a number of at least {lowest:g}")
     return float(value)
-
-
-JOURNAL = "metrics.jsonl"
-"""File in a node's state folder with one line per round that the node took part in."""
-
-MakeClient = Callable[[bool], ElasticClient]
-"""Returns the client for one message; the argument True asks it to measure the costs of steps again."""
-
-_LOG_FILE = "node.log"
-_EXECUTION_FILE = "execution.state"
-_LEAST_SECONDS = 1e-3
-# Ratio of measured to predicted step time that is not noise if it holds in this many consecutive rounds.
-_DRIFT, _DRIFT_ROUNDS = 1.5, 3
-_LOG = logging.getLogger("fl_elastic")
 
 
 def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:

@@ -16,6 +16,8 @@ from fl_elastic.state.files import private_file
 __all__ = ["Journal", "log_to_file", "read_journal"]
 
 _LOG = logging.getLogger("fl_elastic")
+_MAX_BYTES = 2 * 2**20
+_KEPT = 3
 
 
 class Journal:
@@ -115,10 +117,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(each) for each in value]
     return value
-
-
-_MAX_BYTES = 2 * 2**20
-_KEPT = 3
 
 
 class _JsonLines(logging.Formatter):

@@ -34,6 +34,8 @@ __all__ = [
 ]
 
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
+Seconds: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +97,6 @@ class ModeCosts:
         return float(np.interp(mode.fraction, shares, own)), float(
             np.interp(mode.fraction, shares, passing_on)
         )
-
-
-Seconds: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,16 @@ __all__ = [
     "within",
 ]
 
+READ_ONCE = (
+    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
+)
+NO_BATCH = (
+    "the loader gave no batch, or none with an example: check the client's data and batch size"
+)
+_MOST_BATCHES = 1_000_000
+_T = TypeVar("_T")
+_SHARE_FOR_COUNTING, _LEAST_SHARE = 0.1, 1e-3
+
 
 @dataclass(frozen=True)
 class LoaderSize:
@@ -56,17 +66,6 @@ class LoaderSize:
     known: bool = True
     ends: bool = True
     most: int | None = None
-
-
-READ_ONCE = (
-    "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
-)
-NO_BATCH = (
-    "the loader gave no batch, or none with an example: check the client's data and batch size"
-)
-_MOST_BATCHES = 1_000_000
-_T = TypeVar("_T")
-_SHARE_FOR_COUNTING, _LEAST_SHARE = 0.1, 1e-3
 
 
 def first_batches(
