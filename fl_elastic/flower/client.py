@@ -102,20 +102,14 @@ def _fallback_id(loader: Iterable[Batch]) -> str:
     # A dataset may need what its workers are given first, and may then fail in any way.
     except Exception:
         return ""
-    return _digest_of([first], size=8)
-
-
-def _digest_of(batches: Iterable[Batch], *, size: int) -> str:
-    """Return a digest of all tensors of some batches."""
-    found = hashlib.blake2b(digest_size=size)
+    digest = hashlib.blake2b(digest_size=8)
 
     def note(tensor: Tensor) -> Tensor:
-        found.update(tensor_bytes(tensor))
+        digest.update(tensor_bytes(tensor))
         return tensor
 
-    for batch in batches:
-        map_tensors(note, batch)
-    return found.hexdigest()
+    map_tensors(note, first)
+    return digest.hexdigest()
 
 
 def _module_name(model: nn.Module, layer: str) -> str:
@@ -127,7 +121,7 @@ def _module_name(model: nn.Module, layer: str) -> str:
     return weight.rpartition(".")[0]
 
 
-def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
+def _failure_metrics(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
     """Log why a client could not do what it was asked; return the failure as metrics, or raise it.
 
     It is returned only to a server that reads it.
@@ -139,7 +133,7 @@ def _reported(error: Exception, what: str, config: dict[str, Any]) -> dict[str, 
     return failure(error)
 
 
-def _wished(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
+def _examples_to_forget(forget: Iterable[Batch] | None) -> Iterable[Batch] | None:
     """Return the examples to be forgotten; raise TrainingError if there are none or they can be read only once."""
     if forget is None:
         return None
@@ -271,11 +265,11 @@ class ElasticClient(NumPyClient):
         self.device = device
         self.report: FitReport | None = None
         self.client_id = client_id
-        self.wish = _wished(forget)
+        self.wish = _examples_to_forget(forget)
         self.forgotten = False
         self._wish_digest = ""
         # Result of `forget`, and the data that it was made from.
-        self._parted: tuple[object, Iterable[Batch], frozenset[int]] | None = None
+        self._without: tuple[object, Iterable[Batch], frozenset[int]] | None = None
         self._profile = profile
         self._flags = flags_of(model)
         self._arrived = time.perf_counter()
@@ -342,11 +336,11 @@ class ElasticClient(NumPyClient):
         numbers, whole = frozenset(ids), self.train_loader
         if not numbers:
             return
-        known = self._parted
+        known = self._without
         if known is not None and known[0] is self.train_loader:
             whole, numbers = known[1], known[2] | numbers
         rest, gone = parted(whole, numbers)
-        self.train_loader, self._parted = rest, (rest, whole, numbers)
+        self.train_loader, self._without = rest, (rest, whole, numbers)
         self.wish, self.forgotten, self._wish_digest = gone, False, ""
 
     def get_parameters(self, config: dict[str, Any]) -> list[NDArray[Any]]:
@@ -367,7 +361,7 @@ class ElasticClient(NumPyClient):
         try:
             answer = self._do(task_in(config), parameters, config)
         except Exception as error:
-            return [], 0, _reported(error, "train", config)
+            return [], 0, _failure_metrics(error, "train", config)
         return answer.arrays, answer.num_examples, answer.metrics
 
     def evaluate(
@@ -381,7 +375,7 @@ class ElasticClient(NumPyClient):
         try:
             answer = self._do(task_in(config, "evaluate"), parameters, config)
         except Exception as error:
-            return 0.0, 0, _reported(error, "evaluate", config)
+            return 0.0, 0, _failure_metrics(error, "evaluate", config)
         return answer.loss, answer.num_examples, answer.metrics
 
     @property
@@ -417,7 +411,7 @@ class ElasticClient(NumPyClient):
     ) -> Answer:
         """Do a task with the model that came with it."""
         self._follow_flags()
-        self._read_from(task.read)
+        self._use_places(task.read)
         weights, version, metrics = None, 0, dict[str, Any]()
         if task.brings_model:
             weights, version, metrics = self._received(parameters, config, task)
@@ -519,7 +513,7 @@ class ElasticClient(NumPyClient):
                 else manifest.with_base(self.model)
             )
 
-    def _read_from(self, places: str) -> None:
+    def _use_places(self, places: str) -> None:
         """Use a model whose head reads these places; if there are none, the model as it was given."""
         if places == self._places:
             return

@@ -339,16 +339,13 @@ class Fit:
 
     def _reserve_closing(self, plan: Plan) -> None:
         """Charge the time of the forward passes that follow the steps."""
-        passes = self._closing_passes(plan)
+        model, steps = self.step.model, self.control.requested_steps
+        passes = sum(each.closing_passes(model, steps) for each in plan.transforms)
         if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
             self.control.predicted += seconds
             self.log.predicted_seconds += seconds
-
-    def _closing_passes(self, plan: Plan) -> int:
-        model, steps = self.step.model, self.control.requested_steps
-        return sum(each.closing_passes(model, steps) for each in plan.transforms)
 
     def _close(self) -> None:
         """Let the step opener finish the model, if steps trained only a part of it at a time."""

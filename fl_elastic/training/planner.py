@@ -384,7 +384,8 @@ class Planner:
             return 1, "everything, as choosing takes too long"
         if self.policy.needs.own_importance is not None:
             return 0, ""
-        if self._must_learn():
+        if self.learns_from_steps and not self.state.scores and not self._can_pay_for_probe():
+            # No importance is known, and only full steps can measure it.
             return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
         planning, deadline = self.state.planning_seconds, self.budget.deadline
         if deadline and planning > _MOST_FOR_A_PLAN * deadline:
@@ -487,12 +488,6 @@ class Planner:
         if last is None or self.state.steps_since_probe or last.batches is not self._batches:
             return self.probe(self._batches)
         return last
-
-    def _must_learn(self) -> bool:
-        """Return whether no importance is known and only full steps can measure it."""
-        if not self.learns_from_steps or self.state.scores:
-            return False
-        return not self._can_pay_for_probe()
 
     def _longest_left_out(self, request: PlanRequest) -> Mask:
         """Return all groups, or, of those left out for longest, the ones that fit memory and uplink."""

@@ -317,10 +317,10 @@ class ElasticTrainer:
             and forward is None
             and not self.options.part.leaves_out
         ):
-            found = _refined(accumulated(whole, self.options.accumulate), fit)
+            measured = _refined(accumulated(whole, self.options.accumulate), fit)
             self.profile = replace(
-                found,
-                optimizer_seconds=found.optimizer_seconds * step.accumulate,
+                measured,
+                optimizer_seconds=measured.optimizer_seconds * step.accumulate,
                 optimizer_bytes_per_weight=whole.optimizer_bytes_per_weight,
             )
         self.plan = fit.plan
@@ -449,11 +449,11 @@ def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget:
     uncompiled(model)
     if not callable(loss_fn):
         raise TrainingError(
-            f"loss_fn {_seen(loss_fn)} cannot be called: give a function, such as cross_entropy"
+            f"loss_fn {_kind_of(loss_fn)} cannot be called: give a function, such as cross_entropy"
         )
     check_callable(optimizer_fn)
     if isinstance(loss_fn, type):
-        raise TrainingError(f"loss_fn {_seen(loss_fn)} is no function{_made(loss_fn)}")
+        raise TrainingError(f"loss_fn {_kind_of(loss_fn)} is no function{_call_advice(loss_fn)}")
     if not isinstance(budget, Budget):
         raise BudgetError(
             f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
@@ -461,12 +461,12 @@ def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget:
         )
 
 
-def _seen(given: object) -> str:
+def _kind_of(given: object) -> str:
     """Return what was given on one line: a name for a class, the kind of anything else."""
     return given.__name__ if isinstance(given, type) else f"of type {type(given).__name__}"
 
 
-def _made(given: object) -> str:
+def _call_advice(given: object) -> str:
     return f" but a class: give {given.__name__}(...)" if isinstance(given, type) else ""
 
 
@@ -484,12 +484,12 @@ def eager(model: nn.Module) -> nn.Module:
 def _whole_number(epochs: object) -> int:
     """Return a number of epochs as int; raise TrainingError if it is not a positive whole number."""
     try:
-        found = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
+        count = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
     except TypeError:
-        found = 0
-    if found < 1:
+        count = 0
+    if count < 1:
         raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
-    return found
+    return count
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
