@@ -67,7 +67,6 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
-Weights = dict[str, NDArray[Any]]
 _Weights = Mapping[str, NDArray[Any]]
 
 
@@ -249,7 +248,9 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
     return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
 
 
-def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -> Weights:
+def whole_model(
+    parameters: ArrayRecord, others: _Weights, manifest: Manifest
+) -> dict[str, NDArray[Any]]:
     """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
 
     Raises
@@ -270,34 +271,35 @@ def whole_model(parameters: ArrayRecord, others: _Weights, manifest: Manifest) -
 
 
 def no_longer_than(
-    limit: float, base: _Weights, asked: _Weights, moved: _Weights, manifest: Manifest
-) -> Weights:
-    """Return the moved model, its step shortened to ``limit`` times the step that the clients asked for.
+    limit: float, base: _Weights, merged: _Weights, stepped: _Weights, manifest: Manifest
+) -> dict[str, NDArray[Any]]:
+    """Return the model after the server's step, shortened to ``limit`` times the step that the clients asked for.
 
     Parameters
     ----------
     limit : float
         Bound on the norm of the parameters' change, relative to the clients' change.
-    base, asked, moved : mapping of str to ndarray
+    base, merged, stepped : mapping of str to ndarray
         The model before the round, after the clients' updates, and after the server optimiser's step.
     manifest : Manifest
         Manifest of the model.
     """
     names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
-    wanted, taken = (
-        math.sqrt(sum(_square(each[name], base[name]) for name in names)) for each in (asked, moved)
+    clients_norm, step_norm = (
+        math.sqrt(sum(_square(each[name], base[name]) for name in names))
+        for each in (merged, stepped)
     )
-    if taken <= limit * wanted * (1 + 1e-6):
-        return dict(moved)
-    share = limit * wanted / taken
+    if step_norm <= limit * clients_norm * (1 + 1e-6):
+        return dict(stepped)
+    share = limit * clients_norm / step_norm
     shorter = {
         name: np.asarray(
-            base[name] + share * (np.asarray(moved[name], np.float64) - base[name]),
+            base[name] + share * (np.asarray(stepped[name], np.float64) - base[name]),
             manifest.array_dtype(name),
         )
         for name in names
     }
-    return {**moved, **shorter}
+    return {**stepped, **shorter}
 
 
 def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
