@@ -47,9 +47,6 @@ class MergeOptions:
     size_bound : float
         `PartialUpdates` shortens a client's change of a tensor to this multiple of the usual change
         (`UpdateNormClipper`); infinite for no bound.
-    extrapolate : bool
-        Whether a server optimiser may move a model with running statistics further than its clients did. Running
-        statistics do not take part in the longer step, and so lag behind.
 
     Raises
     ------
@@ -63,7 +60,6 @@ class MergeOptions:
     staleness_power: float = 0.5
     bad_share: float = 0.2
     size_bound: float = 30.0
-    extrapolate: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.bad_share < 0.5:

@@ -119,9 +119,7 @@ class Round:
         return dict(self.weights)
 
 
-def longest_step(
-    limit: float, manifest: Manifest, *, relative: bool, extrapolate: bool
-) -> float | None:
+def longest_step(limit: float, manifest: Manifest, *, relative: bool) -> float | None:
     """Return the largest length of a round's step relative to its clients' steps; None for no limit.
 
     Parameters
@@ -129,13 +127,12 @@ def longest_step(
     limit : float
         Limit set by the fleet's losses.
     manifest : Manifest
-        Manifest of the model; a model with running statistics moves no further than its clients did.
+        Manifest of the model; a model with running statistics moves no further than its clients did, because the
+        statistics do not take part in a longer step, and would lag behind.
     relative : bool
         Whether the step is a multiple of the change that the clients made.
-    extrapolate : bool
-        Whether the user allows it to go further even with running statistics.
     """
-    if relative and not extrapolate and Role.STATISTIC in manifest.roles:
+    if relative and Role.STATISTIC in manifest.roles:
         limit = min(limit, 1.0)
     return None if math.isinf(limit) else limit
 

@@ -579,7 +579,6 @@ class PartialUpdates(Strategy):
             relative=not each and (
                 goes_by_the_change(self.inner) or (optimizer is not None and optimizer.relative)
             ),
-            extrapolate=self.merge.extrapolate,
         )  # fmt: skip
         if limit is not None:
             new = no_longer_than(limit, before, merged, new, this.manifest)

@@ -199,20 +199,17 @@ def test_a_server_rate_that_is_too_long_is_taken_back(
 
 
 @pytest.mark.parametrize("statistics", [False, True])
-@pytest.mark.parametrize("extrapolate", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "agreement", "momentum", "inner"])
 def test_a_model_with_statistics_goes_no_further_than_its_clients(
-    name: str, extrapolate: bool, statistics: bool
+    name: str, statistics: bool
 ) -> None:
     extra = NORM if statistics else None
     inner = quiet(FedAvgM, server_learning_rate=1.5) if name == "inner" else quiet()
     optimizer = None if name == "inner" else SERVER_OPTIMIZERS.make(name, 1.5)
-    strategy = PartialUpdates(
-        inner, server_optimizer=optimizer, merge=MergeOptions(extrapolate=extrapolate)
-    )
+    strategy = PartialUpdates(inner, server_optimizer=optimizer)
     found, start = after(strategy, 1, extra=extra, share=0.1), first_weights(extra)
     asked = 0.1 * (TARGET - start["head.weight"])
-    longer = 1.0 if statistics and not extrapolate else 1.5
+    longer = 1.0 if statistics else 1.5
     assert found["head.weight"] - start["head.weight"] == pytest.approx(longer * asked, rel=1e-3)
     if statistics:
         # In any case what clients observed.

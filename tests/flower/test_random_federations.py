@@ -85,7 +85,6 @@ class Federation:
         )  # fmt: skip
         self._merge = MergeOptions(
             weighting=one(["examples", "uniform"]), normalise_steps=one([False, True]),
-            extrapolate=one([False, True]),
         )  # fmt: skip
         self._rule = one(
             [None, *(name for name in RULES.names() if name not in ("products", "contributors"))]
