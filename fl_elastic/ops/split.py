@@ -19,6 +19,7 @@ from fl_elastic.groups.torch_private import spared_group_norms
 from fl_elastic.groups.untouched import RngState
 from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
+from fl_elastic.registry import first_line
 
 __all__ = ["SplitModel"]
 
@@ -179,9 +180,9 @@ class SplitModel:
                         f"its code decides by values from below {self.cut.module!r}, which are not there then"
                     )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise ModelError(
-                f"the model cannot be run from its cut at {self.cut.module!r} on: {reason}"
+                f"the model cannot be run from its cut at {self.cut.module!r} on: "
+                f"{first_line(error)}"
             ) from error
         finally:
             self._value = 0.0

@@ -81,9 +81,40 @@ class Upper(Body):
     place: str
     frozen: tuple[str, ...]
 
-    @abstractmethod
+    def __init__(self, model: nn.Module, prepare: Prepare) -> None:
+        self._model, self._prepare = model, prepare
+
     def by_its_names(self) -> nn.Module:
         """Return the upper part, callable like `module`, with its tensors under their names in the whole model."""
+        return _AsTheWhole(self._model, self.module)
+
+    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
+        """Return the features."""
+        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))
+
+    def prepared(self, xs: NDArray[Any]) -> Tensor:
+        """Return the whole model's input for a batch of samples."""
+        return self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
+
+
+class _AsTheWhole(nn.Module):
+    """A model's own parts and tensors, with another module that is called instead."""
+
+    def __init__(self, model: nn.Module, called: nn.Module) -> None:
+        super().__init__()
+        kept = model.state_dict(keep_vars=True)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=name in kept)
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        # Not registered as a submodule, so that no tensor appears under a second name.
+        self.__dict__["_called"] = called
+
+    def forward(self, features: Tensor) -> Any:
+        """Return the model's outputs."""
+        return self.__dict__["_called"](features)
 
 
 class WholeModel(Body):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups.forward import call_model
-from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
-from fl_elastic.streaming.latent import AsTheWhole
 from fl_elastic.training.fingerprint import fingerprint
 
 __all__ = ["LastLayer"]
@@ -60,17 +57,13 @@ class LastLayer(Upper):
             raise ModelError(
                 f"the weight of {head!r} is tied to another layer, so no head in closed form can go there"
             )
-        self._model, self._prepare = model, prepare
+        super().__init__(model, prepare)
         self.module, self.place = layer, head
         tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())
         below = {n: each for n, each in tensors.items() if not n.startswith(f"{head}.")}
         self.frozen = tuple(name for name in model.state_dict() if name in below)
         # Short, since every stored sample has a copy.
         self.version = fingerprint([], f"{head}/input", sorted(below.items())).hex()[:16]
-
-    def by_its_names(self) -> nn.Module:
-        """Return the layer, with its tensors under their names in the whole model."""
-        return AsTheWhole(self._model, self.module)
 
     def looks(self, xs: NDArray[Any]) -> Look:
         """Return the layer's inputs and the class scores.
@@ -82,7 +75,7 @@ class LastLayer(Upper):
         TrainingError
             If the layer's input is not finite.
         """
-        inputs = self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
+        inputs = self.prepared(xs)
         seen: list[tuple[Tensor, Any]] = []
         hook = self.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
         try:
@@ -99,7 +92,3 @@ class LastLayer(Upper):
         if not torch.isfinite(features).all():
             raise TrainingError("what enters its last layer is not finite")
         return features.float().cpu().numpy(), scores.float().cpu().numpy()
-
-    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
-        """Return the features."""
-        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -18,11 +17,10 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.trainable import forget_flags, note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
-from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
 
-__all__ = ["AsTheWhole", "Latent", "UpperPart"]
+__all__ = ["Latent", "UpperPart"]
 
 
 @dataclass(frozen=True)
@@ -97,8 +95,8 @@ class UpperPart(Upper):
         example: NDArray[Any],
         prepare: Prepare = as_floats,
     ) -> None:
-        self._prepare, self._model = prepare, model
-        inputs = self._inputs(example[None])
+        super().__init__(model, prepare)
+        inputs = self.prepared(example[None])
         graph, cut = latent.cut(model, loss_fn, inputs)
         self._split = SplitModel(model, graph, cut)
         prefix = self._split.prefix_modules
@@ -125,21 +123,13 @@ class UpperPart(Upper):
             raise
         self.module = _FromCut(model, lambda features: self._above(features, inputs))
 
-    def by_its_names(self) -> nn.Module:
-        """Return the upper part, callable like `module`, with its tensors under their names in the whole model."""
-        return AsTheWhole(self._model, self.module)
-
     def looks(self, xs: NDArray[Any]) -> Look:
         """Return the samples' features and their class scores."""
-        inputs = self._inputs(xs)
+        inputs = self.prepared(xs)
         features = self._split.features(inputs)
         with torch.no_grad():
             scores = scores_of(self._split.outputs(inputs, features))
         return features.float().cpu().numpy(), scores.float().cpu().numpy()
-
-    def as_inputs(self, kept: NDArray[Any]) -> Tensor:
-        """Return the features."""
-        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))
 
     def close(self) -> None:
         """Make the model run as a whole again."""
@@ -148,9 +138,6 @@ class UpperPart(Upper):
             parameter.requires_grad_(trainable)
         forget_flags(self._noted)
         self._noted = []
-
-    def _inputs(self, xs: NDArray[Any]) -> Tensor:
-        return self._prepare(torch.from_numpy(xs).to(model_device(self._model)))
 
     def _above(self, features: Tensor, inputs: Tensor) -> Any:
         # Only the batch size of the inputs matters: nothing is computed from their values.
@@ -169,23 +156,3 @@ class _FromCut(nn.Module):
     def forward(self, features: Tensor) -> Any:
         """Return the model's outputs."""
         return self._run(features)
-
-
-class AsTheWhole(nn.Module):
-    """A model's own parts and tensors, with another module that is called instead."""
-
-    def __init__(self, model: nn.Module, called: nn.Module) -> None:
-        super().__init__()
-        kept = model.state_dict(keep_vars=True)
-        for name, parameter in model.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in model.named_buffers(recurse=False):
-            self.register_buffer(name, buffer, persistent=name in kept)
-        for name, child in model.named_children():
-            self.add_module(name, child)
-        # Not registered as a submodule, so that no tensor appears under a second name.
-        self.__dict__["_called"] = called
-
-    def forward(self, features: Tensor) -> Any:
-        """Return the model's outputs."""
-        return self.__dict__["_called"](features)

@@ -30,6 +30,7 @@ from fl_elastic.planning.step_transform import StepTransform
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.registry import first_line
 from fl_elastic.training.feature_codec import FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
 from fl_elastic.training.fingerprint import fingerprint
@@ -370,10 +371,4 @@ def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
     except ModelError:
         raise
     except _MISFITS as error:
-        raise ModelError(
-            f"the parts of the model do not run apart: {_first_line(error)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the parts of the model do not run apart: {first_line(error)}") from error

@@ -24,6 +24,7 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import Policy
 from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
+from fl_elastic.registry import first_line
 
 __all__ = ["TokenPolicy", "classes_of", "with_tokens"]
 
@@ -139,7 +140,7 @@ def _class_tokens(
         except PlanError:
             raise
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise PlanError(
                 f"what lies above {first.module!r} does not work on fewer tokens: {reason}; use policy 'elastic'"
             ) from error

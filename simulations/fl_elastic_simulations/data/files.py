@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError
+from fl_elastic.registry import first_line
 
 __all__ = [
     "cache_folder",
@@ -134,7 +135,7 @@ def torchvision_split(kind: str, root: Path, train: bool) -> Split:
     except Exception as error:
         raise DatasetError(
             f"{kind}: looked for its files under {root} and could not download them "
-            f"({_first_line(error)}): give the folder that holds them with --data-root or "
+            f"({first_line(error)}): give the folder that holds them with --data-root or "
             "FL_ELASTIC_DATA_ROOT, or a network"
         ) from None
     return np.asarray(split.data, np.uint8), np.asarray(split.targets, np.int64)
@@ -170,9 +171,4 @@ def decode_jpegs(
 
 
 def _damaged(name: str, path: Path, error: Exception) -> DatasetError:
-    return DatasetError(f"{name}: {path} is damaged ({_first_line(error)}): fetch it again")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return DatasetError(f"{name}: {path} is damaged ({first_line(error)}): fetch it again")
