@@ -21,7 +21,8 @@ def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     package : str
         ``__name__`` of the package.
     homes : mapping of str to str
-        For each public name, the module of the package that defines it; the module must have another name.
+        For each public name, the module of the package that defines it, which must have another name; or the full
+        name of any module, and after a colon what it calls the object if that is another name.
 
     Examples
     --------
@@ -32,7 +33,9 @@ def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{package}.{homes[name]}"), name)
+        module, _, original = homes[name].partition(":")
+        home = import_module(module if "." in module else f"{package}.{module}")
+        value = getattr(home, original or name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -6,19 +6,14 @@ runs on a node, does; it is loaded when it is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from fl_elastic.flower.node_app import node_app
 
-__all__ = [
-    "node_app",
-]
+__all__ = ["node_app"]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "node_app":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from fl_elastic.flower.node_app import node_app
-
-    return node_app
+__getattr__ = loaded_late(__name__, {"node_app": "fl_elastic.flower.node_app"})

@@ -5,11 +5,12 @@ are loaded at their first use. The client is imported from where it is defined, 
 secure aggregation.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.compat.client.numpy_client import NumPyClient
 from flwr.compat.common.parameter import bytes_to_ndarray, ndarray_to_bytes
+
+from fl_elastic.lazy_names import loaded_late
 
 if TYPE_CHECKING:
     from flwr.client.mod import secaggplus_mod
@@ -45,27 +46,20 @@ __all__ = [
     "secaggplus_mod",
 ]
 
-_HOMES = {
-    "ClientManager": ("flwr.server.client_manager", "ClientManager"),
-    "ClientProxy": ("flwr.server.client_proxy", "ClientProxy"),
-    "EvaluateIns": ("flwr.common", "EvaluateIns"),
-    "EvaluateRes": ("flwr.common", "EvaluateRes"),
-    "FitIns": ("flwr.common", "FitIns"),
-    "FitRes": ("flwr.common", "FitRes"),
-    "LegacyStrategy": ("flwr.server.strategy", "Strategy"),
-    "Parameters": ("flwr.common", "Parameters"),
-    "SecAggPlusWorkflow": ("flwr.server.workflow", "SecAggPlusWorkflow"),
-    "ndarrays_to_parameters": ("flwr.common", "ndarrays_to_parameters"),
-    "parameters_to_ndarrays": ("flwr.common", "parameters_to_ndarrays"),
-    "secaggplus_mod": ("flwr.client.mod", "secaggplus_mod"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load one of the names in `_HOMES` at its first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = _HOMES[name]
-    value = getattr(import_module(module), original)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_late(
+    __name__,
+    {
+        "ClientManager": "flwr.server.client_manager",
+        "ClientProxy": "flwr.server.client_proxy",
+        "LegacyStrategy": "flwr.server.strategy:Strategy",
+        "SecAggPlusWorkflow": "flwr.server.workflow",
+        "secaggplus_mod": "flwr.client.mod",
+        **dict.fromkeys(
+            [
+                "EvaluateIns", "EvaluateRes", "FitIns", "FitRes", "Parameters", "ndarrays_to_parameters",
+                "parameters_to_ndarrays",
+            ],
+            "flwr.common",
+        ),
+    },
+)  # fmt: skip
