@@ -15,12 +15,10 @@ from fl_elastic.aggregation.rules import RULES, AggregationRule, JointRule, Line
 from fl_elastic.aggregation.sums import Addend, FlatSum, TensorSum, believed_steps, joined
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Role, is_variance
+from fl_elastic.update.manifest import Role, WeightDict, is_variance
 from fl_elastic.update.partial import Limits, PackedDeltas, check_update, reach, trained_part
 
 __all__ = ["MergeOptions", "PartialMean"]
-
-_Merged = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ class PartialMean:
             addends.append(Addend(numbers, start, to, int(np.size(delta)), factor))
         return addends
 
-    def finish(self, base: Mapping[str, NDArray[Any]]) -> _Merged:
+    def finish(self, base: Mapping[str, NDArray[Any]]) -> WeightDict:
         """Return the new global model: every tensor of the manifest, in its dtype.
 
         Parameters

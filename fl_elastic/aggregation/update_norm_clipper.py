@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Role
+from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import PackedDeltas
 
 __all__ = ["UpdateNormClipper"]
@@ -30,7 +30,6 @@ _DOUBTED, _FIRST = 4.0, 1000.0
 _NEW = 10.0
 # No tensor's name begins with a dot.
 _EARLY = ".early."
-_Weights = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class UpdateNormClipper:
         # For each client of the round, its largest change relative to the size of the tensor.
         self._times: list[float] = []
 
-    def doubted(self, update: PartialUpdate, manifest: Manifest, base: _Weights) -> float:
+    def doubted(self, update: PartialUpdate, manifest: Manifest, base: Weights) -> float:
         """Return the size of the largest doubtful change relative to its tensor; 0 if no change is doubtful."""
         if not math.isfinite(self.most):
             return 0.0
@@ -118,7 +117,7 @@ class UpdateNormClipper:
                 self._seen.setdefault(name, []).append(_size_in(update, name))
 
     def bounded(
-        self, update: PartialUpdate, manifest: Manifest, base: _Weights, *, heard: bool = False
+        self, update: PartialUpdate, manifest: Manifest, base: Weights, *, heard: bool = False
     ) -> tuple[PartialUpdate, list[str]]:
         """Return the update with changes that are too large shortened, and the names of these tensors.
 
@@ -171,7 +170,7 @@ class UpdateNormClipper:
         """Drop the sizes of a round that does not count."""
         self._seen, self._sizes, self._times = {}, None, []
 
-    def _most_of(self, name: str, manifest: Manifest, base: _Weights, heard: bool) -> float:
+    def _most_of(self, name: str, manifest: Manifest, base: Weights, heard: bool) -> float:
         """Return the largest believed size of a change of a tensor."""
         known = self._usual.get(name)
         if known:
@@ -187,7 +186,7 @@ class UpdateNormClipper:
             times = min(max(min(self.most, _NEW) * _usual_of(self._times), _DOUBTED), _FIRST)
         return times * self._size_of(name, manifest, base)
 
-    def _size_of(self, name: str, manifest: Manifest, base: _Weights) -> float:
+    def _size_of(self, name: str, manifest: Manifest, base: Weights) -> float:
         """Return the size of a tensor, or that of the model if it is larger."""
         if self._sizes is None:
             sizes = {

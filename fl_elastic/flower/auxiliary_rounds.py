@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from flwr.app import Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
@@ -29,12 +27,12 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, read_answers
 from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import WeightDict
 from fl_elastic.update.partial import Limits
 
 __all__ = ["AuxiliaryRounds"]
 
 _LOG = logging.getLogger("fl_elastic")
-_Weights = dict[str, NDArray[Any]]
 # Time for two full steps, and for estimating costs in a process that does not know them.
 _PATIENCE_SECONDS = 300.0
 
@@ -80,10 +78,10 @@ class AuxiliaryRounds:
         self,
         messages: Iterable[Message],
         packer: MessagePacker,
-        weights: _Weights,
+        weights: WeightDict,
         record: RoundRecord,
         timeout: float,
-    ) -> _Weights:
+    ) -> WeightDict:
         """Ask a few of these clients for samples that rank places; return the model that ends at the best ones."""
         # Imported here: only runs whose head may read elsewhere need it.
         from fl_elastic.flower.place_choice import asked_of, with_chosen_places
@@ -102,12 +100,12 @@ class AuxiliaryRounds:
         self,
         messages: Iterable[Message],
         packer: MessagePacker,
-        weights: _Weights,
+        weights: WeightDict,
         record: RoundRecord,
         timeout: float,
         *,
         forgets: bool = False,
-    ) -> _Weights:
+    ) -> WeightDict:
         """Ask by these messages for sums; return the model with the head that they give.
 
         If the model was just made to forget examples, the new head is taken even if its error is larger.
@@ -170,12 +168,12 @@ class AuxiliaryRounds:
     def solve_again(
         self,
         packer: MessagePacker,
-        weights: _Weights,
+        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         *,
         forgets: bool = False,
-    ) -> _Weights | None:
+    ) -> WeightDict | None:
         """Solve for the head of the model after a round, from sums of the clients that answered in it.
 
         Returns the model to go on from; if training spoiled the features, that is the model of the previous solve.
@@ -209,11 +207,11 @@ class AuxiliaryRounds:
     def forget(
         self,
         packer: MessagePacker,
-        weights: _Weights,
+        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         trained: Collection[str],
-    ) -> _Weights | None:
+    ) -> WeightDict | None:
         """Return the model without what clients of a round want forgotten; None if they want nothing forgotten.
 
         A head in closed form only needs to be solved for again. What was trained by steps is dampened.
@@ -264,7 +262,7 @@ class AuxiliaryRounds:
     def _not_borne(
         self,
         packer: MessagePacker,
-        new: _Weights,
+        new: WeightDict,
         ended: RoundRecord,
         record: RoundRecord,
         timeout: float,

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from numpy.typing import NDArray
+
+from fl_elastic.update.manifest import WeightDict
 
 __all__ = ["DivergenceRollback", "undo_of"]
 
 _REMEMBERED = 5
 _MARGIN = 0.1
 _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10
-_Weights = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class DivergenceRollback:
         self._losses: list[float] = []
         self._first = 0.0
         self._good = 0
-        self._kept: tuple[_Weights, Callable[[], None]] | None = None
+        self._kept: tuple[WeightDict, Callable[[], None]] | None = None
 
     def jumped(self, losses: Iterable[float], diverged: int = 0) -> str:
         """Return why the model with these losses must not be kept; empty if it is kept.
@@ -108,11 +108,11 @@ class DivergenceRollback:
             self.rate_limit = min(self.rate_limit / _SHRINK, 1.0)
         return ""
 
-    def keep(self, weights: _Weights, undo: Callable[[], None]) -> None:
+    def keep(self, weights: WeightDict, undo: Callable[[], None]) -> None:
         """Keep the model before a step, and a function that undoes the other changes of the step."""
         self._kept = weights, undo
 
-    def step_back(self) -> _Weights:
+    def step_back(self) -> WeightDict:
         """Return the model before the last step, and undo the step's other changes."""
         if self._kept is None:
             raise AssertionError("there is nothing to go back to")

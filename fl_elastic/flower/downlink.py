@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,12 @@ from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.update import CODECS, Manifest
+from fl_elastic.update.manifest import Weights
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import MAX_VERSION
 
 __all__ = ["ChangeLog", "Downlink", "MessagePacker", "check_downlink_codec"]
 
-_Weights = Mapping[str, NDArray[Any]]
 _PATIENCE_SECONDS = 3600.0
 
 
@@ -61,7 +61,7 @@ class ChangeLog:
         if not increasing or not bounded or not known.issuperset(self.changed.values()):
             raise UpdateError("versions do not increase, or a tensor changed at an unknown one")
 
-    def record(self, version: int, old: _Weights, new: _Weights) -> None:
+    def record(self, version: int, old: Weights, new: Weights) -> None:
         """Note which tensors differ, bit for bit, between the last recorded model and that of ``version``.
 
         A version that is not above all recorded ones belongs to another history (the server went back to a
@@ -75,7 +75,7 @@ class ChangeLog:
                 self.changed[name] = version
         self.versions.append(version)
 
-    def amend(self, old: _Weights, new: _Weights) -> None:
+    def amend(self, old: Weights, new: Weights) -> None:
         """Record the changes between two models of the last recorded version, the first of which nobody holds."""
         for name, array in new.items():
             if name not in old or not _same_bits(old[name], array):
@@ -142,13 +142,13 @@ class Downlink:
         self.log = ChangeLog()
         self.stock = StockClients()
         self.held: dict[int, int] = {}
-        self._weights: _Weights = {}
+        self._weights: Weights = {}
         self._manifest: Manifest | None = None
         self._version = -1
         self._checksum = 0
         self._packed: dict[int | None, bytes] = {}
 
-    def serve(self, weights: _Weights, manifest: Manifest, version: int) -> None:
+    def serve(self, weights: Weights, manifest: Manifest, version: int) -> None:
         """Send this model from now on; it is not copied and must not be modified."""
         before, self._weights, self._manifest = self._weights, weights, manifest
         self._packed = {}
@@ -163,7 +163,7 @@ class Downlink:
             self.held = {}
         self.log.record(version, before, weights)
 
-    def amend(self, weights: _Weights) -> None:
+    def amend(self, weights: Weights) -> None:
         """Send this model under the same version from now on; no client may have kept the replaced one."""
         before, self._weights, self._packed = self._weights, weights, {}
         if self.changes_only:
@@ -171,7 +171,7 @@ class Downlink:
             self.log.amend(before, weights)
 
     @property
-    def weights(self) -> _Weights:
+    def weights(self) -> Weights:
         """The model that is served."""
         return self._weights
 
@@ -228,7 +228,7 @@ class Downlink:
         self._weights, self._packed = {}, {}
 
 
-def _checksum(weights: _Weights) -> int:
+def _checksum(weights: Weights) -> int:
     checksum = 0
     for name, array in weights.items():
         described = f"{name}/{array.dtype}/{array.shape}".encode()

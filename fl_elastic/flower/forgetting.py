@@ -20,7 +20,7 @@ from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.records import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
-from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.manifest import Manifest, WeightDict
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
@@ -38,7 +38,6 @@ _LONGEST_WAIT = 64
 _SQUARES = "squares of gradients"
 # A loss may double, and then grow by this share of the usual loss and by this number.
 _MARGIN, _NOTHING = 0.1, 0.1
-_Weights = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def dampened(
     record: RoundRecord,
     wishes: Mapping[int, str],
     alpha: float | None,
-) -> tuple[_Weights, dict[int, int]]:
+) -> tuple[WeightDict, dict[int, int]]:
     """Return the model with smaller weights where forgotten examples matter, and the examples forgotten by node.
 
     The second result has for each node the number of its forgotten examples: 0 if they are too many to forget, no

@@ -21,14 +21,13 @@ from fl_elastic.readout.chosen_reading import choose_reading
 from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place
 from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
-from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest
+from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
 
 __all__ = ["asked_of", "with_chosen_places"]
 
 _LOG = logging.getLogger("fl_elastic")
 _MOST_ASKED = 16
 _SHOWN = 8
-_Weights = dict[str, NDArray[Any]]
 
 
 def asked_of(messages: Sequence[Message]) -> list[Message]:
@@ -47,7 +46,7 @@ def with_chosen_places(
     record: RoundRecord,
     read: str,
     examples: int,
-) -> _Weights:
+) -> WeightDict:
     """Return the weights of a model that ends where its head reads best; unchanged if that is the last layer.
 
     Parameters

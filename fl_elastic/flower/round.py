@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
@@ -18,7 +17,7 @@ from fl_elastic.flower.downlink import MessagePacker
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import checksum
-from fl_elastic.update.manifest import Role
+from fl_elastic.update.manifest import Role, WeightDict
 
 __all__ = [
     "AcceptedReply",
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("fl_elastic")
-_Weights = dict[str, NDArray[Any]]
 _LONGEST = 500
 _NAMED = 5
 # Names that the clients of a round may have together.
@@ -71,7 +69,7 @@ class Round:
         Learns what may be trained, if the fleet has a cut or a head that is solved for.
     """
 
-    weights: _Weights
+    weights: WeightDict
     mean: PartialMean
     packer: MessagePacker
     record: RoundRecord
@@ -94,7 +92,7 @@ class Round:
         """Manifest of the model."""
         return self.mean.manifest
 
-    def merged(self) -> _Weights:
+    def merged(self) -> WeightDict:
         """Return the merged model, or the unchanged model if the updates cannot be merged."""
         try:
             merged = self.mean.finish(self.weights)
@@ -103,7 +101,7 @@ class Round:
         except UpdateError as error:
             return self._unchanged(error)
 
-    def stepped(self, merged: _Weights, optimizer: ServerOptimizer | None) -> _Weights:
+    def stepped(self, merged: WeightDict, optimizer: ServerOptimizer | None) -> WeightDict:
         """Return the merged model after the server optimiser's step, if there is one."""
         if optimizer is None:
             return merged
@@ -114,7 +112,7 @@ class Round:
         except UpdateError as error:
             return self._unchanged(error)
 
-    def _unchanged(self, error: UpdateError) -> _Weights:
+    def _unchanged(self, error: UpdateError) -> WeightDict:
         _LOG.warning("round %s changes nothing: %s", self.number, one_line(str(error)))
         return dict(self.weights)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from fl_elastic.flower.round_zero import Solved, bias_beside
 from fl_elastic.flower.tasks.task import Answer, read_answers
 from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.head_sums import HeadSums, layer_shape
-from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.manifest import Manifest, Weights
 from fl_elastic.update.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
 from fl_elastic.update.sums_privacy import (
     SumsPrivacy,
@@ -43,7 +43,6 @@ SUMS_OF = "fl_elastic.sums-of"
 
 # A client that claims more than this multiple of the usual number of examples is left out.
 _UNUSUAL, _FEWEST = 10.0, 3
-_Weights = Mapping[str, NDArray[Any]]
 
 
 def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
@@ -121,7 +120,7 @@ def secret_head(
 
 def with_private_head(
     replies: Iterable[Message],
-    weights: _Weights,
+    weights: Weights,
     manifest: Manifest,
     record: RoundRecord,
     holds: Callable[[int, int | None], None],

@@ -20,12 +20,11 @@ from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.records import LOSS, EvaluateReply, believed_metrics, left_out_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
 from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Role
+from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import Limits, check_update
 
 __all__ = ["StockClients", "evaluation_of", "group_of"]
 
-_Weights = Mapping[str, NDArray[Any]]
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
 # Names that Flower's examples use for loss and accuracy.
@@ -66,7 +65,7 @@ class StockClients:
         self._own.add(node)
 
     def instruction(
-        self, node: int, kind: str, weights: _Weights, config: ConfigRecord, keys: tuple[str, str]
+        self, node: int, kind: str, weights: Weights, config: ConfigRecord, keys: tuple[str, str]
     ) -> RecordDict:
         """Return the content of a message with the plain model and the inner strategy's settings.
 
@@ -105,7 +104,7 @@ class StockClients:
     def update(
         self,
         message: Message,
-        weights: _Weights,
+        weights: Weights,
         manifest: Manifest,
         version: int,
         steps: Sequence[int],

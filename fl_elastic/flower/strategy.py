@@ -63,7 +63,7 @@ from fl_elastic.flower.wrapped_strategy import (
 )
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
-from fl_elastic.update.manifest import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 from fl_elastic.update.partial import Limits
 
 __all__ = ["PartialUpdates"]
@@ -73,7 +73,6 @@ _PATIENCE_SECONDS = 3600.0
 # Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.
 _GRACE = 1.5
 _QUARTER = Deadline(quantile=0.25)
-_Weights = dict[str, NDArray[Any]]
 
 
 class PartialUpdates(Strategy):
@@ -172,9 +171,9 @@ class PartialUpdates(Strategy):
         self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
-        self._weights: _Weights = {}
+        self._weights: WeightDict = {}
         # The digest of the frozen base, which every device already has.
-        self._base: _Weights = {}
+        self._base: WeightDict = {}
         self._round: Round | None = None
         self._warned = False
         # The deadline of a preset that is chosen when the model is known.
@@ -547,13 +546,13 @@ class PartialUpdates(Strategy):
         self._base = {name: weights.pop(name) for name in (FROZEN_BASE,) if name in weights}
         return self._keep(weights, version)
 
-    def _keep(self, weights: _Weights, version: int) -> Manifest:
+    def _keep(self, weights: WeightDict, version: int) -> Manifest:
         self._weights, manifest = weights, Manifest.of_arrays({**weights, **self._base})
         self.fleet.read = places_of(weights)
         self.downlink.serve(weights, manifest, version)
         return manifest
 
-    def _amend(self, weights: _Weights) -> None:
+    def _amend(self, weights: WeightDict) -> None:
         """Go on from this model instead of the round's."""
         self._weights = weights
         self.downlink.amend(weights)
@@ -567,7 +566,7 @@ class PartialUpdates(Strategy):
         return self._round
 
     def _go_on(
-        self, this: Round, aggregated: ArrayRecord, merged: _Weights, stepped: _Weights
+        self, this: Round, aggregated: ArrayRecord, merged: WeightDict, stepped: WeightDict
     ) -> None:
         """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
         each, before = sees_each_client(self.inner), this.weights

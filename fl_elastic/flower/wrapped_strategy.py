@@ -34,7 +34,7 @@ from fl_elastic.aggregation import RULES, AggregationRule
 from fl_elastic.errors import CheckpointError, ElasticError, RegistryError, UpdateError
 from fl_elastic.flower.round import Round, completed_metrics, mean_metrics
 from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Role
+from fl_elastic.update.manifest import Role, Weights
 
 __all__ = [
     "chain",
@@ -67,7 +67,6 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
-_Weights = Mapping[str, NDArray[Any]]
 
 
 def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | AggregationRule:
@@ -223,13 +222,13 @@ def _for_all(
     return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})
 
 
-def parameters_of(weights: _Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
+def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
     """Return the parameters, which are all that an inner strategy may see; only the first ``most`` if given."""
     names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
     return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
 
 
-def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> ArrayRecord:
+def completed(update: PartialUpdate, weights: Weights, manifest: Manifest) -> ArrayRecord:
     """Return all parameters of one client, with the global value of those that it did not train.
 
     Raises
@@ -249,7 +248,7 @@ def completed(update: PartialUpdate, weights: _Weights, manifest: Manifest) -> A
 
 
 def whole_model(
-    parameters: ArrayRecord, others: _Weights, manifest: Manifest
+    parameters: ArrayRecord, others: Weights, manifest: Manifest
 ) -> dict[str, NDArray[Any]]:
     """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
 
@@ -271,7 +270,7 @@ def whole_model(
 
 
 def no_longer_than(
-    limit: float, base: _Weights, merged: _Weights, stepped: _Weights, manifest: Manifest
+    limit: float, base: Weights, merged: Weights, stepped: Weights, manifest: Manifest
 ) -> dict[str, NDArray[Any]]:
     """Return the model after the server's step, shortened to ``limit`` times the step that the clients asked for.
 

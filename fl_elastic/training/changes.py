@@ -17,12 +17,10 @@ from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import Part
 from fl_elastic.update import Manifest
-from fl_elastic.update.manifest import array_of
+from fl_elastic.update.manifest import Weights, array_of
 from fl_elastic.update.parts import Masks
 
 __all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
-
-Weights = Mapping[str, NDArray[Any]]
 
 
 def changes(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ __all__ = [
     "READ_FROM",
     "Manifest",
     "Role",
+    "WeightDict",
+    "Weights",
     "array_of",
     "base_digest",
     "hex_of",
@@ -36,6 +38,10 @@ __all__ = [
     "weights_of",
 ]
 
+Weights: TypeAlias = Mapping[str, NDArray[Any]]
+"""Tensors of a model by name."""
+WeightDict: TypeAlias = dict[str, NDArray[Any]]
+"""Tensors of a model by name, the caller's own."""
 FROZEN_BASE = "fl_elastic.frozen_base"
 """Name of the frozen base's digest among a model's weights; no tensor of a torch model has it by accident."""
 

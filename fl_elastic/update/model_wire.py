@@ -10,7 +10,7 @@ Of a frozen base, which stays on the device, the message carries the manifest's 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.frame import Kind, codec_field, field, index_field, pack, unpack
-from fl_elastic.update.manifest import Manifest, Role
+from fl_elastic.update.manifest import Manifest, Role, Weights
 from fl_elastic.update.partial import MAX_VERSION, check_count
 
 __all__ = ["decode_weights", "encode_weights"]
-
-Weights = Mapping[str, NDArray[Any]]
 
 
 def encode_weights(
