@@ -94,8 +94,8 @@ class Fit:
         The last plan made for the budget; plans for a surplus or a remainder do not count.
     batch : batch, optional
         The next batch; None at the end of the data.
-    loading, unusual : float
-        Seconds that reading the next step's batch took, if they count, and by how much less than usual.
+    loading, prefetched_seconds : float
+        Seconds that reading the next step's batch took, if they count, and the usual time if it was read before.
     stayed_here : set of str
         Parameters that the forward pass has changed and that do not travel.
     step_seconds, recent_seconds : float
@@ -116,7 +116,7 @@ class Fit:
     plans: list[tuple[int, Plan]] = field(default_factory=list)
     plan: Plan = field(init=False)
     loading: float = 0.0
-    unusual: float = 0.0
+    prefetched_seconds: float = 0.0
     stayed_here: set[str] = field(default_factory=set)
     step_seconds: float = 0.0
     recent_seconds: float = 0.0
@@ -271,7 +271,7 @@ class Fit:
                 log.read(self.loading)
                 seconds += self.loading
                 # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
-                steady = seconds + self.unusual
+                steady = seconds + self.prefetched_seconds
                 if forward is not None and forward.terms is not None:
                     steady += expected * control.drift - (forward.prefix_seconds - before)
                 control.record(
@@ -327,7 +327,7 @@ class Fit:
         if self.loading_seconds is not None:
             self.loading = self.log.clock() - started
             # Reading ahead of the first step is charged already, and says nothing about the time of later reads.
-            self.unusual = self.loading_seconds if self._stream.read_before else 0.0
+            self.prefetched_seconds = self.loading_seconds if self._stream.read_before else 0.0
 
     def _price(self) -> None:
         """Tell the planner what steps cost, given the features stored so far."""

@@ -98,10 +98,10 @@ class Planner:
         self._reachable: int | None = None
         self._batches: Sequence[Batch] = ()
         self._last_probe: Probe | None = None
-        self._first: Plan | None = None
-        self._measured = False
-        self._fitting: tuple[float, bool] | None = None
-        self._code = CODE_BYTES
+        self._first_plan: Plan | None = None
+        self._measured_in_fit = False
+        self._fits_at_pace: tuple[float, bool] | None = None
+        self._code_bytes = CODE_BYTES
         self.based_on = ""
         self.memory = state.memory
 
@@ -161,9 +161,9 @@ class Planner:
         self.requested_steps = requested_steps
         self.budget = budget
         # A simulated device has a process of its own, whatever code this one has loaded.
-        self._code = code_to_load() if self.options.timing.closed_loop else CODE_BYTES
+        self._code_bytes = code_to_load() if self.options.timing.closed_loop else CODE_BYTES
         memory = self.budget.memory
-        if memory is not None and memory < code_to_load() == self._code == CODE_BYTES:
+        if memory is not None and memory < code_to_load() == self._code_bytes == CODE_BYTES:
             _LOG.warning(
                 "a memory budget of %.3g MB is less than the %.0f MB of code that a process loads for its first "
                 "steps: this fit may take so much, later ones of this process hold it",
@@ -171,8 +171,8 @@ class Planner:
             )  # fmt: skip
         self.go_on(costs, None)
         self._batches = batches
-        self._first = None
-        self._measured = False
+        self._first_plan = None
+        self._measured_in_fit = False
         self.state.fit_to(costs.group_names)
         self.memory = self.policy.observe(self.probe(batches), costs, self.state.memory)
 
@@ -191,9 +191,9 @@ class Planner:
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with these costs from now on, and only with the first ``reachable`` groups."""
         rate = sending_seconds_per_byte(self.budget, self.requested_steps)
-        costs = replace(with_sending(costs, rate), code_bytes=self._code)
+        costs = replace(with_sending(costs, rate), code_bytes=self._code_bytes)
         self._costs, self._reachable = costs, reachable
-        self._fitting = self._last_probe = None
+        self._fits_at_pace = self._last_probe = None
 
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
         """Return whether importance must be measured now; never while everything fits, at the measured pace.
@@ -262,7 +262,7 @@ class Planner:
         """Probe the importance of every group; return whether importance has drifted."""
         self._batches = batches
         self.measure_fidelity(batches[-1])
-        self._measured = True
+        self._measured_in_fit = True
         probe = self._last_probe = self.probe(batches)
         found = self.importance.score(probe)
         # Groups out of reach were not probed and keep their scores.
@@ -278,7 +278,7 @@ class Planner:
     def learn(self, scores: Scores) -> None:
         """Take in scores from training steps, shape (N,), NaN for groups without one."""
         together = bool(np.isfinite(scores[: self._reachable]).all())
-        self._measured |= together
+        self._measured_in_fit |= together
         # The probe is outdated: steps were taken since.
         self._last_probe = None
         self.state.absorb(scores, together=together)
@@ -309,7 +309,7 @@ class Planner:
         If sending is limited, later plans of a fit train parts of what the first one trains, because the update
         contains everything that any of them trained.
         """
-        first, request = self._first, self._request(correction)
+        first, request = self._first_plan, self._request(correction)
         if first is not None and any(each.runs_part for each in first.transforms):
             # What a step runs is also what is sent, so it does not change within a fit.
             return first
@@ -323,7 +323,7 @@ class Planner:
             return replace(_choosing(plan, chosen), sending_seconds=first.sending_seconds)
         lasting = any(each.lasts_a_fit for each in plan.transforms)
         if lasting or request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
-            self._first = plan
+            self._first_plan = plan
         return plan
 
     def pay_for_plan(self) -> float:
@@ -343,7 +343,7 @@ class Planner:
             return 0.0
         full = self._known_costs().full_step_seconds
         self.budget = self.budget.after(seconds, full, self.requested_steps)
-        self._fitting = None
+        self._fits_at_pace = None
         return seconds
 
     def full_update_plan(self, affordable: Callable[[Plan], int]) -> Plan | None:
@@ -446,7 +446,7 @@ class Planner:
             policy.needs_coverage and policy.reduces_uplink
         ):
             return False
-        if self._first is not None:
+        if self._first_plan is not None:
             return False
         worth = worth_for(policy, self.state, self._known_costs())
         within = ~plan.mask[: self._reachable]
@@ -519,11 +519,11 @@ class Planner:
 
     def _everything_fits(self, correction: float) -> bool:
         """Return whether all groups fit; cached per costs and pace, because it is asked after every step."""
-        if self._fitting is None or self._fitting[0] != correction:
+        if self._fits_at_pace is None or self._fits_at_pace[0] != correction:
             request = self._request(correction)
             everything = np.ones(len(request.profile), dtype=bool)
-            self._fitting = correction, request.fits(everything)
-        return self._fitting[1]
+            self._fits_at_pace = correction, request.fits(everything)
+        return self._fits_at_pace[1]
 
     def _basis(self, correction: float) -> str:
         """Return the basis of a plan at this pace, see `FitReport.based_on`."""
@@ -534,7 +534,7 @@ class Planner:
         if self.policy.needs.own_importance is None and self._everything_fits(correction):
             return "everything fits"
         if bool((np.nan_to_num(self.state.measured) > 0).any()):
-            return "measured importance" if self._measured else "remembered importance"
+            return "measured importance" if self._measured_in_fit else "remembered importance"
         return "size and turns"
 
     def _shadow_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -270,15 +270,15 @@ class ElasticTrainer:
         requested = size.batches * epochs
         closed_loop, clock = self.options.timing.closed_loop, log.clock
         pull = ProximalPull.towards_present(self.model, self.options.proximal)
-        reading = log.made - log.began
+        reading_seconds = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
         whole = self._profile_for(batches[0])
-        estimating = self.options.timing.profile_seconds
+        estimating_seconds = self.options.timing.profile_seconds
         if closed_loop:
-            estimating = clock() - began if whole is not known else 0.0
+            estimating_seconds = clock() - began if whole is not known else 0.0
         profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
-        budget = self.budget.after(estimating, profile.full_step_seconds, requested)
+        budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
         cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
         forward = self._forward = self._elastic_forward(epochs, clock, above)
@@ -298,17 +298,21 @@ class ElasticTrainer:
             FreeMemory(self.budget.memory), self.budget, batches, above,
             self._loading_seconds if self._charges_loading else None,
         )  # fmt: skip
-        log.selection_seconds += estimating
-        log.predicted_seconds += 0.0 if closed_loop else estimating
+        log.selection_seconds += estimating_seconds
+        log.predicted_seconds += 0.0 if closed_loop else estimating_seconds
         # The estimate is charged to the budget already; charge the rest of the time before and after the steps,
         # too.
-        starting = clock() - log.began - estimating * closed_loop
-        copying = began - log.began
-        fit.charge(copying, preparing=True)
-        fit.charge(starting - copying)
+        starting_seconds = clock() - log.began - estimating_seconds * closed_loop
+        copying_seconds = began - log.began
+        fit.charge(copying_seconds, preparing=True)
+        fit.charge(starting_seconds - copying_seconds)
         # As long as the time after the steps is unknown, assume that of the start: both look at every tensor.
-        closing = starting - reading if self._closing_seconds is None else self._closing_seconds
-        fit.control.spent += closing * closed_loop
+        closing_seconds = (
+            starting_seconds - reading_seconds
+            if self._closing_seconds is None
+            else self._closing_seconds
+        )
+        fit.control.spent += closing_seconds * closed_loop
         fit.run(passes)
         self._num_examples = passes.examples(size)
         if (
