@@ -170,7 +170,12 @@ class StreamLearner:
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
-        self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
+        self._closed_form, self._latent, self._prepare, self._given_classes = (
+            head,
+            latent,
+            prepare,
+            classes,
+        )
         self._detector = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._engine = Engine(
             loss_fn, optimizer_fn, budget, policy,
@@ -182,31 +187,31 @@ class StreamLearner:
         self._unsaved = self._replaying = False
         state = self._folder.load()
         # Everything that has arrived, until it is decided where a head in closed form reads.
-        self._first: FirstSamples | None = None
+        self._first_samples: FirstSamples | None = None
         if head is not None and head.read != LAST:
             if state is None:
-                self._first = FirstSamples(head.read, head.most_features)
+                self._first_samples = FirstSamples(head.read, head.most_features)
             else:
                 model = saved_readout(model, head.read, state.classifier, prepare)
         most = log_bytes(store.capacity_bytes)
-        if self._first is not None:
+        if self._first_samples is not None:
             most = kept_until_chosen(store.capacity_bytes)
-        self._ahead = WriteAhead(self._folder.path, most, self.save)
+        self._log = WriteAhead(self._folder.path, most, self.save)
         self._begin(model)
         self._restore(state)
 
     def _begin(self, model: nn.Module) -> None:
         """Start with this model and without any knowledge of the stream."""
-        options, head = self.options, self._how
+        options, head = self.options, self._closed_form
         self._classifier = Classifier(
-            model, self._engine.loss_fn, self._given, latent=self._latent, prepare=self._prepare, seed=self._seed,
-            most=options.most_classes, last_layer=head is not None,
+            model, self._engine.loss_fn, self._given_classes, latent=self._latent, prepare=self._prepare,
+            seed=self._seed, most=options.most_classes, last_layer=head is not None,
         )  # fmt: skip
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
             self.store, self._engine.guard,
             learned=self._head.learn if self._head else lambda _: None,
-            settles=self._first is None,
+            settles=self._first_samples is None,
         )  # fmt: skip
         self._drift, self._names = DriftMemory(self._detector), SenderIds()
 
@@ -224,7 +229,7 @@ class StreamLearner:
     @property
     def reads(self) -> str:
         """Where the head in closed form reads, ``last`` for the last layer; empty until that is chosen."""
-        return "" if self._head is None or self._first is not None else reads_of(self.model)
+        return "" if self._head is None or self._first_samples is not None else reads_of(self.model)
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -298,7 +303,7 @@ class StreamLearner:
         if place is not None:
             self.places = with_place(self.places, place)
         facts, x = noted_arrivals(seen, place)
-        if not self._note(facts, x):
+        if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
             self._memory.drop(taken)
             if self._head is not None:
@@ -308,7 +313,7 @@ class StreamLearner:
         last = max((i for i, each in enumerate(seen) if each.number), default=None)
         if last is not None:
             save = self.progress.observed // every > before // every
-            observations[last] = self._then(observations[last], save=save)
+            observations[last] = self._adapt_or_save(observations[last], save=save)
         return observations
 
     def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
@@ -378,7 +383,7 @@ class StreamLearner:
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
             seen = self._refused(str(refused))
-            self._note({"refused": [seen.refused]}, None)
+            self._log_event({"refused": [seen.refused]}, None)
             return seen
         row = self._memory.find(number)
         if row is None and not self._memory.is_waited_for(number):
@@ -391,8 +396,10 @@ class StreamLearner:
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
         # Before the choice of the place to read, the features are not known.
-        noted = self._note(facts, None if row is None or self._first is not None else row.x)
-        return self._then(seen if noted else replace(seen, sample_id=None))
+        noted = self._log_event(
+            facts, None if row is None or self._first_samples is not None else row.x
+        )
+        return self._adapt_or_save(seen if noted else replace(seen, sample_id=None))
 
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
         late = self._memory.label(number, label, row)
@@ -422,7 +429,7 @@ class StreamLearner:
         Call it at the start, and from time to time while no sample arrives.
         """
         self.apply_round_result()
-        return self._then(Observation())
+        return self._adapt_or_save(Observation())
 
     def adapt(self) -> Adaptation | None:
         """Adapt now; None if there is no labelled sample yet.
@@ -504,8 +511,8 @@ class StreamLearner:
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are stored or held out."""
-        if self._first is not None:
-            return self._first.ids_of(label)
+        if self._first_samples is not None:
+            return self._first_samples.ids_of(label)
         ids = self.store.ids().tolist()
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
@@ -533,7 +540,7 @@ class StreamLearner:
         UpdateError
             If ``alpha`` is invalid, or too large for this number of samples.
         """
-        if self._first is not None and not self._choose(now=True):
+        if self._first_samples is not None and not self._choose(now=True):
             raise StreamError(
                 "there are too few samples to choose where the head reads, so none can be forgotten yet: forget "
                 "them later, or begin anew with another state_dir"
@@ -596,7 +603,7 @@ class StreamLearner:
 
         Called with each sample and each `tick`.
         """
-        change = None if self._claimed or self._first is not None else self._inbox.claim()
+        change = None if self._claimed or self._first_samples is not None else self._inbox.claim()
         if change is None:
             return False
         if self.rounds.last not in (change.name, change.after):
@@ -624,21 +631,21 @@ class StreamLearner:
 
         No state is written until it is chosen where the head reads: before that, everything is in the log.
         """
-        if self._first is not None:
+        if self._first_samples is not None:
             # If the log has a gap, only a saved state makes the record complete.
-            return self._ahead.is_whole or (self._choose(now=True) and not self._unsaved)
+            return self._log.is_whole or (self._choose(now=True) and not self._unsaved)
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(
                 self.progress, self.record, self.selection, tuple(self.adaptations), self.rounds,
-                self._ahead.events, self._memory.number, self.places, self._names.known,
+                self._log.events, self._memory.number, self.places, self._names.known,
                 self._classifier.to_state(), self._memory.to_state(), self._drift.errors,
                 None if self._head is None else self._head.to_state(),
             )
         )  # fmt: skip
         self.progress.saves_failed += not taken
         if taken:
-            self._ahead.saved()
+            self._log.saved()
         if taken and self._claimed:
             self._inbox.done()
             self._claimed = False
@@ -648,7 +655,7 @@ class StreamLearner:
     def close(self) -> bool:
         """Save the state, restore the model, and leave the store open; return whether the state was saved."""
         saved = self.save()
-        self._ahead.close()
+        self._log.close()
         self._classifier.close()
         return saved
 
@@ -666,24 +673,24 @@ class StreamLearner:
         self._unsaved |= self._classifier.learn(label)
         return correct, drift
 
-    def _note(self, facts: Mapping[str, Any], x: Any) -> bool:
+    def _log_event(self, facts: Mapping[str, Any], x: Any) -> bool:
         """Write an event to the log before it is reported; return whether it survives a kill."""
         if self._replaying or not facts:
             return True
-        self._memory.events = self._ahead.events + 1
-        first = self._first
+        self._memory.events = self._log.events + 1
+        first = self._first_samples
         if first is not None:
-            first.add(Event(self._ahead.events + 1, facts, x))
-        noted = self._ahead.note(facts, x, learned=self.progress.observed > 0)
+            first.add(Event(self._log.events + 1, facts, x))
+        noted = self._log.note(facts, x, learned=self.progress.observed > 0)
         if first is not None and not noted:
             first.drop_last()
         if self._memory.is_full:
             self._memory.settle()
         return noted
 
-    def _then(self, seen: Observation, *, save: bool = False) -> Observation:
+    def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with the result."""
-        if self._first is not None and self._choose():
+        if self._first_samples is not None and self._choose():
             seen = replace(seen, adapted=True)
         undone = self._newest_head()
         if undone is not None:
@@ -692,11 +699,11 @@ class StreamLearner:
             due = self._head.is_due
         else:
             due = self._trigger.due(self.progress.since, self.progress.since_drift)
-        if due and self._first is None:
+        if due and self._first_samples is None:
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
-        if save or self._unsaved or self._ahead.is_long:
+        if save or self._unsaved or self._log.is_long:
             self.save()
         return seen
 
@@ -709,9 +716,9 @@ class StreamLearner:
 
         Return whether it was chosen. The counts of earlier predictions are kept.
         """
-        first, model = self._first, self._classifier.model
+        first, model = self._first_samples, self._classifier.model
         assert first is not None
-        last_call = first.is_full or self._ahead.is_long
+        last_call = first.is_full or self._log.is_long
         try:
             chosen = first.readout(model, self._prepare, now=now or last_call)
             why = (
@@ -725,7 +732,7 @@ class StreamLearner:
             return False
         if why:
             _LOG.warning("the head reads what enters its last layer: %s", why)
-        reported, self._first = (self.progress, self.record), None
+        reported, self._first_samples = (self.progress, self.record), None
         self.progress, self.record = Progress(), StreamRecord()
         self._classifier.close()
         # A learner whose state was lost may have left samples in the store.
@@ -733,52 +740,52 @@ class StreamLearner:
         self.store.delete([number for number in stored if number not in first])
         self._begin(chosen or model)
         self._memory.keep_to(self._classifier.version, None)
-        self._relive_all(first.events)
+        self._repeat_all(first.events)
         self.progress, self.record = reported
-        self._ahead.most = log_bytes(self.store.capacity_bytes)
+        self._log.most = log_bytes(self.store.capacity_bytes)
         self._unsaved = not self.save()
         return True
 
-    def _relive_all(self, events: Sequence[Event]) -> None:
+    def _repeat_all(self, events: Sequence[Event]) -> None:
         """Take in everything that has arrived since the beginning."""
         self._replaying = True
         for event in events:
-            self._relive(event, anew=True)
+            self._repeat(event, anew=True)
             if self._memory.is_full:
                 self._memory.settle()
         self._replaying = False
 
     def _restore(self, state: LearnerState | None) -> None:
         events = 0
-        if self._first is not None:
+        if self._first_samples is not None:
             self.places = {}
             self._memory.keep_to(self._classifier.version, None)
-            found = self._ahead.since(0)
-            if not self._ahead.is_whole:
+            found = self._log.since(0)
+            if not self._log.is_whole:
                 # Events that follow a lost state cannot be used without it.
                 found.clear()
-                self._ahead.saved()
+                self._log.saved()
             for event in found:
-                self._first.add(event)
-            self._relive_all(found)
+                self._first_samples.add(event)
+            self._repeat_all(found)
             self._choose()
             return
         if state is None:
             self._memory.number, self.places = 0, {}
             self._memory.keep_to(self._classifier.version, None)
         else:
-            events = self._take_over(state)
+            events = self._restore_saved(state)
         self._learn_stored_labels()
         self._replaying = True
         with self._memory.again():
-            for event in self._ahead.since(events):
-                self._relive(event)
+            for event in self._log.since(events):
+                self._repeat(event)
             known = self._memory.number
         self._replaying = False
         if self._head is not None:
             self._learn_stored(self._head, known)
 
-    def _take_over(self, state: LearnerState) -> int:
+    def _restore_saved(self, state: LearnerState) -> int:
         """Restore a saved state, and return the number of events that it includes."""
         self.progress, self.record, self.selection = state.progress, state.record, state.selection
         self.adaptations, self.rounds = list(state.adaptations), state.rounds
@@ -802,12 +809,12 @@ class StreamLearner:
         self._memory.events = state.events
         return state.events
 
-    def _relive(self, event: Event, *, anew: bool = False) -> None:
+    def _repeat(self, event: Event, *, anew: bool = False) -> None:
         """Repeat an event that came after the last save; no training steps are taken.
 
         With ``anew``, samples that were labelled late get the features of the present model.
         """
-        facts, self._ahead.events = event.facts, event.number
+        facts, self._log.events = event.facts, event.number
         self._memory.events = event.number
         for why in facts.get("refused", ()):
             self.progress.refused(why)

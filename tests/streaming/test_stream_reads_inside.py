@@ -59,7 +59,7 @@ def opened(
     with SampleStore(folder / "samples.db", capacity) as store:
         made = learner(folder, store, read, model)
         yield made
-        made._ahead.close()
+        made._log.close()
 
 
 @pytest.fixture
