@@ -35,6 +35,7 @@ class LastLayer(Upper):
 
     Examples
     --------
+    >>> import numpy as np
     >>> body = LastLayer(nn.Sequential(nn.ReLU(), nn.Linear(2, 3)), "1")
     >>> features, scores = body.looks(np.array([[1.0, -1.0]], np.float32))
     >>> features.tolist(), scores.shape
