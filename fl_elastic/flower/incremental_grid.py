@@ -136,8 +136,6 @@ class IncrementalGrid(GridWrapper):
         messages have been sent.
     late : bool
         Whether a late reply is still yielded, with the replies of a later round of training.
-    forget_after : int
-        Number of later rounds in which a late reply is looked for.
     on_reply : callable, optional
         Called with the numbers of replies received and expected.
     stop : threading.Event, optional
@@ -155,7 +153,6 @@ class IncrementalGrid(GridWrapper):
         *,
         patience: Callable[[], float | None] = lambda: None,
         late: bool = False,
-        forget_after: int = FORGET_AFTER,
         on_reply: Callable[[int, int], None] = lambda received, expected: None,
         stop: threading.Event | None = None,
         listener: Listener | None = None,
@@ -164,7 +161,6 @@ class IncrementalGrid(GridWrapper):
         self._listener = listener
         self._patience = patience
         self._late = late
-        self._forget_after = forget_after
         self._on_reply = on_reply
         self._stop = stop or threading.Event()
         self._end: float | None = None
@@ -262,7 +258,7 @@ class IncrementalGrid(GridWrapper):
             if sent.rounds < 1:
                 del self._outstanding[identity]
         for identity, sent in missing.items():
-            sent.rounds = self._forget_after
+            sent.rounds = FORGET_AFTER
             self._outstanding[identity] = sent
 
 

@@ -186,9 +186,12 @@ def test_late_replies_are_dropped_unless_wanted() -> None:
 
 
 @pytest.mark.parametrize("forget_after", [1, 3, 5])
-def test_a_late_reply_is_forgotten_in_time(forget_after: int) -> None:
+def test_a_late_reply_is_forgotten_in_time(
+    forget_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_elastic.flower.incremental_grid.FORGET_AFTER", forget_after)
     grid = Scripted({f"train-{n}": 0 for n in range(2, 12)})
-    streamed = IncrementalGrid(grid, late=True, forget_after=forget_after)
+    streamed = IncrementalGrid(grid, late=True)
     assert answers(streamed.send_and_receive([message(1)], timeout=0)) == []
     asked = []
     for number in range(2, 10):
