@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 
-__all__ = ["LayerShape", "group_layers", "layer_shapes"]
+__all__ = ["LayerShape", "group_layers"]
 
 Size = tuple[int, int]
 
@@ -45,16 +45,6 @@ class LayerShape:
         return self.out_channels * (self.in_channels // self.groups) * math.prod(self.kernel)
 
     @property
-    def macs(self) -> int:
-        """Multiply-adds of the forward pass."""
-        return self.weights * math.prod(self.out_size)
-
-    @property
-    def out_values(self) -> int:
-        """Number of output values."""
-        return self.out_channels * math.prod(self.out_size)
-
-    @property
     def is_depthwise(self) -> bool:
         """Whether each output channel reads a single one of several input channels."""
         return self.groups > 1 and self.groups == self.in_channels
@@ -63,11 +53,6 @@ class LayerShape:
     def is_pointwise(self) -> bool:
         """Whether it is a dense convolution with kernel 1, or a linear layer."""
         return self.groups == 1 and math.prod(self.kernel) == 1
-
-
-def layer_shapes(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> list[LayerShape]:
-    """Return the convolutions and linear layers of a model, from the input to the loss; see `group_layers`."""
-    return list(reversed(group_layers(graph, input_shape).values()))
 
 
 def group_layers(graph: BackwardGraph, input_shape: Sequence[int] = ()) -> dict[int, LayerShape]:

@@ -29,7 +29,6 @@ __all__ = [
     "held_in_eval",
     "plan_applied",
     "plan_guards",
-    "training_statistics",
 ]
 
 
@@ -235,23 +234,6 @@ def _frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
             if own and not any(name in trained for name in own):
                 norms.append(module)
     return norms
-
-
-def training_statistics(model: nn.Module) -> list[str]:
-    """Return the names of the running statistics that a training step would update in the present modes."""
-    names = []
-    for prefix, module in model.named_modules():
-        if (
-            isinstance(module, NormWithStatistics)
-            and module.training
-            and module.track_running_stats
-        ):
-            names += [
-                f"{prefix}.{name}" if prefix else name
-                for name, buffer in module.named_buffers(recurse=False)
-                if buffer.is_floating_point()
-            ]
-    return names
 
 
 class StillThroughSteps:

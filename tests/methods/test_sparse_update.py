@@ -27,7 +27,7 @@ from fl_elastic.methods.sparse_update.published_schemes import (
 from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.layer_shapes import layer_shapes
+from fl_elastic.profiling.layer_shapes import group_layers
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
 
@@ -73,7 +73,7 @@ def test_a_traced_model_has_the_published_shapes(
     published: tuple[PublishedModel, CostProfile],
 ) -> None:
     model, profile = published
-    found = layer_shapes(profile.graph, profile.key.batch_shape)
+    found = [*reversed(group_layers(profile.graph, profile.key.batch_shape).values())]
     assert [replace(layer, name="") for layer in found[:-1]] == [
         replace(layer, name="") for layer in model.layers
     ]
@@ -138,7 +138,7 @@ def other_model() -> CostProfile:
 
 def test_the_transferred_rule_trains_widening_layers_of_the_later_half() -> None:
     profile = other_model()
-    layers = layer_shapes(profile.graph, profile.key.batch_shape)[:-1]
+    layers = [*reversed(group_layers(profile.graph, profile.key.batch_shape).values())][:-1]
     modes = POLICIES.make("sparse_update").plan(request_of(profile, Budget())).modes[::-1][:-1]
     weights = [i for i, mode in enumerate(modes) if mode.kind in ("full", "channels")]
     half = len(layers) // 2

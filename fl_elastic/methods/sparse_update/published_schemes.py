@@ -9,10 +9,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_elastic.methods.sparse_update.conventions import LayerUpdate
 from fl_elastic.profiling.layer_shapes import LayerShape
 
-__all__ = ["PUBLISHED_MODELS", "PublishedModel", "Scheme"]
+__all__ = ["PUBLISHED_MODELS", "LayerUpdate", "PublishedModel", "Scheme"]
+
+
+@dataclass(frozen=True)
+class LayerUpdate:
+    """Which part of one layer is trained.
+
+    Attributes
+    ----------
+    fraction : float
+        Share of the input channels whose weights are trained; 0 for none.
+    bias : bool
+        Whether the bias is trained.
+    """
+
+    fraction: float = 0.0
+    bias: bool = False
 
 
 @dataclass(frozen=True)

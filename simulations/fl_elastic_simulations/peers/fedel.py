@@ -12,11 +12,12 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.graph import GroupKind
+from fl_elastic.groups.torch_private import NormWithStatistics
 from fl_elastic.planning import Plan
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.profiling.profile import Mask, model_device
-from fl_elastic.training.apply_plan import frozen_outside, training_statistics
+from fl_elastic.training.apply_plan import frozen_outside
 from fl_elastic.training.changes import changes
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic_simulations.peers.base import (
@@ -225,7 +226,7 @@ def _train_window(
         frozen_outside(plan, model),
         model.left_after(window.front),
     ):
-        statistics = training_statistics(model)
+        statistics = _training_statistics(model)
         taken = take_steps(task, model, task.loss_fn, steps)
         names = dict.fromkeys([*plan.trained_parameters, *statistics], taken.count)
         deltas = changes(model, manifest, base, names)
@@ -252,3 +253,20 @@ def _plan_of(task: LocalTask, model: EarlyExits, window: Window, mask: Mask) -> 
         allowed_step_seconds=seconds,
         predicted_step_bytes=0.0,
     )
+
+
+def _training_statistics(model: nn.Module) -> list[str]:
+    """Return the names of the running statistics that a training step would update in the present modes."""
+    names = []
+    for prefix, module in model.named_modules():
+        if (
+            isinstance(module, NormWithStatistics)
+            and module.training
+            and module.track_running_stats
+        ):
+            names += [
+                f"{prefix}.{name}" if prefix else name
+                for name, buffer in module.named_buffers(recurse=False)
+                if buffer.is_floating_point()
+            ]
+    return names
