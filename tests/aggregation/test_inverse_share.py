@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from window_units import kept_units
 
 from fl_elastic.aggregation import PartialMean
-from fl_elastic.methods.windows.windows import kept_units
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 

@@ -14,6 +14,7 @@ import torch
 from random_models import random_model
 from small_models import Heads, SqueezeExcite, chain, conv_net, images, loss_fn, vectors
 from torch import Tensor, nn
+from window_units import kept_units
 
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups.forward import compute_loss
@@ -22,7 +23,7 @@ from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.trace import tensor_groups, trace_step
 from fl_elastic.methods.windows.proven_widths import prove_widths, proven_widths
 from fl_elastic.methods.windows.steps import WindowSteps
-from fl_elastic.methods.windows.windows import Windows, kept_units
+from fl_elastic.methods.windows.windows import Windows
 
 Optimizers = dict[str, Callable[[Any], torch.optim.Optimizer]]
 OPTIMIZERS: Optimizers = {

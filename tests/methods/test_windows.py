@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from window_units import kept_units
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.graph import Width
-from fl_elastic.methods.windows.windows import Windows, kept_units, window_starts
+from fl_elastic.methods.windows.windows import Windows, window_starts
 
 SIZES = [(n, w) for n in (1, 2, 5, 8, 12, 64) for w in range(1, n + 1)]
 

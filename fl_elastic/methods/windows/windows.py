@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["Every", "Windows", "kept_units", "narrow_profile", "narrow_shapes", "window_starts"]
+__all__ = ["Every", "Windows", "narrow_profile", "narrow_shapes", "window_starts"]
 
 Every = Literal["step", "fit"]
 
@@ -143,17 +143,6 @@ def window_starts(size: int, length: int) -> NDArray[np.int64]:
     if length >= size:
         return np.zeros(1, dtype=np.int64)
     return np.arange(0, size, math.gcd(size, length))
-
-
-def kept_units(size: int, length: int, start: int) -> NDArray[np.int64]:
-    """Return the units of a window, in its own order.
-
-    Examples
-    --------
-    >>> kept_units(6, 4, 3).tolist()
-    [3, 4, 5, 0]
-    """
-    return (start + np.arange(length)) % size
 
 
 def narrow_profile(profile: CostProfile, kept: Mapping[Width, int]) -> CostProfile:
