@@ -24,14 +24,11 @@ from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 
 __all__ = [
     "ConvForward",
-    "Forward",
     "LeanForward",
     "has_foreign_forward",
     "lean_forward",
     "owns_weights",
 ]
-
-Forward: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def lean_forward(
