@@ -33,7 +33,6 @@ class Ordered:
         While it passes the error gradient on, besides the error gradients of its output and input.
     training : float
         While its weights' gradient is computed, besides the same and that gradient.
-        The same while its weights' gradient is made, besides that gradient.
     """
 
     inference: float = 0.0

@@ -39,7 +39,6 @@ def passing_above_cut(
         The graph of a step of the model.
     options : TrainerOptions
         Has a cut, and says how the prefix runs.
-        With a cut, and how the prefix runs.
 
     Raises
     ------

@@ -58,7 +58,6 @@ class LoaderSize:
         Size of the dataset that the loader draws from, if the loader tells.
     ends : bool
         Whether `batches` was counted; else there may be more.
-        Whether the batches are counted; else there may be more of them.
     """
 
     batches: int
