@@ -88,7 +88,7 @@ class RidgeSystem:
     @classmethod
     def of(cls, sums: Sequence[HeadSums], intercept: bool) -> RidgeSystem:
         """Return the system for these clients' sums, for a layer with or without a bias."""
-        total = reduce(HeadSums.__add__, (each.without_folds() for each in sums))
+        total = HeadSums.total(sums)
         examples = float(total.products[-1, -1])
         mean, goal = total.products[-1, :-1] / examples, total.targets[-1] / examples
         if not intercept:
