@@ -67,7 +67,6 @@ class NodeConfig:
         State folder of a stream learner on this device, whose samples replace other data.
     joining : str
         Registered rule by which the global model is joined with that learner's model.
-        Registered rule by which the global model is joined with that learner's.
     """
 
     partition: int

@@ -273,7 +273,7 @@ def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
     if weight not in names:
         raise TrainingError(
             f"the head {weight!r} belongs to the model's frozen base, so no server can solve for it: set its "
-            "requires_grad, or use round_zero='none'"
+            "requires_grad, or give the server RoundConfig(read='none')"
         )
 
 
