@@ -24,14 +24,10 @@ from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
-from fl_elastic.training.head_sums import sums_bytes
+from fl_elastic.training.head_sums import features_in_memory, sums_bytes
 from fl_elastic.training.place_sample import outputs_of, place_sample
 
 __all__ = ["places_reply"]
-
-# Upper bound on the bytes per product of two features while sums are written: all products in fp64, those of
-# examples that are not held out, their triangle, held-out rows, and both as they travel.
-_HELD = 48
 
 
 def places_reply(
@@ -80,7 +76,7 @@ def places_reply(
             sent = partial(sums_bytes, outputs=outputs, examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:
-            most = min(most, int(math.sqrt(budget.memory / _HELD)))
+            most = min(most, features_in_memory(budget.memory, of_all))
     deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
         model, loader, examples=examples, clock=clock,

@@ -246,7 +246,7 @@ def test_who_is_left_out_is_named(caplog: pytest.LogCaptureFixture) -> None:
 
 POOR = {
     "uplink": Budget(uplink=sums_bytes(17, CLASSES, 48)),
-    "memory": Budget(memory=48 * 17**2),
+    "memory": Budget(memory=40 * 48 * 17),
 }
 
 
