@@ -90,7 +90,7 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
     ['2', '0']
     """
     model = uncompiled(model)
-    with untouched(model):
+    with untouched(model, loss_fn):
         return list(trace_step(model, loss_fn, batch).graph.groups)
 
 

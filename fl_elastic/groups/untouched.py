@@ -6,13 +6,20 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
+from fl_elastic.groups.held_state import (
+    Attributes,
+    content_of,
+    followers,
+    put_content_back,
+    write,
+)
 from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
 
 __all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched"]
@@ -119,12 +126,20 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
     RNG means that of torch, Python and numpy. Weights are not copied, except `followers`, which a forward pass may
     change: the block must not write to other weights. Inside, gradients start as ``None``, and so do tensors that
     hooks have left on parameters, such as per-example gradients.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What the block runs.
+    loss_fn : callable, optional
+        A loss that the block computes. What it holds is restored as well: it may follow the outputs, as the centre
+        of a self-distillation does.
 
     Examples
     --------
@@ -134,19 +149,23 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> model.num_batches_tracked.item()
     0
     """
-    parameters = list(model.parameters())
+    owner = loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
+    whole = nn.ModuleList([model, *([owner] if isinstance(owner, nn.Module) else [])])
+    held = vars(owner) if len(whole) == 1 and hasattr(owner, "__dict__") else {}
+    held_before = content_of(held)
+    parameters = list(whole.parameters())
     # Hooks may leave results on the parameters, such as per-example gradients.
     left = [
         (vars(each), {n: (v, content_of(v)) for n, v in vars(each).items()}) for each in parameters
     ]
     gradients = [parameter.grad for parameter in parameters]
     trainable = [parameter.requires_grad for parameter in parameters]
-    moving = (*model.buffers(), *followers(model))
+    moving = (*whole.buffers(), *followers(model))
     buffers = [(buffer, buffer.data, buffer.detach().clone()) for buffer in moving]
-    attributes = Attributes.of(model)
+    attributes = Attributes.of(whole)
     # A model may also assign new tensors to its buffers.
-    assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
-    modes = [(module, module.training) for module in model.modules()]
+    assigned = [(own_buffers(module), dict(own_buffers(module))) for module in whole.modules()]
+    modes = [(module, module.training) for module in whole.modules()]
     for parameter, (own, _) in zip(parameters, left, strict=True):
         parameter.grad = None
         own.update(dict.fromkeys((name for name, each in own.items() if _holds_tensors(each))))
@@ -158,6 +177,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             own.clear()
             own.update(names)
         attributes.put_back()
+        put_content_back(held, held_before)
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 if buffer.shape != before.shape:
@@ -166,7 +186,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 elif not _same_memory(buffer, memory):
                     # ``data`` was replaced: views of the old memory must show the restored values.
                     buffer.data = memory
-                buffer.copy_(before)
+                write(buffer, before)
         for noted, earlier in left:
             noted.clear()
             for name, (value, content) in earlier.items():

@@ -506,3 +506,110 @@ def test_what_is_changed_of_the_users_or_torchs_is_seen() -> None:
         with pytest.MonkeyPatch.context() as patch:
             change(patch)
             assert name in before.foreign()
+
+
+class Centred(nn.Module):
+    """A loss that follows the outputs, as that of a self-distillation does."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(3))
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare, and let the centre follow."""
+        loss = cross_entropy(outputs - self.center, targets)
+        self.calls += 1
+        with torch.no_grad():
+            self.center.lerp_(outputs.mean(0), 0.5)
+        return loss
+
+
+class CentredObject:
+    """The same loss as a plain object."""
+
+    def __init__(self) -> None:
+        self.center, self.calls = torch.zeros(3), 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return Centred.forward(self, outputs, targets)  # type: ignore[arg-type]
+
+
+class CentredTask(CentredObject):
+    """The same loss as a method of an object."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare, and let the centre follow."""
+        return self(outputs, targets)
+
+
+def losses(kind: str) -> tuple[Any, Any]:
+    """A loss and the object that holds its state."""
+    if kind == "method":
+        task = CentredTask()
+        return task, task.loss
+    made = Centred() if kind == "module" else CentredObject()
+    return made, made
+
+
+@pytest.mark.parametrize("kind", ["module", "object", "method"])
+@pytest.mark.parametrize("memory", [None, 1e8])
+def test_a_loss_that_follows_the_outputs_sees_only_the_steps(
+    kind: str, memory: float | None
+) -> None:
+    model = net()
+    twin, batches = copy.deepcopy(model), data(6)
+    holder, loss_fn = losses(kind)
+    expected, expected_loss = losses(kind)
+    optimizer = sgd(twin.parameters())
+    for x, y in batches:
+        optimizer.zero_grad()
+        expected_loss(twin(x), y).backward()
+        optimizer.step()
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=memory), policy="full")
+    trainer.fit(batches)
+    assert holder.calls == expected.calls == 6
+    torch.testing.assert_close(holder.center, expected.center)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "tinytrain", "velocity", "joint"])
+def test_choosing_leaves_the_state_of_a_loss_alone(policy: str) -> None:
+    loss_fn = Centred()
+    trainer = ElasticTrainer(net(), loss_fn, sgd, budget=Budget(speedup=1.5), policy=policy)
+    assert trainer.fit(data(12)).steps == loss_fn.calls
+
+
+class Normalised(nn.Module):
+    """Keeps the mean of its inputs in a buffer and in an attribute, written without `no_grad`."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.last = torch.zeros(6)
+        self.body = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Follow the mean, and take it off."""
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            self.last.copy_(x[0])
+        out: Tensor = self.body(x - self.mean + 0.01 * self.last)
+        return out
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(memory=1e8), Budget(deadline=60.0)])
+def test_what_a_model_writes_its_inputs_into_belongs_to_no_graph_of_a_probe(budget: Budget) -> None:
+    model = Normalised()
+    twin = copy.deepcopy(model)
+    expected = by_hand(twin, sgd, data())
+    ElasticTrainer(model, cross_entropy, sgd, budget=budget, policy="full").fit(data())
+    assert not model.mean.requires_grad and not model.last.requires_grad
+    torch.testing.assert_close(model.last, twin.last)
+    for name, value in expected.items():
+        torch.testing.assert_close(model.state_dict()[name], value)

@@ -87,7 +87,7 @@ def squared_gradients(
         )
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     examples, device = 0, model_device(model)
-    with untouched(model), torch.enable_grad():
+    with untouched(model, loss_fn), torch.enable_grad():
         model.eval()
         for batch in within(loader, seconds):
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
