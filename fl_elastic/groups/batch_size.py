@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler
@@ -12,13 +13,17 @@ from torch.utils.data import BatchSampler
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.pairs import as_pair
 
-__all__ = ["CountExamples", "batch_size", "counted", "drawn_examples"]
+__all__ = ["IGNORED", "CountExamples", "batch_size", "counted", "drawn_examples"]
+
+IGNORED = -100
+"""Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
 
 CountExamples: TypeAlias = Callable[[Any, Any], int]
 """``count_examples(inputs, targets)`` returns the number of examples in a batch."""
 
 # Batches of graphs store their number of graphs under one of these names (PyTorch Geometric, DGL).
 _GRAPHS = ("num_graphs", "batch_size")
+_CLASSES = (torch.int16, torch.int32, torch.int64)
 
 
 def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
@@ -26,7 +31,8 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
     If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
-    length, such as pictures and boxes, each entry is an example.
+    length, such as pictures and boxes, each entry is an example. If every target is a class that losses ignore, the
+    batch has no example: the mean loss over it is not defined.
 
     Parameters
     ----------
@@ -49,10 +55,14 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     >>> pictures, boxes = [torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(2, 4)}] * 5
     >>> batch_size((pictures, boxes)), batch_size(((torch.zeros(8, 3), torch.zeros(8)), torch.zeros(8)))
     (5, 8)
+    >>> batch_size((torch.zeros(4, 3), torch.full((4,), IGNORED)))
+    0
     """
     inputs, targets = as_pair(batch)
     if count_examples is not None:
         return _checked(count_examples(inputs, targets))
+    if _all_ignored(targets):
+        return 0
     if _is_listed(inputs) and _is_listed(targets):
         if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
@@ -168,6 +178,15 @@ def _second_lengths(inputs: Any) -> set[int]:
     if not isinstance(inputs, (Mapping, tuple, list)):
         return set()
     return set().union(*map(_second_lengths, entries))
+
+
+def _all_ignored(targets: Any) -> bool:
+    if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
+        return False
+    # The first one decides for nearly every batch.
+    if not targets.numel() or int(targets.flatten()[0]) != IGNORED:
+        return False
+    return bool((targets == IGNORED).all())
 
 
 def _is_listed(value: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch_size import IGNORED, batch_size
 from fl_elastic.groups.pairs import LABELS, as_pair
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
@@ -28,7 +28,9 @@ __all__ = [
     "call_model",
     "channels_last",
     "compute_loss",
+    "ignored_class",
     "is_one_argument",
+    "is_summed",
     "map_tensors",
     "outputs_and_loss",
     "refusing_misfits",
@@ -42,7 +44,6 @@ Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
 _OF_CLASSES = (cross_entropy, nll_loss, classification_loss, own_loss_or_cross_entropy)
-_IGNORED = -100  # default ignore_index of torch's classification losses
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
@@ -262,12 +263,38 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
     return outputs, loss.reshape(())
 
 
+def ignored_class(loss_fn: LossFn) -> int:
+    """Return the class that a loss ignores, as far as it says so.
+
+    >>> ignored_class(nn.CrossEntropyLoss(ignore_index=255)), ignored_class(cross_entropy)
+    (255, -100)
+    >>> ignored_class(partial(cross_entropy, ignore_index=255))
+    255
+    """
+    return int(_setting(loss_fn, "ignore_index", IGNORED))
+
+
+def is_summed(loss_fn: LossFn) -> bool:
+    """Return whether a loss says that it is the sum over a batch and not the mean.
+
+    >>> is_summed(partial(cross_entropy, reduction="sum")), is_summed(cross_entropy)
+    (True, False)
+    """
+    return bool(_setting(loss_fn, "reduction", "mean") == "sum")
+
+
+def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:
+    given = loss_fn.keywords if isinstance(loss_fn, partial) else {}
+    return given.get(name, getattr(loss_fn, name, default))
+
+
 def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None:
     """Raise IndexError for a class without a model output, before an accelerator sees it.
 
     The CPU raises this error itself. On CUDA the error makes the device unusable for the process, so that the model
     could not even be restored.
     """
+    ignored = ignored_class(loss_fn)
     if isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     known = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES
@@ -276,7 +303,6 @@ def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None
     if targets.device.type == "cpu" or targets.is_floating_point() or not outputs.dim():
         return
     classes = outputs.shape[min(1, outputs.dim() - 1)]
-    ignored = getattr(loss_fn, "ignore_index", _IGNORED)
     unknown = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if bool(unknown.any()):
         raise IndexError(f"Target {int(targets[unknown][0])} is out of bounds.")

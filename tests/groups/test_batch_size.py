@@ -135,13 +135,20 @@ def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
     return [each.detach().clone() for each in model.parameters()]
 
 
-def test_batches_without_examples_are_passed_over() -> None:
+@pytest.mark.parametrize(
+    "empty",
+    [
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
+        (torch.ones(4, 3), torch.full((4,), -100)),
+    ],
+    ids=["no rows", "all ignored"],
+)
+def test_batches_without_examples_are_passed_over(empty: tuple[Tensor, Tensor]) -> None:
     """As samplers give them that draw each example by chance: no loss is a mean over nothing."""
     torch.manual_seed(1)
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(model.state_dict())
     filled = [(torch.randn(n, 3), torch.randint(2, (n,))) for n in (4, 2, 3)]
-    empty = (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
     data = [empty, filled[0], empty, *filled[1:], empty]
     before = evaluate(model, cross_entropy, data)
     assert before == evaluate(model, cross_entropy, filled) and before.num_examples == 9
