@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import StreamError
+from fl_elastic.update.manifest import array_of
 
 __all__ = [
     "Like",
@@ -68,8 +69,10 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     """
     if isinstance(x, Unreadable):
         raise Refused(str(x))
+    if np.ma.is_masked(x):
+        raise Refused("a number is masked")
     try:
-        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        array = array_of(x) if isinstance(x, Tensor) else np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
         raise Refused("the sample is no array") from None
     if array.dtype.kind not in _KINDS:
@@ -86,7 +89,9 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused(f"type {array.dtype} instead of {like.dtype}")
     with np.errstate(over="ignore"):
         cast = np.asarray(array, like.dtype, order="C")
-    if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+    # Integers that do not fit would become other ones.
+    fits = np.isfinite(cast) if cast.dtype.kind == "f" else cast == array
+    if not fits.all():
         raise Refused(f"a number is beyond the range of {cast.dtype}")
     return cast
 
