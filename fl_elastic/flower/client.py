@@ -337,9 +337,9 @@ class ElasticClient(NumPyClient):
             If an id is not one of an example, nothing would be left, or the loader does not say which examples it
             reads.
         """
-        from fl_elastic.training.without import parted
+        from fl_elastic.training.without import numbers_of, parted
 
-        numbers, whole = frozenset(ids), self.train_loader
+        numbers, whole = numbers_of(ids), self.train_loader
         if not numbers:
             return
         known = self._parted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import sys
 import time
@@ -418,10 +419,15 @@ class StreamLearner:
 
     def _number(self, sample_id: int | str) -> int:
         """Return the number of a sample; raises Refused if there cannot be such a sample."""
-        number = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
-        if number is None or not 0 < number < 2**63:
+        try:
+            named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
+            # A rounded id would be that of another sample.
+            number = operator.index(named)  # type: ignore[arg-type]
+        except TypeError:
+            number = 0
+        if not 0 < number < 2**63:
             raise Refused("no such sample")
-        return int(number)
+        return number
 
     def tick(self) -> Observation:
         """Do what is due without a new sample, such as an adaptation that a restart has interrupted.
@@ -545,6 +551,8 @@ class StreamLearner:
                 "there are too few samples to choose where the head reads, so none can be forgotten yet: forget "
                 "them later, or begin anew with another state_dir"
             )
+        if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
+            raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
         numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
         rows, body = self._memory.known(numbers), self._classifier.body
         if not rows or body is None:
