@@ -173,3 +173,10 @@ def test_a_socket(tmp_path: Path, port: int) -> None:
         thread.join(10)
     assert not thread.is_alive() and learner.progress.observed == 5
     closed(learner)
+
+
+def test_columns_may_be_named_by_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("0,1,2\n0.5,1.5,1\n2.5,3.5,0\n")
+    readings = list(open_source(f"csv:{path}"))
+    assert [(each.x.tolist(), each.y) for each in readings] == [([0.5, 1.5], 1), ([2.5, 3.5], 0)]
