@@ -57,6 +57,7 @@ from fl_elastic.flower.wrapped_strategy import (
     handed_on,
     no_longer_than,
     parameters_of,
+    say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
@@ -102,7 +103,8 @@ class PartialUpdates(Strategy):
     Parameters
     ----------
     inner : Strategy
-        A strategy from ``flwr.serverapp.strategy``.
+        A strategy from ``flwr.serverapp.strategy``, or one derived from it. Its ``aggregate_train`` gets one reply,
+        with the merged model and the summed weight; under differential privacy one of each client.
     rule : str or AggregationRule, optional
         A registered name, or an object; ``contributors`` by default, always ``all`` under differential privacy.
     merge : MergeOptions, optional
@@ -157,6 +159,7 @@ class PartialUpdates(Strategy):
         self.inner = inner
         self.rule = check_inner(inner, rule)
         RULES.check(self.rule)
+        say_what_it_sees(inner)
         self.merge = merge or MergeOptions()
         self.config = config or RoundConfig()
         if self.config.uncovered and sees_each_client(inner):
@@ -415,7 +418,8 @@ class PartialUpdates(Strategy):
     ) -> list[Message]:
         """Return the messages to the clients that the inner strategy chooses."""
         arrays = parameters_of(self._weights, manifest)
-        return list(configure(server_round=server_round, arrays=arrays, config=config, grid=grid))
+        # By position, as Flower does: a strategy of a user may have other names for its arguments.
+        return list(configure(server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -539,7 +543,7 @@ class PartialUpdates(Strategy):
         for message, content in zip(came, completed_metrics(usable, weight), strict=True):
             message.content = content
         translated += came
-        found = self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
+        found = self.inner.aggregate_evaluate(server_round, translated)
         evaluated = getattr(self.on_round, "evaluated", None)
         if evaluated is not None and found is not None:
             evaluated(server_round, found)

@@ -44,6 +44,10 @@ Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
 _OF_CLASSES = (cross_entropy, nll_loss, classification_loss, own_loss_or_cross_entropy)
+# What models raise for inputs that they do not expect; torchvision's detectors assert.
+_OF_A_MISFIT = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+# Most names of inputs in a message.
+_SHOWN = 8
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
@@ -191,15 +195,29 @@ def refusing_misfits(batch: Batch) -> Iterator[None]:
         yield
     except (ElasticError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except _OF_A_MISFIT as error:
         pair = as_pair(batch)
         shapes = (
-            f"inputs of shape {batch_shape(pair)} and targets of shape {batch_shape(pair[::-1])}"
+            f"inputs of shape {batch_shape(pair)}{_entries(pair[0])} and targets of shape "
+            f"{batch_shape(pair[::-1])}"
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
             f"model and loss cannot take a batch with {shapes}: {reason}"
         ) from error
+
+
+def _entries(inputs: Any) -> str:
+    """Return in words what holds several inputs: the reader may have meant some of them otherwise."""
+    if isinstance(inputs, Mapping):
+        return f" in a dict of {', '.join(map(repr, list(inputs)[:_SHOWN]))}"
+    if isinstance(inputs, list):
+        return f" in a list of {len(inputs)}"
+    if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
+        return (
+            f" in a tuple of {len(inputs)} (of a batch of three entries or more, all but the last)"
+        )
+    return ""
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[s
     for name, value in found.items():
         try:
             metrics[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise TrainingError(
                 f"metrics_fn returned {type(value).__name__} for {name!r}: return a number"
             ) from None

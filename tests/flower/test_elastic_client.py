@@ -281,7 +281,8 @@ def test_parameters_are_all_tensors_in_the_manifests_order() -> None:
         ([], "expected one packed buffer, got 0 arrays"),
         ([np.zeros(3, np.uint8)] * 2, "expected one packed buffer, got 2 arrays"),
         ([np.zeros(90, np.uint8)], "does not start with the mark"),
-        ([packed_model(build(norm="none"))], "the other side runs another model version"),
+        ([packed_model(build(norm="none"))], "whose tensors have other names, shapes or dtypes"),
+        ([packed_model(build().double())], "with the same tensors in float64 and not in float32"),
     ],
 )
 def test_a_model_that_does_not_fit_is_reported_to_the_server(

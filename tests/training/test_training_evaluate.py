@@ -142,6 +142,7 @@ def test_metrics_are_means_over_the_examples_of_the_batches_that_have_them() -> 
         ({"f1": float("nan")}, "returned nan for 'f1'"),
         ({"f1": "high"}, "returned str for 'f1'"),
         ({"f1": torch.zeros(3)}, "returned Tensor for 'f1'"),
+        ({"f1": 10**400}, "returned int for 'f1'"),
     ],
 )
 def test_metrics_that_are_no_numbers_are_one_clear_error(returned: Any, said: str) -> None:
