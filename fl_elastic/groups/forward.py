@@ -105,12 +105,11 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def batch_shape(batch: Batch) -> tuple[int, ...]:
     """Return the shape of the first input tensor, which is part of a cost profile's key."""
     inputs = as_pair(batch)[0]
-    if isinstance(inputs, Tensor):
-        return tuple(inputs.shape)
     found: list[tuple[int, ...]] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tuple(tensor.shape))
+        # The rows of a nested tensor have no common shape.
+        found.append((tensor.size(0),) if tensor.is_nested else tuple(tensor.shape))
         return tensor
 
     map_tensors(note, inputs)

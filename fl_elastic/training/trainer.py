@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 __all__ = ["ElasticTrainer", "eager"]
 
 _LOG = logging.getLogger("fl_elastic")
+# Most names in a message.
+_SHOWN = 4
 
 
 class ElasticTrainer:
@@ -124,6 +126,7 @@ class ElasticTrainer:
 
             without_compiler()
         self.model = model = eager(model)
+        _say_what_loss_keeps(model, loss_fn)
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.budget = budget
@@ -479,6 +482,19 @@ def eager(model: nn.Module) -> nn.Module:
             "A loop of one's own under apply_plan runs the compiled model"
         )
     return original
+
+
+def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
+    """Warn of weights of the loss, such as the centres of classes: they are in no plan and in no update."""
+    if not isinstance(loss_fn, nn.Module):
+        return
+    known = {id(each) for each in model.parameters()}
+    own = [n for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in known]
+    if own:
+        _LOG.warning(
+            "the loss has weights of its own (%s), which no plan trains and no update holds: to train and send them, "
+            "make them part of the model", ", ".join(own[:_SHOWN]),
+        )  # fmt: skip
 
 
 def _whole_number(epochs: object) -> int:

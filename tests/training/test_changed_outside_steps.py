@@ -613,3 +613,30 @@ def test_what_a_model_writes_its_inputs_into_belongs_to_no_graph_of_a_probe(budg
     torch.testing.assert_close(model.last, twin.last)
     for name, value in expected.items():
         torch.testing.assert_close(model.state_dict()[name], value)
+
+
+class Scaled(nn.Module):
+    """A loss with a weight, and one that is the model's."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.scale, self.tied = nn.Parameter(torch.ones(())), model[4].weight
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare scaled scores."""
+        return cross_entropy(self.scale * outputs, targets) + 0.01 * self.tied.square().sum()
+
+
+def test_weights_of_a_loss_are_said_to_stay_where_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    loss_fn = Scaled(model)
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    assert "the loss has weights of its own (scale)," in caplog.text
+    trainer.fit(data())
+    assert loss_fn.scale.item() == 1.0 and "4.weight" in trainer.update().deltas
+    caplog.clear()
+    loss_fn.scale.requires_grad_(False)
+    ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    assert caplog.text == ""
