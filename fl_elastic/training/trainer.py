@@ -492,8 +492,8 @@ def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
     own = [n for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in known]
     if own:
         _LOG.warning(
-            "the loss has weights of its own (%s), which no plan trains and no update holds: to train and send them, "
-            "make them part of the model", ", ".join(own[:_SHOWN]),
+            "the loss has weights of its own (%s), which no plan trains and no update holds: to train and send "
+            "them, make them part of the model", ", ".join(own[:_SHOWN]),
         )  # fmt: skip
 
 

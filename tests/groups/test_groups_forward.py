@@ -92,6 +92,8 @@ def test_batch_shape_is_that_of_the_first_tensor() -> None:
     assert batch_shape(({"text": "x", "a": b[:2]}, None)) == (2, 3)
     assert batch_shape(([[], (7, b)], None)) == (4, 3)
     assert batch_shape(("no tensor", a)) == ()
+    unequal = torch.nested.nested_tensor([a[:3], a[:2]])
+    assert batch_shape((unequal, a)) == (2,)
 
 
 def test_containers_keep_their_type_when_tensors_are_mapped() -> None:
