@@ -60,7 +60,7 @@ from fl_elastic.training import (
 from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.training.evaluate import MetricsFn
-from fl_elastic.training.trainer import check_parts, eager
+from fl_elastic.training.trainer import check_parts, eager, whole_epochs
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -452,7 +452,9 @@ class ElasticClient(NumPyClient):
         )
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
-        profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
+        profile, epochs = (
+            self._known_profile(), whole_epochs(config.get("local-epochs", self.epochs))
+        )  # fmt: skip
         if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy

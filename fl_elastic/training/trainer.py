@@ -182,7 +182,7 @@ class ElasticTrainer:
         -----
         After any failure, also in the loader or the loss function, model and optimiser are as before the fit.
         """
-        epochs = _whole_number(epochs)
+        epochs = whole_epochs(epochs)
         if not torch.is_grad_enabled():
             raise TrainingError(
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
@@ -497,15 +497,20 @@ def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
         )  # fmt: skip
 
 
-def _whole_number(epochs: object) -> int:
-    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number."""
+def whole_epochs(epochs: object) -> int:
+    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number.
+
+    >>> whole_epochs(np.int64(2)), whole_epochs(2.0)
+    (2, 2)
+    """
+    whole = isinstance(epochs, float) and epochs.is_integer()
     try:
-        found = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
+        found = operator.index(int(epochs) if whole else epochs)  # type: ignore[call-overload]
     except TypeError:
         found = 0
-    if found < 1:
+    if found < 1 or isinstance(epochs, bool):
         raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
-    return found
+    return int(found)
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:

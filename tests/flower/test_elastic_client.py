@@ -243,6 +243,13 @@ def test_the_servers_epochs_override_the_clients() -> None:
     assert metrics["steps"] == 9
 
 
+@pytest.mark.parametrize("epochs", [1.5, "many", 0, float("nan")])
+def test_a_part_of_an_epoch_is_refused(epochs: Any) -> None:
+    client = elastic_client(build(), 2)
+    told = client.fit([packed_model(build())], {PACKED: True, "local-epochs": epochs})[2]
+    assert f"epochs {epochs!r} must be a whole number" in told[ERROR]
+
+
 def test_a_plain_list_comes_back_as_a_plain_list() -> None:
     sent = list(weights_of(build(8), Manifest.of(build())).values())
     client = elastic_client(build(7), 2, policy="head")

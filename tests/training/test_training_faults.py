@@ -27,7 +27,7 @@ from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 
-@pytest.mark.parametrize("epochs", [0, -1, 1.5])
+@pytest.mark.parametrize("epochs", [0, -1, 1.5, float("inf"), True])
 def test_there_must_be_an_epoch(epochs: Any) -> None:
     with pytest.raises(TrainingError, match=f"epochs {epochs}"):
         ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(vectors(2), epochs=epochs)
