@@ -127,7 +127,7 @@ class PartialUpdates(Strategy):
     Raises
     ------
     RegistryError
-        If the rule or codec is unknown or the inner strategy is not linear.
+        If the rule or codec is unknown, a setting is of another kind, or the inner strategy is not linear.
 
     Examples
     --------
@@ -155,6 +155,14 @@ class PartialUpdates(Strategy):
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
+        _refuse_other_kinds(
+            merge=(merge, MergeOptions),
+            config=(config, RoundConfig),
+            server_optimizer=(server_optimizer, ServerOptimizer),
+            average=(average, ModelAverage),
+            limits=(limits, Limits),
+            on_round=(on_round, Callable),
+        )
         show_log()
         self.inner = inner
         self.rule = check_inner(inner, rule)
@@ -599,6 +607,15 @@ class PartialUpdates(Strategy):
     def _own_state(self) -> list[object]:
         """Return the objects, besides the model, that a round changes."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
+
+
+def _refuse_other_kinds(**settings: tuple[object, Any]) -> None:
+    """Raise RegistryError for a setting, other than None, that is not of the kind beside it."""
+    for name, (given, kind) in settings.items():
+        if given is not None and (not isinstance(given, kind) or isinstance(given, type)):
+            raise RegistryError(
+                f"{name} {given!r} is no {getattr(kind, '__name__', kind)}: give an object of that kind"
+            )
 
 
 def _trained_before(arrays: ArrayRecord) -> bool:

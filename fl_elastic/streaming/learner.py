@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, StreamError
+from fl_elastic.given_numbers import whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import Policy
@@ -419,13 +419,10 @@ class StreamLearner:
 
     def _number(self, sample_id: int | str) -> int:
         """Return the number of a sample; raises Refused if there cannot be such a sample."""
-        try:
-            named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
-            # A rounded id would be that of another sample.
-            number = operator.index(named)  # type: ignore[arg-type]
-        except TypeError:
-            number = 0
-        if not 0 < number < 2**63:
+        named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
+        # A rounded id would be that of another sample.
+        number = whole(named)
+        if number is None or not 0 < number < 2**63:
             raise Refused("no such sample")
         return number
 

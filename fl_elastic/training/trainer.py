@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
+from fl_elastic.given_numbers import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled
@@ -276,11 +276,11 @@ class ElasticTrainer:
         reading = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
-        whole = self._profile_for(batches[0])
+        priced = self._profile_for(batches[0])
         estimating = self.options.timing.profile_seconds
         if closed_loop:
-            estimating = clock() - began if whole is not known else 0.0
-        profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
+            estimating = clock() - began if priced is not known else 0.0
+        profile = with_loading(accumulated(priced, self.options.accumulate), self._loading_seconds)
         budget = self.budget.after(estimating, profile.full_step_seconds, requested)
         cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
@@ -320,11 +320,11 @@ class ElasticTrainer:
             and forward is None
             and not self.options.part.leaves_out
         ):
-            found = _refined(accumulated(whole, self.options.accumulate), fit)
+            found = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 found,
                 optimizer_seconds=found.optimizer_seconds * step.accumulate,
-                optimizer_bytes_per_weight=whole.optimizer_bytes_per_weight,
+                optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
             )
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
@@ -503,14 +503,10 @@ def whole_epochs(epochs: object) -> int:
     >>> whole_epochs(np.int64(2)), whole_epochs(2.0)
     (2, 2)
     """
-    whole = isinstance(epochs, float) and epochs.is_integer()
-    try:
-        found = operator.index(int(epochs) if whole else epochs)  # type: ignore[call-overload]
-    except TypeError:
-        found = 0
-    if found < 1 or isinstance(epochs, bool):
+    found = whole(epochs)
+    if found is None or found < 1:
         raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
-    return int(found)
+    return found
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from fl_elastic.errors import ModelError, TrainingError
+from fl_elastic.given_numbers import whole
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import count_rows, take_examples
@@ -89,12 +89,10 @@ def numbers_of(ids: Iterable[int]) -> frozenset[int]:
 
 
 def _integer(number: Any) -> int:
-    try:
-        if not isinstance(number, bool):
-            return operator.index(number)
-    except TypeError:
-        pass
-    raise TrainingError(f"{number!r} is no example of these data: give numbers from 0")
+    found = whole(number)
+    if found is None:
+        raise TrainingError(f"{number!r} is no example of these data: give numbers from 0")
+    return found
 
 
 def _checked(ids: Iterable[int], count: int) -> frozenset[int]:

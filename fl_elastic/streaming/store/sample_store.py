@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
+from fl_elastic.given_numbers import whole
 from fl_elastic.streaming.intake import kept_label, label_of
 from fl_elastic.streaming.store.changes import Change, Note, Offer, Writer
 from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
@@ -103,7 +104,9 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             if name not in known:
                 raise StoreError(f"{what} {name!r} is unknown: known are {', '.join(known)}")
         made_with = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
-        self._database = Database(Path(path), whole(capacity_bytes, "a number of bytes"), made_with)
+        self._database = Database(
+            Path(path), _whole(capacity_bytes, "a number of bytes"), made_with
+        )
         self._writer = Writer(self._database, policy, encoding, seed)
         self._settle: Callable[[], object] = lambda: None
         self._drawable: tuple[object, NDArray[np.int64]] | None = None
@@ -237,7 +240,7 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
         """Return the ids of the samples that `sample` would return, so that one `take` can read several draws."""
-        wanted = whole(n, "a number of samples")
+        wanted = _whole(n, "a number of samples")
         if wanted < 0:
             raise StoreError(f"{n} samples cannot be drawn: ask for 0 or more")
         ids = self.ids(labelled=labelled, version=version)
@@ -349,7 +352,7 @@ def _labels(kept: Sequence[int]) -> NDArray[np.int64]:
 
 def _listed(ids: Iterable[int]) -> str:
     """Return ids as a JSON list; StoreError for what is no id, because a rounded one would name another sample."""
-    return json.dumps([whole(each, "an id of a sample") for each in _several(ids)])
+    return json.dumps([_whole(each, "an id of a sample") for each in _several(ids)])
 
 
 def _several(ids: Iterable[int]) -> list[int]:
@@ -358,26 +361,9 @@ def _several(ids: Iterable[int]) -> list[int]:
     return list(ids)
 
 
-def whole(value: object, what: str) -> int:
-    """Return a whole number of any type as an int.
-
-    Raises
-    ------
-    StoreError
-        If it is none.
-
-    Examples
-    --------
-    >>> whole(np.float32(2.0), "an id")
-    2
-    >>> whole(1.7, "an id")
-    Traceback (most recent call last):
-    fl_elastic.errors.StoreError: 1.7 is not an id: give a whole number
-    """
-    try:
-        number = int(value)  # type: ignore[call-overload]
-        if not isinstance(value, str) and number == value:
-            return int(number)
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise StoreError(f"{value!r} is not {what}: give a whole number")
+def _whole(value: object, what: str) -> int:
+    """Return a whole number of any type as an int; raise StoreError for anything else."""
+    found = whole(value)
+    if found is None:
+        raise StoreError(f"{value!r} is not {what}: give a whole number")
+    return found
