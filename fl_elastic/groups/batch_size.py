@@ -31,7 +31,8 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
     If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
-    length, such as pictures and boxes, each entry is an example. If every target is a class that losses ignore, the
+    length, such as pictures and boxes, each entry is an example, and so it is of a list of targets next to stacked
+    inputs. If every target is a class that losses ignore, the
     batch has no example: the mean loss over it is not defined.
 
     Parameters
@@ -55,6 +56,8 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     >>> pictures, boxes = [torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(2, 4)}] * 5
     >>> batch_size((pictures, boxes)), batch_size(((torch.zeros(8, 3), torch.zeros(8)), torch.zeros(8)))
     (5, 8)
+    >>> batch_size((torch.zeros(3, 3, 8, 8), [{"boxes": torch.zeros(k, 4)} for k in (2, 0, 5)]))
+    3
     >>> batch_size((torch.zeros(4, 3), torch.full((4,), IGNORED)))
     0
     """
@@ -67,6 +70,11 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
     told, given = list(_lengths(targets)), list(_lengths(inputs))
+    if _is_listed(targets) and len(targets) in given:
+        # Boxes or words of each example, next to stacked inputs, unless each entry has a row per example.
+        common = set(told) if _of_all_examples(targets) else set()
+        if not common or not common <= {*given, *_second_lengths(inputs)}:
+            return len(targets)
     if not told:
         # The shortest entry counts: next to the offsets of bags, only their words are longer.
         return min(given, default=1)

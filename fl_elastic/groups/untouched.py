@@ -20,7 +20,12 @@ from fl_elastic.groups.held_state import (
     put_content_back,
     write,
 )
-from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
+from fl_elastic.groups.torch_private import (
+    has_gradient_hooks,
+    own_buffers,
+    own_parts,
+    spared_group_norms,
+)
 
 __all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched"]
 
@@ -129,9 +134,9 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
-    RNG means that of torch, Python and numpy. Weights are not copied, except `followers`, which a forward pass may
-    change: the block must not write to other weights. Inside, gradients start as ``None``, and so do tensors that
-    hooks have left on parameters, such as per-example gradients.
+    RNG means that of torch, Python and numpy. Weights are not copied, except those that a pass may change:
+    `followers`, and those with hooks on their complete gradient. The block must not write to others. Inside,
+    gradients start as ``None``, and so do tensors that hooks have left on parameters, such as those per example.
 
     Parameters
     ----------
@@ -160,11 +165,16 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     ]
     gradients = [parameter.grad for parameter in parameters]
     trainable = [parameter.requires_grad for parameter in parameters]
-    moving = (*whole.buffers(), *followers(model))
+    hooked = [each for each in parameters if has_gradient_hooks(each)]
+    moving = (*whole.buffers(), *{id(each): each for each in (*followers(model), *hooked)}.values())
     buffers = [(buffer, buffer.data, buffer.detach().clone()) for buffer in moving]
     attributes = Attributes.of(whole)
-    # A model may also assign new tensors to its buffers.
-    assigned = [(own_buffers(module), dict(own_buffers(module))) for module in whole.modules()]
+    # A model may also assign new tensors to its buffers, and make parts in its first pass.
+    assigned = [
+        (own, dict(own))
+        for module in whole.modules()
+        for own in (own_buffers(module), *own_parts(module))
+    ]
     modes = [(module, module.training) for module in whole.modules()]
     for parameter, (own, _) in zip(parameters, left, strict=True):
         parameter.grad = None
@@ -174,8 +184,9 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
             yield
     finally:
         for own, names in assigned:
-            own.clear()
-            own.update(names)
+            if own.keys() != names.keys() or any(own[name] is not names[name] for name in names):
+                own.clear()
+                own.update(names)
         attributes.put_back()
         put_content_back(held, held_before)
         with torch.no_grad():

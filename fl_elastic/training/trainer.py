@@ -326,6 +326,11 @@ class ElasticTrainer:
                 optimizer_seconds=found.optimizer_seconds * step.accumulate,
                 optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
             )
+        if stepping := self._start.moved_in_backward(fit.log.tensor_steps):
+            raise TrainingError(
+                f"{stepping[0]!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
+                "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the optimiser"
+            )
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)

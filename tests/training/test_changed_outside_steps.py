@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
-from fl_elastic.errors import ElasticError, TrainingError
+from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
@@ -640,3 +640,62 @@ def test_weights_of_a_loss_are_said_to_stay_where_they_are(
     loss_fn.scale.requires_grad_(False)
     ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
     assert caplog.text == ""
+
+
+def test_an_optimiser_that_steps_in_the_backward_pass_is_refused_and_leaves_no_trace() -> None:
+    model = net()
+    start = state_of(model)
+    for parameter in model.parameters():
+        alone = torch.optim.SGD([parameter], lr=0.1)
+
+        def stepped(_: Tensor, alone: torch.optim.Optimizer = alone) -> None:
+            alone.step()
+            alone.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(stepped)
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    with pytest.raises(TrainingError, match=r"'0\.weight' was changed in the backward pass"):
+        trainer.fit(data())
+    profile_model(model, cross_entropy, data()[0], optimizer_fn=sgd)
+    for name, value in start.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_hooks_that_only_look_at_complete_gradients_are_left_alone() -> None:
+    model = net()
+    twin, seen = copy.deepcopy(model), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad))
+    ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full").fit(data())
+    assert seen
+    for name, value in by_hand(twin, sgd, data()).items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+class MadeLater(nn.Module):
+    """Makes its head once it sees the first features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        features = self.body(x).relu()
+        if self.head is None:
+            self.head = nn.Linear(features.shape[1], 3)
+        out: Tensor = self.head(features)
+        return out
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic", "head"])
+def test_a_model_that_makes_its_layers_in_the_first_pass_is_told_so(policy: str) -> None:
+    model = MadeLater()
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy=policy)
+    with pytest.raises(ModelError, match=r"'head\.(weight|bias)'.*: run the model on a batch"):
+        trainer.fit(data())
+    assert list(model.state_dict()) == ["body.weight", "body.bias"]
+    model(data()[0][0])
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    trainer.fit(data())
+    assert "head.weight" in trainer.update().deltas
