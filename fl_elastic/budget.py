@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.given_numbers import is_real
+from fl_elastic.given import is_real
 
 __all__ = ["Budget"]
 

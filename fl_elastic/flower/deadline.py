@@ -10,7 +10,7 @@ import numpy as np
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import inner_times
-from fl_elastic.given_numbers import is_real
+from fl_elastic.given import is_real
 
 __all__ = ["Deadline"]
 

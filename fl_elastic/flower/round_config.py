@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import PlanError, RegistryError
-from fl_elastic.given_numbers import is_real, whole
+from fl_elastic.given import is_real, whole
 from fl_elastic.readout.place import Reading, allowed_features
 
 if TYPE_CHECKING:

@@ -63,6 +63,7 @@ from fl_elastic.flower.wrapped_strategy import (
     weight_key,
     whole_model,
 )
+from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -155,7 +156,7 @@ class PartialUpdates(Strategy):
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
-        _refuse_other_kinds(
+        wrong = of_another_kind(
             merge=(merge, MergeOptions),
             config=(config, RoundConfig),
             server_optimizer=(server_optimizer, ServerOptimizer),
@@ -163,6 +164,8 @@ class PartialUpdates(Strategy):
             limits=(limits, Limits),
             on_round=(on_round, Callable),
         )
+        if wrong:
+            raise RegistryError(wrong)
         show_log()
         self.inner = inner
         self.rule = check_inner(inner, rule)
@@ -607,15 +610,6 @@ class PartialUpdates(Strategy):
     def _own_state(self) -> list[object]:
         """Return the objects, besides the model, that a round changes."""
         return [each for each in (self.server_optimizer, self.average) if each is not None]
-
-
-def _refuse_other_kinds(**settings: tuple[object, Any]) -> None:
-    """Raise RegistryError for a setting, other than None, that is not of the kind beside it."""
-    for name, (given, kind) in settings.items():
-        if given is not None and (not isinstance(given, kind) or isinstance(given, type)):
-            raise RegistryError(
-                f"{name} {given!r} is no {getattr(kind, '__name__', kind)}: give an object of that kind"
-            )
 
 
 def _trained_before(arrays: ArrayRecord) -> bool:

@@ -32,6 +32,7 @@ __all__ = [
     "is_one_argument",
     "is_summed",
     "map_tensors",
+    "one_number",
     "outputs_and_loss",
     "refusing_misfits",
     "scores_of",
@@ -274,10 +275,15 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
         outputs = _called(model, given, batch_size(batch) if listed else None)
         _refuse_unknown_classes(loss_fn, outputs, targets)
         loss = loss_fn(outputs, targets)
+    return outputs, one_number(loss)
+
+
+def one_number(loss: Any) -> Tensor:
+    """Return a loss as a tensor of shape (); raise ModelError if it is not one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"loss_fn must return one number as a tensor, got {seen}")
-    return outputs, loss.reshape(())
+    return loss.reshape(())
 
 
 def ignored_class(loss_fn: LossFn) -> int:

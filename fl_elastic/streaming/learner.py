@@ -16,10 +16,10 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, StreamError
-from fl_elastic.given_numbers import whole
+from fl_elastic.given import of_another_kind, whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import Policy
+from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
@@ -166,18 +166,24 @@ class StreamLearner:
             _check_closed_form(head, latent, store)
             check_read(head.read, model)
             optimizer_fn = optimizer_fn or _no_steps
-        if budget is None and head is not None:
-            # A head in closed form takes no steps that a budget could limit.
-            budget = Budget()
+        budget = Budget() if budget is None else budget
         check_parts(model, loss_fn, optimizer_fn, budget)
-        assert optimizer_fn is not None and budget is not None
+        assert optimizer_fn is not None
+        POLICIES.check(policy)
+        wrong = of_another_kind(
+            store=(store, SampleStore), trigger=(trigger, Trigger), replay=(replay, Replay),
+            guard=(guard, Guard), latent=(latent, Latent), options=(options, StreamOptions),
+        )  # fmt: skip
+        if wrong or whole(seed) is None:
+            raise StreamError(wrong or f"seed {seed!r} is no whole number")
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord(most=_POINTS)
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
-        self._how, self._latent, self._prepare, self._given = head, latent, prepare, classes
+        self._how, self._latent, self._prepare = head, latent, prepare
+        self._given = tuple(map(_class_number, classes))
         self._detector = _maker(detector)
         self._engine = Engine(
             loss_fn, optimizer_fn, budget, policy,
@@ -875,3 +881,14 @@ def _no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _maker(detector: str | Callable[[], DriftDetector]) -> Callable[[], DriftDetector]:
     return (lambda: DRIFT_DETECTORS.make(detector)) if isinstance(detector, str) else detector
+
+
+def _class_number(label: object) -> int:
+    """Return the label of a class that is known from the start; raise StreamError if it is none."""
+    try:
+        number = checked_label(label)
+    except Refused as error:
+        raise StreamError(str(error)) from None
+    if number is None:
+        raise StreamError(f"the label {label!r} is no class number: number the classes")
+    return number

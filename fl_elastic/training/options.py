@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_elastic.errors import BudgetError, ProfileError
-from fl_elastic.given_numbers import is_real, whole
+from fl_elastic.given import is_real, whole
 from fl_elastic.groups.batch_size import CountExamples
 from fl_elastic.planning.importance import IMPORTANCES, Importance
 from fl_elastic.profiling.clock import CLOCKS

@@ -18,7 +18,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
-from fl_elastic.given_numbers import whole
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled

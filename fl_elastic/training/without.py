@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from fl_elastic.errors import ModelError, TrainingError
-from fl_elastic.given_numbers import whole
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import count_rows, take_examples

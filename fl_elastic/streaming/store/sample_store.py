@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
-from fl_elastic.given_numbers import whole
+from fl_elastic.given import whole
 from fl_elastic.streaming.intake import kept_label, label_of
 from fl_elastic.streaming.store.changes import Change, Note, Offer, Writer
 from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding

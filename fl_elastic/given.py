@@ -1,4 +1,4 @@
-"""Numbers as users give them: of Python, of numpy, or tensors."""
+"""What users give as settings: numbers of Python, of numpy or of torch, and objects of a kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 from numbers import Real
 from typing import Any
 
-__all__ = ["is_real", "whole"]
+__all__ = ["is_real", "of_another_kind", "whole"]
 
 
 def whole(value: Any) -> int | None:
@@ -38,3 +38,19 @@ def is_real(value: object) -> bool:
     (True, True, False, False, False)
     """
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def of_another_kind(**settings: tuple[object, Any]) -> str:
+    """Return an error message for the first setting, other than None, that is not of the kind beside it; or empty.
+
+    Examples
+    --------
+    >>> of_another_kind(rows=(3, int), name=(None, str), rate=("high", float))
+    "rate 'high' is no float: give an object of that kind"
+    >>> of_another_kind(rows=(3, int))
+    ''
+    """
+    for name, (given, kind) in settings.items():
+        if given is not None and (not isinstance(given, kind) or isinstance(given, type)):
+            return f"{name} {given!r} is no {kind.__name__}: give an object of that kind"
+    return ""
