@@ -124,11 +124,14 @@ def checked_label(y: Any) -> int | None:
 
     Examples
     --------
-    >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(None)
-    (3, -1, None)
+    >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(np.array([2])), checked_label(None)
+    (3, -1, 2, None)
     """
     if y is None or y is np.ma.masked:
         return None
+    if isinstance(y, np.ndarray) and y.size == 1:
+        # A row of a table of labels of shape (N, 1).
+        y = y.item()
     try:
         value = float(y)
     except (ValueError, TypeError, OverflowError, RuntimeError):
