@@ -40,6 +40,7 @@ from fl_elastic.flower.round_overrides import (
 )
 from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train, read_groups
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
@@ -452,9 +453,9 @@ class ElasticClient(NumPyClient):
         )
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
-        profile, epochs = (
-            self._known_profile(), whole_epochs(config.get("local-epochs", self.epochs))
-        )  # fmt: skip
+        asked = config.get("local-epochs", self.epochs)
+        # A server's config may hold 2.0.
+        profile, epochs = self._known_profile(), whole_epochs(whole(asked) or asked)
         if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.pairs import as_pair
 
-__all__ = ["IGNORED", "CountExamples", "batch_size", "counted", "drawn_examples"]
+__all__ = ["IGNORED", "CountExamples", "batch_size", "counted", "drawn_examples", "length_of"]
 
 IGNORED = -100
 """Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
@@ -38,7 +38,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     Parameters
     ----------
     batch : batch
-        See `fl_elastic.groups.pairs.as_pair`.
+        See `fl_elastic.groups.pairs.as_pair`; None and an empty list have no example.
     count_examples : callable, optional
         ``count_examples(inputs, targets)``; if given, it decides.
 
@@ -61,6 +61,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     >>> batch_size((torch.zeros(4, 3), torch.full((4,), IGNORED)))
     0
     """
+    if batch is None or (isinstance(batch, (tuple, list)) and not batch):
+        # What a collate function gives if it has left out every example.
+        return 0
     inputs, targets = as_pair(batch)
     if count_examples is not None:
         return _checked(count_examples(inputs, targets))
@@ -124,13 +127,21 @@ def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
     sampler = getattr(drawn, "sampler", None)
     size = getattr(drawn, "batch_size", None)
     if isinstance(sampler, Sized):
-        known = _length(sampler)
+        known = length_of(sampler)
     else:
         dataset = getattr(loader, "dataset", None)
-        known = _length(dataset) if isinstance(dataset, Sized) else None
+        known = length_of(dataset) if isinstance(dataset, Sized) else None
     if known is None or not isinstance(size, int):
         return None
     return min(known, batches * size)
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the length of a loader or dataset, or None; a stream may have a ``__len__`` that raises an error."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
@@ -139,21 +150,13 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     if drawn is not None and type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
         return (len(batch) for batch in drawn)
     size = getattr(drawn, "batch_size", None)
-    batches = _length(loader)
+    batches = length_of(loader)
     if not isinstance(size, int) or batches is None:
         return None
     examples = drawn_examples(loader, batches)
     if examples is None:
         return None
     return (min(size, examples - start) for start in range(0, examples, size))
-
-
-def _length(loader: Any) -> int | None:
-    """Return the loader's length, or None; a DataLoader of a stream has a ``__len__`` that raises TypeError."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:
-        return None
 
 
 def _lengths(value: Any) -> Iterator[int]:

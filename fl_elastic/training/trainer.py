@@ -314,6 +314,11 @@ class ElasticTrainer:
         fit.control.spent += closing * closed_loop
         fit.run(passes)
         self._num_examples = passes.examples(size)
+        if size.ends and passes.batches > size.batches:
+            _LOG.warning(
+                "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
+                "leaves out the rest. Let its __len__ be right, or leave that out", size.batches,
+            )  # fmt: skip
         if (
             profile.estimated
             and closed_loop
@@ -505,11 +510,11 @@ def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
 def whole_epochs(epochs: object) -> int:
     """Return a number of epochs as int; raise TrainingError if it is not a positive whole number.
 
-    >>> whole_epochs(np.int64(2)), whole_epochs(2.0)
-    (2, 2)
+    >>> whole_epochs(np.int64(2))
+    2
     """
     found = whole(epochs)
-    if found is None or found < 1:
+    if found is None or found < 1 or isinstance(epochs, float):
         raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
     return found
 

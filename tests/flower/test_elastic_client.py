@@ -239,8 +239,9 @@ def test_a_first_fit_is_charged_for_its_estimate_also_where_costs_are_kept(
 
 def test_the_servers_epochs_override_the_clients() -> None:
     client = elastic_client(build(), 2, epochs=2)
-    metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": 3})[2]
-    assert metrics["steps"] == 9
+    for asked in (3, 3.0):
+        metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": asked})[2]
+        assert metrics["steps"] == 9
 
 
 @pytest.mark.parametrize("epochs", [1.5, "many", 0, float("nan")])
@@ -443,7 +444,6 @@ def test_rates_and_words_of_a_servers_train_config_reach_every_client() -> None:
     ("odd", "words"),
     [
         ({"budget": 2}, r"budget 2 is a int, not a Budget: say for example Budget\(speedup=2\.0\)"),
-        ({"budget": None}, "budget None is a NoneType"),
         ({"budget": Budget}, "is a type, not a Budget"),
         ({"model": nn.Identity}, r"model Identity is no torch module but a class: give Identity\(\.\.\.\)"),
         ({"model": "resnet18"}, "model of type str is no torch module"),
@@ -469,3 +469,12 @@ def test_what_is_of_another_kind_is_refused_when_it_is_given(
             with SampleStore(tmp_path / "samples.db", 2**20) as store:
                 StreamLearner(model, store, state_dir=tmp_path, detector="none", **given)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_client_and_trainer_need_a_budget() -> None:
+    """A learner does not: each of its adaptations is of so many steps."""
+    parts: Any = {"budget": None, "loss_fn": loss_fn, "optimizer_fn": plain_sgd}
+    with pytest.raises(ElasticError, match="budget None is a NoneType"):
+        ElasticClient(build(), [], [], **parts)
+    with pytest.raises(ElasticError, match="budget None is a NoneType"):
+        ElasticTrainer(build(), **parts)

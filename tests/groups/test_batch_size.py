@@ -167,10 +167,12 @@ def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
     [
         (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
         (torch.ones(4, 3), torch.full((4,), -100)),
+        None,
+        [],
     ],
-    ids=["no rows", "all ignored"],
+    ids=["no rows", "all ignored", "nothing", "no entries"],
 )
-def test_batches_without_examples_are_passed_over(empty: tuple[Tensor, Tensor]) -> None:
+def test_batches_without_examples_are_passed_over(empty: Any) -> None:
     """As samplers give them that draw each example by chance: no loss is a mean over nothing."""
     torch.manual_seed(1)
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
