@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ModelError, TrainingError, UpdateError
+from fl_elastic.errors import BudgetError, ElasticError, ModelError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_state import ClientState
@@ -711,7 +711,13 @@ class ElasticClient(NumPyClient):
             or self.options.timing.clock == "cpu"
         ):
             return budget
-        return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
+        passed = time.perf_counter() - self._arrived
+        if passed >= budget.deadline:
+            raise BudgetError(
+                f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
+                f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
+            )
+        return budget.after(passed, 0.0, 0)
 
     def _options(
         self, task: RoundTask, proximal: float = 0.0, server_round: int = 0

@@ -13,7 +13,16 @@ from torch.utils.data import BatchSampler
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.pairs import as_pair
 
-__all__ = ["IGNORED", "CountExamples", "batch_size", "counted", "drawn_examples", "length_of"]
+__all__ = [
+    "IGNORED",
+    "CountExamples",
+    "all_ignored",
+    "batch_size",
+    "counted",
+    "drawn_examples",
+    "learnable",
+    "length_of",
+]
 
 IGNORED = -100
 """Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
@@ -32,8 +41,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
     If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
     length, such as pictures and boxes, each entry is an example, and so it is of a list of targets next to stacked
-    inputs. If every target is a class that losses ignore, the
-    batch has no example: the mean loss over it is not defined.
+    inputs.
 
     Parameters
     ----------
@@ -58,8 +66,6 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     (5, 8)
     >>> batch_size((torch.zeros(3, 3, 8, 8), [{"boxes": torch.zeros(k, 4)} for k in (2, 0, 5)]))
     3
-    >>> batch_size((torch.zeros(4, 3), torch.full((4,), IGNORED)))
-    0
     """
     if batch is None or (isinstance(batch, (tuple, list)) and not batch):
         # What a collate function gives if it has left out every example.
@@ -67,8 +73,6 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     inputs, targets = as_pair(batch)
     if count_examples is not None:
         return _checked(count_examples(inputs, targets))
-    if _all_ignored(targets):
-        return 0
     if _is_listed(inputs) and _is_listed(targets):
         if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
@@ -114,6 +118,25 @@ def counted(
     for batch in loader:
         size = batch_size(batch, count_examples)
         yield batch, size if drawn is None else min(size, next(drawn, size))
+
+
+def learnable(
+    loader: Iterable[Any], count_examples: CountExamples | None = None
+) -> Iterator[tuple[Any, int]]:
+    """Yield what `counted` does; if every target is a class that losses ignore, a batch has no example.
+
+    The mean loss over such a batch is not defined.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cut_off = torch.zeros(4, 3), torch.full((4,), IGNORED)
+    >>> [size for _, size in counted([cut_off])], [size for _, size in learnable([cut_off])]
+    ([4], [0])
+    """
+    for batch, size in counted(loader, count_examples):
+        ignored = count_examples is None and size and all_ignored(as_pair(batch)[1])
+        yield batch, 0 if ignored else size
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
@@ -191,7 +214,8 @@ def _second_lengths(inputs: Any) -> set[int]:
     return set().union(*map(_second_lengths, entries))
 
 
-def _all_ignored(targets: Any) -> bool:
+def all_ignored(targets: Any) -> bool:
+    """Return whether targets are classes that losses ignore, all of them."""
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
     # The first one decides for nearly every batch.

@@ -17,8 +17,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import (
     CountExamples,
     batch_size,
-    counted,
     drawn_examples,
+    learnable,
     length_of,
 )
 from fl_elastic.groups.forward import to_device
@@ -89,7 +89,7 @@ def first_batches(
         If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
-    given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
+    given = (as_pair(batch) for batch, size in learnable(loader, count_examples) if size)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
         raise TrainingError(NO_BATCH)
@@ -160,7 +160,7 @@ def loader_size(
                 ends=False,
             )
         sizes, began = [], clock()
-        for _, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1):
+        for _, size in islice(learnable(loader, count_examples), _MOST_BATCHES + 1):
             sizes.append(size)
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
@@ -305,7 +305,7 @@ class Epochs(Iterator[Batch]):
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            for batch, size in counted(self._loader, self._count_examples):
+            for batch, size in learnable(self._loader, self._count_examples):
                 if not size:
                     continue
                 self.first_pass += 0 if self.passed else size

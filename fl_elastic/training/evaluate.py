@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch_size import CountExamples, counted
+from fl_elastic.groups.batch_size import CountExamples, learnable
 from fl_elastic.groups.forward import ignored_class, is_summed, outputs_and_loss, to_device
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
@@ -103,7 +103,7 @@ def evaluate(
     counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
-            for given, size in counted(loader, count_examples):
+            for given, size in learnable(loader, count_examples):
                 if not size:
                     # The mean over no examples is not defined.
                     continue

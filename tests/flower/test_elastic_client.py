@@ -478,3 +478,9 @@ def test_client_and_trainer_need_a_budget() -> None:
         ElasticClient(build(), [], [], **parts)
     with pytest.raises(ElasticError, match="budget None is a NoneType"):
         ElasticTrainer(build(), **parts)
+
+
+def test_a_deadline_that_has_passed_is_named_as_it_was_given() -> None:
+    client = elastic_client(build(), 1, budget=Budget(deadline=1e-6))
+    told = client.fit([packed_model(build())], {PACKED: True})[2]
+    assert "deadline 1e-06 s has passed before the first step" in told[ERROR]
