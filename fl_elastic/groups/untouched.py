@@ -6,7 +6,9 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MethodType
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -130,6 +132,28 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.layout is not torch.strided or one.data_ptr() == other.data_ptr()
 
 
+def _owner(loss_fn: object) -> object:
+    """Return what holds the state of a loss: the object of a method, and what a partial function calls."""
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    return loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
+
+
+def _modules_in(owner: object) -> list[nn.Module]:
+    """Return the module that a loss is, or those that a function refers to."""
+    if isinstance(owner, nn.Module):
+        return [owner]
+    if not isinstance(owner, FunctionType):
+        return []
+    try:
+        names = getclosurevars(owner)
+    except ValueError:
+        # A name that has no value yet.
+        return []
+    known = {**names.globals, **names.nonlocals}
+    return [each for each in known.values() if isinstance(each, nn.Module)]
+
+
 @contextmanager
 def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
@@ -143,8 +167,8 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     model : nn.Module
         What the block runs.
     loss_fn : callable, optional
-        A loss that the block computes. What it holds is restored as well: it may follow the outputs, as the centre
-        of a self-distillation does.
+        A loss that the block computes. What it holds is restored as well, and so are modules that a function
+        refers to: they may follow the outputs, as the centre of a self-distillation does.
 
     Examples
     --------
@@ -154,9 +178,9 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     >>> model.num_batches_tracked.item()
     0
     """
-    owner = loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
-    whole = nn.ModuleList([model, *([owner] if isinstance(owner, nn.Module) else [])])
-    held = vars(owner) if len(whole) == 1 and hasattr(owner, "__dict__") else {}
+    owner = _owner(loss_fn)
+    whole = nn.ModuleList([model, *_modules_in(owner)])
+    held = {} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
     held_before = content_of(held)
     parameters = list(whole.parameters())
     # Hooks may leave results on the parameters, such as per-example gradients.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -550,11 +551,13 @@ def losses(kind: str) -> tuple[Any, Any]:
     if kind == "method":
         task = CentredTask()
         return task, task.loss
-    made = Centred() if kind == "module" else CentredObject()
-    return made, made
+    made = CentredObject() if kind == "object" else Centred()
+    if kind == "partial":
+        return made, functools.partial(made)
+    return made, (lambda outputs, targets: made(outputs, targets)) if kind == "closure" else made
 
 
-@pytest.mark.parametrize("kind", ["module", "object", "method"])
+@pytest.mark.parametrize("kind", ["module", "object", "method", "partial", "closure"])
 @pytest.mark.parametrize("memory", [None, 1e8])
 def test_a_loss_that_follows_the_outputs_sees_only_the_steps(
     kind: str, memory: float | None
