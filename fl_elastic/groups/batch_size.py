@@ -219,7 +219,7 @@ def all_ignored(targets: Any) -> bool:
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
     # The first one decides for nearly every batch.
-    if not targets.numel() or int(targets.flatten()[0]) != IGNORED:
+    if not targets.numel() or int(targets[(0,) * targets.ndim]) != IGNORED:
         return False
     return bool((targets == IGNORED).all())
 
