@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_elastic.errors import StreamError
+from fl_elastic.given import is_real, whole
 
 __all__ = ["Replay"]
 
@@ -31,10 +32,12 @@ class Replay:
     stored_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise StreamError(f"a batch of {self.rows} rows means nothing: give at least 1")
-        if not 0 <= self.stored_share <= 1:
-            raise StreamError(f"a stored share of {self.stored_share} is not between 0 and 1")
+        if (whole(self.rows) or 0) < 1:
+            raise StreamError(
+                f"a batch of {self.rows!r} rows means nothing: give a whole number, at least 1"
+            )
+        if not is_real(self.stored_share) or not 0 <= self.stored_share <= 1:
+            raise StreamError(f"a stored share of {self.stored_share!r} is not between 0 and 1")
 
     @property
     def stored_rows(self) -> int:

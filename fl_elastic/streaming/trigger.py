@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_elastic.errors import StreamError
+from fl_elastic.given import whole
 
 __all__ = ["Trigger"]
 
@@ -30,11 +31,14 @@ class Trigger:
     after_drift: int | None = 32
 
     def __post_init__(self) -> None:
-        if self.samples is not None and self.samples < 1:
-            raise StreamError(f"every {self.samples} samples means nothing: give at least 1")
-        if self.after_drift is not None and self.after_drift < 0:
+        if self.samples is not None and (whole(self.samples) or 0) < 1:
             raise StreamError(
-                f"{self.after_drift} samples after a drift means nothing: give 0 or more"
+                f"every {self.samples!r} samples means nothing: give a whole number, at least 1"
+            )
+        after = whole(self.after_drift)
+        if self.after_drift is not None and (after is None or after < 0):
+            raise StreamError(
+                f"{self.after_drift!r} samples after a drift means nothing: give a whole number from 0"
             )
 
     def due(self, samples: int, since_drift: int | None) -> bool:
