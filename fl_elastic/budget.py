@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
 
 from fl_elastic.errors import BudgetError
+from fl_elastic.given import is_real
 
 __all__ = ["Budget"]
 
@@ -129,9 +129,9 @@ class Budget:
 
 def _is_positive(value: object) -> bool:
     """Return whether ``value`` is a positive finite number, of Python or of numpy."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not is_real(value):
         return False
     try:
-        return 0 < float(value) < math.inf
+        return 0 < float(value) < math.inf  # type: ignore[arg-type]
     except OverflowError:
         return False

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from fl_elastic.errors import ModelError
 
 __all__ = [
+    "class_scores",
     "classification_loss",
     "own_loss",
     "own_loss_or_cross_entropy",
@@ -41,12 +42,26 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
     """
     if isinstance(outputs, Tensor):
         return cross_entropy(outputs, targets)
-    values = outputs.values() if isinstance(outputs, Mapping) else outputs
-    scores = [value for value in values if isinstance(value, Tensor) and value.ndim == 2]
+    scores = class_scores(outputs)
     if not scores:
         raise ModelError(f"outputs of type {type(outputs).__name__} hold no class scores")
     main, *auxiliary = [cross_entropy(score, targets) for score in scores]
     return main + _AUXILIARY_WEIGHT * sum(auxiliary)
+
+
+def class_scores(outputs: Any) -> list[Tensor]:
+    """Return the class scores, shape (batch, classes), in outputs of any kind, the main ones first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [len(each) for each in class_scores({"main": torch.zeros(2, 4), "features": torch.zeros(2, 3, 3)})]
+    [2]
+    """
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    several = isinstance(values, Iterable) and not isinstance(values, Tensor)
+    found = values if several else [getattr(outputs, "logits", outputs)]
+    return [value for value in found if isinstance(value, Tensor) and value.ndim == 2]
 
 
 def own_loss(outputs: Any, targets: Any) -> Tensor:

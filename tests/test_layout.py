@@ -18,7 +18,7 @@ ROOT = Path(fl_elastic.__file__).parent
 LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
-    ["errors", "lazy_names"],
+    ["errors", "lazy_names", "given"],
     ["state"],
     ["registry", "budget", "losses", "environment", "laboratory"],
     ["settings"],

@@ -16,7 +16,7 @@ from fl_elastic.errors import BudgetError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.losses import classification_loss
+from fl_elastic.losses import class_scores, classification_loss
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy, policies
 from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_report
 from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
@@ -73,9 +73,8 @@ def classes_of(model: nn.Module, shape: tuple[int, ...], most: int) -> int:
     except Exception:
         # The first training step will report the problem.
         return most
-    scores = getattr(outputs, "logits", outputs)
-    has_scores = isinstance(scores, torch.Tensor) and scores.dim() == 2 and scores.shape[1] > 0
-    return min(most, scores.shape[1]) if has_scores else most
+    # A loss compares the first ones with the targets.
+    return min([most, *(scores.shape[1] for scores in class_scores(outputs)[:1] if scores.numel())])
 
 
 def planned(

@@ -158,16 +158,14 @@ class Checkpointed(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Delegate, counting rounds from the start of the whole run."""
-        return self.strategy.configure_train(
-            server_round=server_round + self._first_round, arrays=arrays, config=config, grid=grid
-        )
+        return self.strategy.configure_train(server_round + self._first_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Delegate, then write the checkpoint of the round."""
         overall = server_round + self._first_round
-        arrays, metrics = self.strategy.aggregate_train(server_round=overall, replies=replies)
+        arrays, metrics = self.strategy.aggregate_train(overall, replies)
         if arrays is not None:
             self._save(overall, arrays)
         return arrays, metrics
@@ -177,16 +175,14 @@ class Checkpointed(Strategy):
     ) -> Iterable[Message]:
         """Delegate, counting rounds from the start of the whole run."""
         return self.strategy.configure_evaluate(
-            server_round=server_round + self._first_round, arrays=arrays, config=config, grid=grid
+            server_round + self._first_round, arrays, config, grid
         )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Delegate, counting rounds from the start of the whole run."""
-        return self.strategy.aggregate_evaluate(
-            server_round=server_round + self._first_round, replies=replies
-        )
+        return self.strategy.aggregate_evaluate(server_round + self._first_round, replies)
 
     def summary(self) -> None:
         """Log where checkpoints go, and the strategy's summary."""

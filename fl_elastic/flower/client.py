@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ModelError, TrainingError, UpdateError
+from fl_elastic.errors import BudgetError, ElasticError, ModelError, TrainingError, UpdateError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_round import (
@@ -40,6 +40,7 @@ from fl_elastic.flower.records import (
 )
 from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train, read_groups
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
@@ -60,7 +61,7 @@ from fl_elastic.training import (
 from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import lasting_costs, passes_above_cut, with_prefix
 from fl_elastic.training.evaluate import MetricsFn
-from fl_elastic.training.trainer import check_parts, eager
+from fl_elastic.training.trainer import check_parts, eager, whole_epochs
 from fl_elastic.update import (
     CODECS,
     Manifest,
@@ -331,9 +332,9 @@ class ElasticClient(NumPyClient):
             If an id is not one of an example, nothing would be left, or the loader does not say which examples it
             reads.
         """
-        from fl_elastic.training.without import parted
+        from fl_elastic.training.without import numbers_of, parted
 
-        numbers, whole = frozenset(ids), self.train_loader
+        numbers, whole = numbers_of(ids), self.train_loader
         if not numbers:
             return
         known = self._without
@@ -446,7 +447,9 @@ class ElasticClient(NumPyClient):
         )
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
-        profile, epochs = self._known_profile(), int(config.get("local-epochs", self.epochs))
+        asked = config.get("local-epochs", self.epochs)
+        # A server's config may hold 2.0.
+        profile, epochs = self._known_profile(), whole_epochs(whole(asked) or asked)
         if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy
@@ -702,7 +705,13 @@ class ElasticClient(NumPyClient):
             or self.options.timing.clock == "cpu"
         ):
             return budget
-        return budget.after(time.perf_counter() - self._arrived, 0.0, 0)
+        passed = time.perf_counter() - self._arrived
+        if passed >= budget.deadline:
+            raise BudgetError(
+                f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
+                f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
+            )
+        return budget.after(passed, 0.0, 0)
 
     def _options(
         self, task: RoundTask, proximal: float = 0.0, server_round: int = 0

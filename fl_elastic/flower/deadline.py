@@ -10,6 +10,7 @@ import numpy as np
 from fl_elastic.errors import BudgetError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import inner_times
+from fl_elastic.given import is_real
 
 __all__ = ["Deadline"]
 
@@ -48,10 +49,11 @@ class Deadline:
     def __post_init__(self) -> None:
         if (self.seconds is None) == (self.quantile is None):
             raise BudgetError("a deadline takes either seconds or a quantile")
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise BudgetError(f"deadline of {self.seconds} seconds is not a positive number")
-        if self.quantile is not None and not 0 <= self.quantile <= 1:
-            raise BudgetError(f"deadline quantile {self.quantile} is not between 0 and 1")
+        seconds, quantile = self.seconds, self.quantile
+        if seconds is not None and not (is_real(seconds) and 0 < seconds < float("inf")):
+            raise BudgetError(f"deadline of {seconds!r} seconds is not a positive number")
+        if quantile is not None and not (is_real(quantile) and 0 <= quantile <= 1):
+            raise BudgetError(f"deadline quantile {quantile!r} is not between 0 and 1")
 
     def of(self, fleet: Iterable[Capabilities]) -> float | None:
         """Return the deadline in seconds for this fleet; None if it depends on its times and none is known."""

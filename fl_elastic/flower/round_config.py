@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.given import is_real, whole
 from fl_elastic.readout.place import Reading, allowed_features
 
 if TYPE_CHECKING:
@@ -98,8 +99,17 @@ class RoundConfig:
     forget: bool | float = False
 
     def __post_init__(self) -> None:
-        if self.solve_every < 0:
-            raise RegistryError(f"solve_every {self.solve_every} must not be negative")
+        if self.deadline is not None:
+            from fl_elastic.flower.deadline import Deadline
+
+            if not isinstance(self.deadline, Deadline):
+                raise RegistryError(
+                    f"deadline {self.deadline!r} is no Deadline: give Deadline(seconds=...)"
+                )
+        if (solves := whole(self.solve_every)) is None or solves < 0:
+            raise RegistryError(
+                f"solve_every {self.solve_every!r} must be a whole number, and not be negative"
+            )
         if self.read not in (_NONE, _LAST):
             try:
                 if allowed_features(self.read) is None:
@@ -116,9 +126,10 @@ class RoundConfig:
             )
         if self.cut not in ("none", "moving") and not self.cut_group:
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
-        if not 0 <= self.forget < float("inf"):
+        known = isinstance(self.forget, bool) or is_real(self.forget)
+        if not known or not 0 <= self.forget < float("inf"):
             raise RegistryError(
-                f"forget {self.forget} must be True, False, or a number above 0 such as 3"
+                f"forget {self.forget!r} must be True, False, or a number above 0 such as 3"
             )
         if self.sums_privacy is not None and (not self.solves_head or self.solve_every):
             raise RegistryError(

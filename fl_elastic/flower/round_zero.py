@@ -52,7 +52,7 @@ class _Sent:
     @property
     def power(self) -> float:
         """Mean square of an example's features."""
-        return float(np.trace(self.sums.products[:-1, :-1])) / self.sums.num_examples
+        return float(self.sums.diagonal[:-1].sum()) / self.sums.num_examples
 
 
 @dataclass(frozen=True, eq=False)

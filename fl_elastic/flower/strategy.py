@@ -56,11 +56,13 @@ from fl_elastic.flower.wrapped_strategy import (
     handed_on,
     no_longer_than,
     parameters_of,
+    say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
     whole_model,
 )
+from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
@@ -100,7 +102,8 @@ class PartialUpdates(Strategy):
     Parameters
     ----------
     inner : Strategy
-        A strategy from ``flwr.serverapp.strategy``.
+        A strategy from ``flwr.serverapp.strategy``, or one derived from it. Its ``aggregate_train`` gets one reply,
+        with the merged model and the summed weight; under differential privacy one of each client.
     rule : str or AggregationRule, optional
         A registered name, or an object; ``contributors`` by default, always ``all`` under differential privacy.
     merge : MergeOptions, optional
@@ -123,7 +126,7 @@ class PartialUpdates(Strategy):
     Raises
     ------
     RegistryError
-        If the rule or codec is unknown or the inner strategy is not linear.
+        If the rule or codec is unknown, a setting is of another kind, or the inner strategy is not linear.
 
     Examples
     --------
@@ -151,10 +154,21 @@ class PartialUpdates(Strategy):
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> None:
+        wrong = of_another_kind(
+            merge=(merge, MergeOptions),
+            config=(config, RoundConfig),
+            server_optimizer=(server_optimizer, ServerOptimizer),
+            average=(average, ModelAverage),
+            limits=(limits, Limits),
+            on_round=(on_round, Callable),
+        )
+        if wrong:
+            raise RegistryError(wrong)
         show_log()
         self.inner = inner
         self.rule = check_inner(inner, rule)
         RULES.check(self.rule)
+        say_what_it_sees(inner)
         self.merge = merge or MergeOptions()
         self.config = config or RoundConfig()
         if self.config.uncovered and sees_each_client(inner):
@@ -413,7 +427,8 @@ class PartialUpdates(Strategy):
     ) -> list[Message]:
         """Return the messages to the clients that the inner strategy chooses."""
         arrays = parameters_of(self._weights, manifest)
-        return list(configure(server_round=server_round, arrays=arrays, config=config, grid=grid))
+        # By position, as Flower does: a strategy of a user may have other names for its arguments.
+        return list(configure(server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -535,7 +550,7 @@ class PartialUpdates(Strategy):
         for node, content in zip(believed, completed_metrics(contents, weight), strict=True):
             messages[node].content = content
             translated.append(messages[node])
-        found = self.inner.aggregate_evaluate(server_round=server_round, replies=translated)
+        found = self.inner.aggregate_evaluate(server_round, translated)
         evaluated = getattr(self.on_round, "evaluated", None)
         if evaluated is not None and found is not None:
             evaluated(server_round, found)

@@ -47,6 +47,7 @@ __all__ = [
     "metrics_aggregator",
     "no_longer_than",
     "parameters_of",
+    "say_what_it_sees",
     "sees_each_client",
     "takes_the_mean_as_it_is",
     "weight_key",
@@ -67,6 +68,7 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
+_LOG = logging.getLogger("fl_elastic")
 
 
 def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | AggregationRule:
@@ -128,6 +130,20 @@ def sees_each_client(inner: Strategy) -> bool:
     Any other linear strategy gets the finished mean as one reply with the summed weight.
     """
     return any(isinstance(strategy, _SERVER_DP) for strategy in chain(inner))
+
+
+def say_what_it_sees(inner: Strategy) -> None:
+    """Log what a strategy of a user, which may look at single replies, is given in their place."""
+    if sees_each_client(inner):
+        return
+    for strategy in chain(inner):
+        module = getattr(strategy.aggregate_train, "__module__", "")
+        if not module.startswith("flwr."):
+            _LOG.warning(
+                "aggregate_train of %s is given one reply, with the merged model and the summed weight, and not "
+                "that of each client: the weights of replies cannot be changed there, nor single ones left out",
+                type(strategy).__name__,
+            )
 
 
 def takes_the_mean_as_it_is(inner: Strategy) -> bool:
@@ -194,9 +210,7 @@ def handed_on(
         return None, None
     with counted_replies(len(this.usable)):
         try:
-            aggregated, merged_metrics = inner.aggregate_train(
-                server_round=this.number, replies=[*usable, *this.failed]
-            )
+            aggregated, merged_metrics = inner.aggregate_train(this.number, [*usable, *this.failed])
         except (ValueError, KeyError, AggregationError) as error:
             if isinstance(error, ElasticError) or each:
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler
@@ -12,13 +13,26 @@ from torch.utils.data import BatchSampler
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.pairs import as_pair
 
-__all__ = ["CountExamples", "batch_size", "counted", "drawn_examples"]
+__all__ = [
+    "IGNORED",
+    "CountExamples",
+    "all_ignored",
+    "batch_size",
+    "counted",
+    "drawn_examples",
+    "learnable",
+    "length_of",
+]
+
+IGNORED = -100
+"""Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
 
 CountExamples: TypeAlias = Callable[[Any, Any], int]
 """``count_examples(inputs, targets)`` returns the number of examples in a batch."""
 
 # Batches of graphs store their number of graphs under one of these names (PyTorch Geometric, DGL).
 _GRAPHS = ("num_graphs", "batch_size")
+_CLASSES = (torch.int16, torch.int32, torch.int64)
 
 
 def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
@@ -26,12 +40,13 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
     If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
-    length, such as pictures and boxes, each entry is an example.
+    length, such as pictures and boxes, each entry is an example, and so it is of a list of targets next to stacked
+    inputs.
 
     Parameters
     ----------
     batch : batch
-        See `fl_elastic.groups.pairs.as_pair`.
+        See `fl_elastic.groups.pairs.as_pair`; None and an empty list have no example.
     count_examples : callable, optional
         ``count_examples(inputs, targets)``; if given, it decides.
 
@@ -49,7 +64,12 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     >>> pictures, boxes = [torch.zeros(3, 8, 8)] * 5, [{"boxes": torch.zeros(2, 4)}] * 5
     >>> batch_size((pictures, boxes)), batch_size(((torch.zeros(8, 3), torch.zeros(8)), torch.zeros(8)))
     (5, 8)
+    >>> batch_size((torch.zeros(3, 3, 8, 8), [{"boxes": torch.zeros(k, 4)} for k in (2, 0, 5)]))
+    3
     """
+    if batch is None or (isinstance(batch, (tuple, list)) and not batch):
+        # What a collate function gives if it has left out every example.
+        return 0
     inputs, targets = as_pair(batch)
     if count_examples is not None:
         return _checked(count_examples(inputs, targets))
@@ -57,6 +77,11 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
     told, given = list(_lengths(targets)), list(_lengths(inputs))
+    if _is_listed(targets) and len(targets) in given:
+        # Boxes or words of each example, next to stacked inputs, unless each entry has a row per example.
+        common = set(told) if _of_all_examples(targets) else set()
+        if not common or not common <= {*given, *_second_lengths(inputs)}:
+            return len(targets)
     if not told:
         # The shortest entry counts: next to the offsets of bags, only their words are longer.
         return min(given, default=1)
@@ -95,6 +120,25 @@ def counted(
         yield batch, size if drawn is None else min(size, next(drawn, size))
 
 
+def learnable(
+    loader: Iterable[Any], count_examples: CountExamples | None = None
+) -> Iterator[tuple[Any, int]]:
+    """Yield what `counted` does; if every target is a class that losses ignore, a batch has no example.
+
+    The mean loss over such a batch is not defined.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cut_off = torch.zeros(4, 3), torch.full((4,), IGNORED)
+    >>> [size for _, size in counted([cut_off])], [size for _, size in learnable([cut_off])]
+    ([4], [0])
+    """
+    for batch, size in counted(loader, count_examples):
+        ignored = count_examples is None and size and all_ignored(as_pair(batch)[1])
+        yield batch, 0 if ignored else size
+
+
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
     """Return the number of examples that a DataLoader draws in ``batches`` batches; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
@@ -106,13 +150,21 @@ def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
     sampler = getattr(drawn, "sampler", None)
     size = getattr(drawn, "batch_size", None)
     if isinstance(sampler, Sized):
-        known = _length(sampler)
+        known = length_of(sampler)
     else:
         dataset = getattr(loader, "dataset", None)
-        known = _length(dataset) if isinstance(dataset, Sized) else None
+        known = length_of(dataset) if isinstance(dataset, Sized) else None
     if known is None or not isinstance(size, int):
         return None
     return min(known, batches * size)
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the length of a loader or dataset, or None; a stream may have a ``__len__`` that raises an error."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
@@ -121,21 +173,13 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     if drawn is not None and type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
         return (len(batch) for batch in drawn)
     size = getattr(drawn, "batch_size", None)
-    batches = _length(loader)
+    batches = length_of(loader)
     if not isinstance(size, int) or batches is None:
         return None
     examples = drawn_examples(loader, batches)
     if examples is None:
         return None
     return (min(size, examples - start) for start in range(0, examples, size))
-
-
-def _length(loader: Any) -> int | None:
-    """Return the loader's length, or None; a DataLoader of a stream has a ``__len__`` that raises TypeError."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:
-        return None
 
 
 def _lengths(value: Any) -> Iterator[int]:
@@ -168,6 +212,16 @@ def _second_lengths(inputs: Any) -> set[int]:
     if not isinstance(inputs, (Mapping, tuple, list)):
         return set()
     return set().union(*map(_second_lengths, entries))
+
+
+def all_ignored(targets: Any) -> bool:
+    """Return whether targets are classes that losses ignore, all of them."""
+    if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
+        return False
+    # The first one decides for nearly every batch.
+    if not targets.numel() or int(targets[(0,) * targets.ndim]) != IGNORED:
+        return False
+    return bool((targets == IGNORED).all())
 
 
 def _is_listed(value: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch_size import IGNORED, batch_size
 from fl_elastic.groups.pairs import LABELS, as_pair
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
@@ -28,8 +28,11 @@ __all__ = [
     "call_model",
     "channels_last",
     "compute_loss",
+    "ignored_class",
     "is_one_argument",
+    "is_summed",
     "map_tensors",
+    "one_number",
     "outputs_and_loss",
     "refusing_misfits",
     "scores_of",
@@ -42,7 +45,10 @@ Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 
 _OF_CLASSES = (cross_entropy, nll_loss, classification_loss, own_loss_or_cross_entropy)
-_IGNORED = -100  # default ignore_index of torch's classification losses
+# What models raise for inputs that they do not expect; torchvision's detectors assert.
+_OF_A_MISFIT = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+# Most names of inputs in a message.
+_SHOWN = 8
 _WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
 
 
@@ -100,12 +106,11 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 def batch_shape(batch: Batch) -> tuple[int, ...]:
     """Return the shape of the first input tensor, which is part of a cost profile's key."""
     inputs = as_pair(batch)[0]
-    if isinstance(inputs, Tensor):
-        return tuple(inputs.shape)
     found: list[tuple[int, ...]] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tuple(tensor.shape))
+        # The rows of a nested tensor have no common shape.
+        found.append((tensor.size(0),) if tensor.is_nested else tuple(tensor.shape))
         return tensor
 
     map_tensors(note, inputs)
@@ -190,15 +195,29 @@ def refusing_misfits(batch: Batch) -> Iterator[None]:
         yield
     except (ElasticError, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except _OF_A_MISFIT as error:
         pair = as_pair(batch)
         shapes = (
-            f"inputs of shape {batch_shape(pair)} and targets of shape {batch_shape(pair[::-1])}"
+            f"inputs of shape {batch_shape(pair)}{_entries(pair[0])} and targets of shape "
+            f"{batch_shape(pair[::-1])}"
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
             f"model and loss cannot take a batch with {shapes}: {reason}"
         ) from error
+
+
+def _entries(inputs: Any) -> str:
+    """Return in words what holds several inputs: the reader may have meant some of them otherwise."""
+    if isinstance(inputs, Mapping):
+        return f" in a dict of {', '.join(map(repr, list(inputs)[:_SHOWN]))}"
+    if isinstance(inputs, list):
+        return f" in a list of {len(inputs)}"
+    if isinstance(inputs, tuple) and not isinstance(inputs, PackedSequence):
+        return (
+            f" in a tuple of {len(inputs)} (of a batch of three entries or more, all but the last)"
+        )
+    return ""
 
 
 def channels_last(tensor: Tensor) -> Tensor:
@@ -256,10 +275,40 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
         outputs = _called(model, given, batch_size(batch) if listed else None)
         _refuse_unknown_classes(loss_fn, outputs, targets)
         loss = loss_fn(outputs, targets)
+    return outputs, one_number(loss)
+
+
+def one_number(loss: Any) -> Tensor:
+    """Return a loss as a tensor of shape (); raise ModelError if it is not one number."""
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         seen = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ModelError(f"loss_fn must return one number as a tensor, got {seen}")
-    return outputs, loss.reshape(())
+    return loss.reshape(())
+
+
+def ignored_class(loss_fn: LossFn) -> int:
+    """Return the class that a loss ignores, as far as it says so.
+
+    >>> ignored_class(nn.CrossEntropyLoss(ignore_index=255)), ignored_class(cross_entropy)
+    (255, -100)
+    >>> ignored_class(partial(cross_entropy, ignore_index=255))
+    255
+    """
+    return int(_setting(loss_fn, "ignore_index", IGNORED))
+
+
+def is_summed(loss_fn: LossFn) -> bool:
+    """Return whether a loss says that it is the sum over a batch and not the mean.
+
+    >>> is_summed(partial(cross_entropy, reduction="sum")), is_summed(cross_entropy)
+    (True, False)
+    """
+    return bool(_setting(loss_fn, "reduction", "mean") == "sum")
+
+
+def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:
+    given = loss_fn.keywords if isinstance(loss_fn, partial) else {}
+    return given.get(name, getattr(loss_fn, name, default))
 
 
 def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None:
@@ -268,6 +317,7 @@ def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None
     The CPU raises this error itself. On CUDA the error makes the device unusable for the process, so that the model
     could not even be restored.
     """
+    ignored = ignored_class(loss_fn)
     if isinstance(loss_fn, partial):
         loss_fn = loss_fn.func
     known = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES
@@ -276,7 +326,6 @@ def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None
     if targets.device.type == "cpu" or targets.is_floating_point() or not outputs.dim():
         return
     classes = outputs.shape[min(1, outputs.dim() - 1)]
-    ignored = getattr(loss_fn, "ignore_index", _IGNORED)
     unknown = ((targets < 0) | (targets >= classes)) & (targets != ignored)
     if bool(unknown.any()):
         raise IndexError(f"Target {int(targets[unknown][0])} is out of bounds.")

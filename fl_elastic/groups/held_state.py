@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.trainable import trainable
 
-__all__ = ["Attributes", "content_of", "followers", "put_content_back"]
+__all__ = ["Attributes", "content_of", "followers", "put_content_back", "write"]
 
 # Bytes of all parameters of one shape up to which all of them count as followers.
 _SMALL = 1 << 20
@@ -156,8 +156,7 @@ def put_content_back(value: Any, copied: Any) -> None:
         if value.shape != copied.shape:
             value.data = copied.clone()
         elif not _same(value, copied):
-            with torch.no_grad():
-                value.copy_(copied)
+            write(value, copied)
     elif isinstance(value, np.ndarray):
         if not _same(value, copied):
             value[...] = copied
@@ -180,6 +179,18 @@ def put_content_back(value: Any, copied: Any) -> None:
         elif isinstance(held, MutableSequence):
             held.clear()
             held.extend(each for each, _ in copied)
+
+
+def write(tensor: Tensor, value: Tensor) -> None:
+    """Write a value into a tensor that is no part of a graph afterwards.
+
+    A tensor that a pass has written differentiable inputs into would let the next backward pass run through that
+    pass, too.
+    """
+    with torch.no_grad():
+        tensor.copy_(value)
+    if tensor.grad_fn is not None and tensor._base is None:
+        tensor.detach_()
 
 
 def _state_of_generator(value: Any) -> Any:

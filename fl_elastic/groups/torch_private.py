@@ -26,6 +26,7 @@ __all__ = [
     "checkpoint_hook",
     "checkpointed_parts",
     "compiled_parts",
+    "has_gradient_hooks",
     "has_hooks",
     "hooked",
     "named_arguments",
@@ -35,6 +36,7 @@ __all__ = [
     "output_shape",
     "own_buffers",
     "own_parameters",
+    "own_parts",
     "spared_group_norms",
     "steps_alone",
     "uncompiled",
@@ -70,6 +72,11 @@ def writes_to(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def has_gradient_hooks(parameter: nn.Parameter) -> bool:
+    """Return whether hooks run once a parameter's gradient is complete, as those that step in the backward pass."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
 def no_view(tensor: Tensor) -> Tensor:
     """Return a tensor with the same numbers that is not a view, so that in-place operations may write it."""
     plain: Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
@@ -84,6 +91,12 @@ def named_arguments(operation: Any, arguments: Sequence[Any]) -> dict[str, Any]:
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the dictionary in which a module holds its own buffers, without those of its submodules."""
     return module._buffers
+
+
+def own_parts(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the dictionaries in which a module holds its own parameters and submodules, if it has such."""
+    held = (module._parameters, module._modules)
+    return [each for each in held if isinstance(each, dict)]
 
 
 def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:

@@ -90,7 +90,7 @@ def tensor_groups(model: nn.Module, loss_fn: LossFn, batch: Batch) -> list[Tenso
     ['2', '0']
     """
     model = uncompiled(model)
-    with untouched(model):
+    with untouched(model, loss_fn):
         return list(trace_step(model, loss_fn, batch).graph.groups)
 
 
@@ -102,9 +102,16 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
             f"{f'module {compiled[0]!r}' if compiled[0] else 'the model'} runs compiled code, which each new plan "
             "would compile anew: give it without compile(), or call torch.compile on the whole model"
         )
+    before = {name for name, _ in model.named_parameters()}
     with recorded_calls(model) as calls:
         loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    made = [name for name in names.values() if name not in before]
+    if made:
+        raise ModelError(
+            f"the forward pass made the parameter {made[0]!r}, which no optimiser has: run the model on a batch "
+            "before it is trained or sent"
+        )
     order = _nodes_by_age(loss)
     if any(node.name() == _REENTRANT for node in order):
         raise ModelError(

@@ -6,14 +6,28 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from inspect import getclosurevars
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
-from fl_elastic.groups.torch_private import own_buffers, spared_group_norms
+from fl_elastic.groups.held_state import (
+    Attributes,
+    content_of,
+    followers,
+    put_content_back,
+    write,
+)
+from fl_elastic.groups.torch_private import (
+    has_gradient_hooks,
+    own_buffers,
+    own_parts,
+    spared_group_norms,
+)
 
 __all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched"]
 
@@ -118,13 +132,43 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.layout is not torch.strided or one.data_ptr() == other.data_ptr()
 
 
+def _owner(loss_fn: object) -> object:
+    """Return what holds the state of a loss: the object of a method, and what a partial function calls."""
+    while isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    return loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
+
+
+def _modules_in(owner: object) -> list[nn.Module]:
+    """Return the module that a loss is, or those that a function refers to."""
+    if isinstance(owner, nn.Module):
+        return [owner]
+    if not isinstance(owner, FunctionType):
+        return []
+    try:
+        names = getclosurevars(owner)
+    except ValueError:
+        # A name that has no value yet.
+        return []
+    known = {**names.globals, **names.nonlocals}
+    return [each for each in known.values() if isinstance(each, nn.Module)]
+
+
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     """Restore buffers, attributes, gradients, ``requires_grad``, modes and RNG on leaving the block.
 
-    RNG means that of torch, Python and numpy. Weights are not copied, except `followers`, which a forward pass may
-    change: the block must not write to other weights. Inside, gradients start as ``None``, and so do tensors that
-    hooks have left on parameters, such as per-example gradients.
+    RNG means that of torch, Python and numpy. Weights are not copied, except those that a pass may change:
+    `followers`, and those with hooks on their complete gradient. The block must not write to others. Inside,
+    gradients start as ``None``, and so do tensors that hooks have left on parameters, such as those per example.
+
+    Parameters
+    ----------
+    model : nn.Module
+        What the block runs.
+    loss_fn : callable, optional
+        A loss that the block computes. What it holds is restored as well, and so are modules that a function
+        refers to: they may follow the outputs, as the centre of a self-distillation does.
 
     Examples
     --------
@@ -134,19 +178,28 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> model.num_batches_tracked.item()
     0
     """
-    parameters = list(model.parameters())
+    owner = _owner(loss_fn)
+    whole = nn.ModuleList([model, *_modules_in(owner)])
+    held = {} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})
+    held_before = content_of(held)
+    parameters = list(whole.parameters())
     # Hooks may leave results on the parameters, such as per-example gradients.
     left = [
         (vars(each), {n: (v, content_of(v)) for n, v in vars(each).items()}) for each in parameters
     ]
     gradients = [parameter.grad for parameter in parameters]
     trainable = [parameter.requires_grad for parameter in parameters]
-    moving = (*model.buffers(), *followers(model))
+    hooked = [each for each in parameters if has_gradient_hooks(each)]
+    moving = (*whole.buffers(), *{id(each): each for each in (*followers(model), *hooked)}.values())
     buffers = [(buffer, buffer.data, buffer.detach().clone()) for buffer in moving]
-    attributes = Attributes.of(model)
-    # A model may also assign new tensors to its buffers.
-    assigned = [(own_buffers(module), dict(own_buffers(module))) for module in model.modules()]
-    modes = [(module, module.training) for module in model.modules()]
+    attributes = Attributes.of(whole)
+    # A model may also assign new tensors to its buffers, and make parts in its first pass.
+    assigned = [
+        (own, dict(own))
+        for module in whole.modules()
+        for own in (own_buffers(module), *own_parts(module))
+    ]
+    modes = [(module, module.training) for module in whole.modules()]
     for parameter, (own, _) in zip(parameters, left, strict=True):
         parameter.grad = None
         own.update(dict.fromkeys((name for name, each in own.items() if _holds_tensors(each))))
@@ -155,9 +208,11 @@ def untouched(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for own, names in assigned:
-            own.clear()
-            own.update(names)
+            if own.keys() != names.keys() or any(own[name] is not names[name] for name in names):
+                own.clear()
+                own.update(names)
         attributes.put_back()
+        put_content_back(held, held_before)
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 if buffer.shape != before.shape:
@@ -166,7 +221,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 elif not _same_memory(buffer, memory):
                     # ``data`` was replaced: views of the old memory must show the restored values.
                     buffer.data = memory
-                buffer.copy_(before)
+                write(buffer, before)
         for noted, earlier in left:
             noted.clear()
             for name, (value, content) in earlier.items():

@@ -38,7 +38,10 @@ def traced(model: nn.Module, batch: Batch) -> BackwardGraph:
 
 @contextmanager
 def as_inference(
-    model: nn.Module, batch: Batch, read: Collection[str] = ()
+    model: nn.Module,
+    batch: Batch,
+    read: Collection[str] = (),
+    graph: BackwardGraph | None = None,
 ) -> Iterator[Callable[[Any], Any]]:
     """Fold norms into the convolutions before them inside the block; yield a function that lays out inputs.
 
@@ -53,6 +56,8 @@ def as_inference(
         A small batch.
     read : collection of str
         Modules whose own outputs are read: a convolution among them is not folded.
+    graph : BackwardGraph, optional
+        Result of `traced`, if it is known.
     """
     kinds = {type(module) for module in model.modules()}
     shadowed: list[nn.Module] = []
@@ -60,7 +65,7 @@ def as_inference(
         yield lambda inputs: inputs
         return
     try:
-        graph = traced(model, batch)
+        graph = traced(model, batch) if graph is None else graph
         # Another batch may take another path through parts that this batch does not use.
         pairs = [] if graph.unused else foldable_pairs(graph, model)
     except (ElasticError, RuntimeError, ValueError, TypeError, IndexError):

@@ -138,7 +138,7 @@ def _estimated(
     No step is timed if it would take more than ``memory``, or if tracing took more than ``tracing`` seconds.
     """
     began = timer()
-    with untouched(model), same_start(model), _collection_paused():
+    with untouched(model, loss_fn), same_start(model), _collection_paused():
         traced: list[Trace] = []
 
         def run() -> Trace:

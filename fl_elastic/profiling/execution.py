@@ -86,7 +86,7 @@ def measure_execution(
     candidates = sorted({2**power for power in range(most_threads.bit_length())} | {most_threads})
     best, best_seconds = Execution(1), float("inf")
     try:
-        with untouched(model):
+        with untouched(model, loss_fn):
             for threads in candidates:
                 if threads > most_threads:
                     continue

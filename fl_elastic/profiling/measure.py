@@ -68,7 +68,7 @@ def profile_model(
     model = uncompiled(model)
     batch = to_device(batch, model_device(model))
     timer = clock_for(model_device(model), clock)
-    with untouched(model), same_start(model):
+    with untouched(model, loss_fn), same_start(model):
         _warm_up(model, loss_fn, batch)
         edges = TracedEdges.of(trace_step(model, loss_fn, batch))
         full = _time_full(model, loss_fn, batch, edges, timer)

@@ -13,6 +13,7 @@ from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import traced
 from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
@@ -22,13 +23,18 @@ from fl_elastic.readout.readout import reaching
 __all__ = ["candidate_places", "few_that_run", "last_layer"]
 
 _MODULES, _FEWEST = 10, 6
+# Examples that suffice to learn shapes.
+_FEW = 2
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)
 # The same sizes on every device, so that devices with small budgets share some places with the others.
 _RANDOM = (128, 256, 512, 1024)
 
 
 def candidate_places(
-    model: nn.Module, batch: Batch, most_features: int = MOST_FEATURES
+    model: nn.Module,
+    batch: Batch,
+    most_features: int = MOST_FEATURES,
+    graph: BackwardGraph | None = None,
 ) -> tuple[Place, ...]:
     """Return places of a model that a head may read, from the input towards the output.
 
@@ -44,6 +50,8 @@ def candidate_places(
         A batch, for the shapes.
     most_features : int
         Places with more features are left out.
+    graph : BackwardGraph, optional
+        Result of `fl_elastic.ops.inference.traced`, if it is known.
 
     Examples
     --------
@@ -53,7 +61,7 @@ def candidate_places(
     ['input@grid4', 'input@grid8', 'in:3@flat']
     """
     batch = few_that_run(model, split_batch(batch))
-    ends, last = _block_ends(model, batch)
+    ends, last = _block_ends(model, batch, traced(model, batch) if graph is None else graph)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
     places += [Place(INPUT, "flat"), *(Place(INPUT, "random", size) for size in _RANDOM)]
     for module, at_input, shape in ends:
@@ -89,6 +97,8 @@ def few_that_run(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
     """
     few = few_of(batch)
     try:
+        if batch_size(batch) <= _FEW:
+            return batch
         with untouched(model), torch.no_grad():
             model.eval()
             scores = scores_of(call_model(model, few[0]))
@@ -125,13 +135,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _block_ends(
-    model: nn.Module, batch: Batch
+    model: nn.Module, batch: Batch, graph: BackwardGraph
 ) -> tuple[list[tuple[str, bool, tuple[int, ...]]], str]:
     """Return the places at which the rest of the model sees one tensor, and the name of the last linear layer.
 
     Each has module, whether it is the input, and shape per example. It does not matter what is trained or frozen.
     """
-    graph = traced(model, batch)
     ends = [
         (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
         for cut in reversed(graph.cuts)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -204,6 +203,9 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
             f"no place has at most {most_features} features: allow more, or name the places to read"
         )
 
+    # Each costs a hundredth of a second, and both the search for a penalty and the growth of unions come back.
+    errors: dict[tuple[frozenset[Place], int], float] = {}
+
     def worth(
         places: tuple[Place, ...],
         parts: Iterable[NDArray[np.float32]],
@@ -211,11 +213,14 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
         closely: bool = True,
     ) -> tuple[PlaceWorth, int]:
         whole = task.whole(parts)
-        best, error = (
-            least_from(near, partial(task.error, whole))
-            if closely
-            else (near, task.error(whole, near))
-        )
+
+        def error_with(penalty: int) -> float:
+            case = frozenset(places), penalty
+            if case not in errors:
+                errors[case] = task.error(whole, penalty)
+            return errors[case]
+
+        best, error = least_from(near, error_with) if closely else (near, error_with(near))
         features = sum(sample.rows[place].shape[1] for place in places)
         return PlaceWorth(places, features, error, float(PENALTIES[best])), best
 

@@ -41,7 +41,7 @@ def candidate_features(most: int) -> int:
     most `EXAMPLES`: that is right more often than places of few features.
 
     >>> candidate_features(256), candidate_features(2048)
-    (2560, 2048)
+    (2048, 2048)
     """
     return MOST_FEATURES if most < _PROJECTED else most
 

@@ -32,7 +32,7 @@ INPUT = "input"
 AUTO = "auto"
 """Value of ``read`` that lets the best places be chosen; with a bound on features as in ``auto>512``."""
 
-MOST_FEATURES = 2560
+MOST_FEATURES = 2048
 """Default bound on features: the work of a head grows with their square."""
 
 BODY, HEAD = "body", "head"
@@ -149,7 +149,7 @@ def allowed_features(read: str) -> int | None:
     """Return the bound on features if places are to be chosen; None if they are given.
 
     >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
-    (2560, 512, None)
+    (2048, 512, None)
     """
     if read == AUTO:
         return MOST_FEATURES

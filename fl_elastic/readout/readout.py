@@ -301,7 +301,7 @@ def _passes(
     names = [name for name, _ in model.named_modules()]
 
     def idle() -> set[str]:
-        return {name for name in names if _is_idle(name, began, ended)}
+        return _idle(names, began, ended)
 
     came_by = [(place, idle()) for place in places if place.module == INPUT]
     with _running_modules(model, began, ended):
@@ -380,16 +380,24 @@ def _gives(
     return all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
-def _is_idle(name: str, began: set[str], ended: set[str]) -> bool:
-    """Return whether neither a module nor any module inside it ran, and no module around it finished.
+def _idle(names: list[str], began: set[str], ended: set[str]) -> set[str]:
+    """Return the modules that did not run, nor any module inside them, and around which none finished.
 
     A module around it that finished may have used its weights without running it, as attention uses those of its
     last layer.
     """
+    ran = {"", *began, *(outer for name in began for outer in _around(name))}
+    return {name for name in names if name not in ran and not _around(name) & ended}
+
+
+def _around(name: str) -> set[str]:
+    """Return the names of the modules around a module.
+
+    >>> sorted(_around("layers.0.conv"))
+    ['layers', 'layers.0']
+    """
     parts = name.split(".")
-    around = {".".join(parts[:count]) for count in range(1, len(parts))}
-    ran = not name or name in began or any(each.startswith(f"{name}.") for each in began)
-    return not ran and not around & ended
+    return {".".join(parts[:count]) for count in range(1, len(parts))}
 
 
 class _PassedBy(nn.Module):

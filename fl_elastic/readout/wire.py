@@ -1,4 +1,4 @@
-"""Wire format of a client's sample for the choice of places: mixed rows of each place in half precision."""
+"""Wire format of a client's sample for the choice of places: the principal axes of its folds in half precision."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ __all__ = ["PlacesReply", "decode_places", "encode_places", "sample_bytes"]
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
 _LONGEST_NAME = 500
+# A feature whose deviation is a smaller share of its mean is constant, up to the rounding of fp32.
+_STILL = 1e-7
 # Tolerance for counts that are computed from targets and constants in fp32.
 _ROUNDED = 1e-3
 
@@ -58,31 +60,42 @@ def sample_bytes(rows: int, features: int, outputs: int) -> int:
     return 4 * (2 * features + rows * (1 + outputs)) + 2 * rows * features
 
 
-def encode_places(reply: PlacesReply, manifest: Manifest, seed: int = 0) -> bytes:
+def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
     """Return a reply as one buffer.
 
-    Within each fold the rows are mixed by a random rotation, which preserves all sums and leaves no row that is an
-    example. Features are standardised before they are written as fp16; targets travel as fp32.
+    The rows of a fold are its principal axes: they follow from the sums over the fold, and no row is an example.
+    Features are standardised before they are written as fp16; targets travel as fp32.
     """
-    sample, rng = reply.sample, np.random.default_rng(seed)
+    sample = reply.sample
     order = np.argsort(sample.folds, kind="stable")
     counts = np.unique(sample.folds, return_counts=True)[1]
-    turns = [np.linalg.qr(rng.normal(size=(count, count)))[0] for count in counts]
     ends = np.cumsum(counts)[:-1]
 
-    def mixed(rows: NDArray[np.floating]) -> NDArray[np.float64]:
-        parts = np.split(np.asarray(rows[order], np.float64), ends)
-        return np.concatenate([turn @ part for turn, part in zip(turns, parts, strict=True)])
+    def by_fold(rows: NDArray[np.floating]) -> list[NDArray[np.floating]]:
+        return np.split(rows[order], ends)
 
-    exact, small = [], []
+    exact, standard = [], []
     for rows in sample.rows.values():
         mean = sample.constant @ rows / sample.num_examples
         centred = rows - np.outer(sample.constant, mean)
         scale = np.sqrt((centred**2).mean(axis=0))
-        scale = np.where(scale > 0, scale, 1.0).astype("<f4")
+        still = scale <= _STILL * np.abs(mean)
+        centred[:, still], scale[still] = 0.0, 1.0
+        scale = scale.astype("<f4")
         exact += [mean.astype("<f4"), scale]
-        small.append((mixed(centred) / scale).astype("<f2"))
-    exact += [mixed(sample.constant[:, None]).astype("<f4"), mixed(sample.targets).astype("<f4")]
+        standard.append(by_fold((centred / scale).astype(np.float32)))
+    constant, targets = by_fold(sample.constant[:, None]), by_fold(sample.targets)
+    # All rows of a fold are turned alike, so that sums over features and targets stay what they are.
+    axes = [
+        np.linalg.eigh(sum(part @ part.T for part in parts))[1].T
+        for parts in zip(*standard, constant, targets, strict=True)
+    ]
+
+    def turned(parts: list[NDArray[np.floating]]) -> NDArray[np.float64]:
+        return np.concatenate([axis @ part for axis, part in zip(axes, parts, strict=True)])
+
+    small = [turned(parts).astype("<f2") for parts in standard]
+    exact += [turned(constant).astype("<f4"), turned(targets).astype("<f4")]
     header = {
         "manifest": manifest.hash,
         "places": [str(place) for place in sample.rows],

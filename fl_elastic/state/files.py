@@ -92,7 +92,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> list[str]:
     """Delete the temporary files of `write_atomically` whose process is gone; return their names.
 
     A process that was killed while writing leaves one. A file that cannot be deleted, or whose process is alive,
-    stays. that lives, stays.
+    stays.
     """
     removed = []
     try:

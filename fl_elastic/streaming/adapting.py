@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import all_finite, call_model, compute_loss, to_device
+from fl_elastic.groups.forward import all_finite, call_model, compute_loss, one_number, to_device
 from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
@@ -183,7 +183,8 @@ def score(body: Body, loss_fn: LossFn, rows: Sequence[Row], classes: ClassMap) -
         targets = torch.from_numpy(classes.outputs(np.array([row.y for row in rows], np.int64)))
         targets = targets.to(outputs.device)
         right = int((outputs[:, : len(classes)].argmax(1) == targets).sum())
-        return Score(float(loss_fn(outputs, targets)), right / len(rows), len(rows))
+        loss = one_number(loss_fn(outputs, targets))
+        return Score(float(loss), right / len(rows), len(rows))
 
 
 @contextmanager

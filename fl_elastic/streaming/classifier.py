@@ -115,7 +115,7 @@ class Classifier:
         self._seed, self._most = seed, most
         self._width: int | None = None
         self.body: Body | None = None if latent else self._made()
-        for label in ClassMap(tuple(int(each) for each in classes)).labels:
+        for label in ClassMap(tuple(classes)).labels:
             self.learn(label)
 
     @property

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -23,7 +24,7 @@ _DONE = "done"
 def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the samples of ``.npz`` files (arrays ``x``, and perhaps ``y``) in the order of their names.
 
-    A label is a whole number; NaN stands for none.
+    A label is a whole number; NaN stands for none. If ``y`` is one number, the file holds one sample.
 
     A file that was read to its end is moved to the subfolder ``done``. Write a new file under another name and
     rename it, so that it is never read incomplete. A file that cannot be read is refused, and moved as well.
@@ -57,8 +58,15 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         return {"file": file.name, "digest": digest, "rows": rows}
 
     try:
+        if not is_zipfile(file):
+            raise ValueError("no .npz file")
         with np.load(file, allow_pickle=False) as stored:
+            if "x" not in stored.files:
+                raise ValueError(f"no array x, only {', '.join(stored.files)}")
             arrays = {name: stored[name] for name in ("x", "y") if name in stored.files}
+        if np.ndim(arrays.get("y", [])) == 0:
+            # One label says that this is the file of one sample.
+            arrays = {name: each[np.newaxis] for name, each in arrays.items()}
         x = arrays["x"]
         y = arrays.get("y", [None] * len(x))
         if len(x) != len(y):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import StreamError
+from fl_elastic.update.manifest import array_of
 
 __all__ = [
     "Like",
@@ -68,8 +69,10 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
     """
     if isinstance(x, Unreadable):
         raise Refused(str(x))
+    if np.ma.is_masked(x):
+        raise Refused("a number is masked")
     try:
-        array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        array = array_of(x) if isinstance(x, Tensor) else np.asarray(x)
     except (ValueError, TypeError, RuntimeError):
         raise Refused("the sample is no array") from None
     if array.dtype.kind not in _KINDS:
@@ -86,7 +89,9 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused(f"type {array.dtype} instead of {like.dtype}")
     with np.errstate(over="ignore"):
         cast = np.asarray(array, like.dtype, order="C")
-    if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+    # Integers that do not fit would become other ones.
+    fits = np.isfinite(cast) if cast.dtype.kind == "f" else cast == array
+    if not fits.all():
         raise Refused(f"a number is beyond the range of {cast.dtype}")
     return cast
 
@@ -119,11 +124,14 @@ def checked_label(y: Any) -> int | None:
 
     Examples
     --------
-    >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(None)
-    (3, -1, None)
+    >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(np.array([2])), checked_label(None)
+    (3, -1, 2, None)
     """
     if y is None or y is np.ma.masked:
         return None
+    if isinstance(y, np.ndarray) and y.size == 1:
+        # A row of a table of labels of shape (N, 1).
+        y = y.item()
     try:
         value = float(y)
     except (ValueError, TypeError, OverflowError, RuntimeError):

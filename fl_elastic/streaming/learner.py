@@ -16,9 +16,10 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, StreamError
+from fl_elastic.given import of_another_kind, whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
-from fl_elastic.planning import Policy
+from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.apply_round_result import apply_round_result
@@ -159,23 +160,24 @@ class StreamLearner:
             _check_closed_form(head, latent, store)
             check_read(head.read, model)
             optimizer_fn = optimizer_fn or _no_steps
-        if budget is None and head is not None:
-            # A head in closed form takes no steps that a budget could limit.
-            budget = Budget()
+        budget = Budget() if budget is None else budget
         check_parts(model, loss_fn, optimizer_fn, budget)
-        assert optimizer_fn is not None and budget is not None
+        assert optimizer_fn is not None
+        POLICIES.check(policy)
+        wrong = of_another_kind(
+            store=(store, SampleStore), trigger=(trigger, Trigger), replay=(replay, Replay),
+            guard=(guard, Guard), latent=(latent, Latent), options=(options, StreamOptions),
+        )  # fmt: skip
+        if wrong or whole(seed) is None:
+            raise StreamError(wrong or f"seed {seed!r} is no whole number")
         self.store, self.options = store, options or StreamOptions()
         self.progress, self.selection = Progress(), SelectionState()
         self.record = StreamRecord()
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
-        self._closed_form, self._latent, self._prepare, self._given_classes = (
-            head,
-            latent,
-            prepare,
-            classes,
-        )
+        self._closed_form, self._latent, self._prepare = head, latent, prepare
+        self._given_classes = tuple(map(_class_number, classes))
         self._detector = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._engine = Engine(
             loss_fn, optimizer_fn, budget, policy,
@@ -418,10 +420,12 @@ class StreamLearner:
 
     def _number(self, sample_id: int | str) -> int:
         """Return the number of a sample; raises Refused if there cannot be such a sample."""
-        number = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
+        named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
+        # A rounded id would be that of another sample.
+        number = whole(named)
         if number is None or not 0 < number < 2**63:
             raise Refused("no such sample")
-        return int(number)
+        return number
 
     def tick(self) -> Observation:
         """Do what is due without a new sample, such as an adaptation that a restart has interrupted.
@@ -545,6 +549,8 @@ class StreamLearner:
                 "there are too few samples to choose where the head reads, so none can be forgotten yet: forget "
                 "them later, or begin anew with another state_dir"
             )
+        if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
+            raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
         numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
         rows, body = self._memory.known(numbers), self._classifier.body
         if not rows or body is None:
@@ -866,3 +872,14 @@ def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleSto
 
 def _no_steps(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     raise AssertionError("a head in closed form takes no steps")
+
+
+def _class_number(label: object) -> int:
+    """Return the label of a class that is known from the start; raise StreamError if it is none."""
+    try:
+        number = checked_label(label)
+    except Refused as error:
+        raise StreamError(str(error)) from None
+    if number is None:
+        raise StreamError(f"the label {label!r} is no class number: number the classes")
+    return number

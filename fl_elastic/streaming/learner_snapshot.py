@@ -6,7 +6,7 @@ import copy
 import sqlite3
 from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ class LearnerSnapshot:
             return None
         places = {known.label(place): place for place in filled}
         found = sums.head_sums(weight, [places.get(label, -1) for label in labels])
-        return found if self.fades else replace(found, folds=self._folds(sums, labels))
+        return found if self.fades else found.with_folds(self._folds(sums, labels))
 
     def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
         """Return at most five folds of stored samples, with the number of samples that other clients hold out."""

@@ -206,7 +206,8 @@ def _message(line: bytes, client: _Client) -> Reading:
         return Reading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
     try:
         said = json.loads(line)
-        sample_id, x, y = (said.get(name) for name in ("id", "x", "y"))
+        # Tables call it a label.
+        sample_id, x, y = said.get("id"), said.get("x"), said.get("y", said.get("label"))
         if sample_id is not None:
             _check_id(sample_id)
     except (ValueError, AttributeError, RecursionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fl_elastic.errors import StreamError
+from fl_elastic.given import is_real, whole
 from fl_elastic.training import TrainerOptions
 
 __all__ = ["Replay", "StreamOptions", "Trigger"]
@@ -32,10 +33,12 @@ class Replay:
     stored_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise StreamError(f"a batch of {self.rows} rows means nothing: give at least 1")
-        if not 0 <= self.stored_share <= 1:
-            raise StreamError(f"a stored share of {self.stored_share} is not between 0 and 1")
+        if (whole(self.rows) or 0) < 1:
+            raise StreamError(
+                f"a batch of {self.rows!r} rows means nothing: give a whole number, at least 1"
+            )
+        if not is_real(self.stored_share) or not 0 <= self.stored_share <= 1:
+            raise StreamError(f"a stored share of {self.stored_share!r} is not between 0 and 1")
 
     @property
     def stored_rows(self) -> int:
@@ -69,11 +72,14 @@ class Trigger:
     after_drift: int | None = 32
 
     def __post_init__(self) -> None:
-        if self.samples is not None and self.samples < 1:
-            raise StreamError(f"every {self.samples} samples means nothing: give at least 1")
-        if self.after_drift is not None and self.after_drift < 0:
+        if self.samples is not None and (whole(self.samples) or 0) < 1:
             raise StreamError(
-                f"{self.after_drift} samples after a drift means nothing: give 0 or more"
+                f"every {self.samples!r} samples means nothing: give a whole number, at least 1"
+            )
+        after = whole(self.after_drift)
+        if self.after_drift is not None and (after is None or after < 0):
+            raise StreamError(
+                f"{self.after_drift!r} samples after a drift means nothing: give a whole number from 0"
             )
 
     def due(self, samples: int, since_drift: int | None) -> bool:

@@ -33,7 +33,7 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 
 @SOURCES.register("csv")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
-    """Yield the rows of a CSV file with a header.
+    """Yield the rows of a CSV file with a header of names, or of the columns' numbers from 0.
 
     The column ``label`` (or else the last one) is the label: an integer, or empty for none. A column ``time`` is
     skipped; all others form the sample. A row that cannot be read is passed on with the reason, and the learner
@@ -109,11 +109,31 @@ def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
 
 
 def _with_samples(names: list[str], path: Path) -> list[str]:
-    """Return the names of a header's columns; StreamDataError if no column is left for the sample."""
+    """Return the names of a header's columns.
+
+    Raises
+    ------
+    StreamDataError
+        If no column is left for the sample, two columns are the label or the time, or the line is a row of numbers.
+    """
+    shown = repr(", ".join(names)[:_HEADER_SHOWN])
     if not set(names) - {"label" if "label" in names else names[-1], "time"}:
         raise StreamDataError(
-            f"the table {path} has no column for a sample, only {', '.join(names)[:_HEADER_SHOWN]!r}: put a header "
-            "with commas between the names into its first line"
+            f"the table {path} has no column for a sample, only {shown}: put a header with commas between the "
+            "names into its first line"
+        )
+    for name in ("label", "time"):
+        if names.count(name) > 1:
+            raise StreamDataError(
+                f"the table {path} has {names.count(name)} columns {name!r}, of which all but one would count as "
+                "part of the sample: rename or remove them"
+            )
+    # Numbers may be names if they number the columns.
+    numbered = names == [str(index) for index in range(len(names))]
+    if not numbered and all(isinstance(_number(name), float) for name in names):
+        raise StreamDataError(
+            f"the table {path} begins with the numbers {shown}, which would be lost as the names of columns: put a "
+            "header into its first line"
         )
     return names
 
@@ -155,7 +175,8 @@ def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadab
 def _number(text: str) -> float | str:
     """Return text as a number; unchanged if it is not one, so that the refusal can quote it."""
     try:
-        return float(text)
+        # An underscore may stand between digits in Python alone.
+        return float(text) if "_" not in text else text
     except ValueError:
         return text
 

@@ -83,6 +83,6 @@ def _flat(found: Mapping[str, ChannelScores]) -> np.ndarray[tuple[int], np.dtype
 def _scores(
     subject: Subject, probe: Probe, training: MadeUpTraining
 ) -> Mapping[str, ChannelScores]:
-    with untouched(probe.model):
+    with untouched(probe.model, probe.loss_fn):
         graph = trace_step(probe.model, probe.loss_fn, training.batches[0]).graph
     return instance_of(subject).score(probe, graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sized
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
@@ -14,7 +14,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import CountExamples, batch_size, counted, drawn_examples
+from fl_elastic.groups.batch_size import (
+    CountExamples,
+    batch_size,
+    drawn_examples,
+    learnable,
+    length_of,
+)
 from fl_elastic.groups.forward import to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.clock import Clock
@@ -81,7 +87,7 @@ def first_batches(
         If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
-    given = (as_pair(batch) for batch, size in counted(loader, count_examples) if size)
+    given = (as_pair(batch) for batch, size in learnable(loader, count_examples) if size)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
         raise TrainingError(NO_BATCH)
@@ -141,7 +147,7 @@ def loader_size(
     TrainingError
         If the loader does not know its length and has not ended after a million batches.
     """
-    batches = None if isinstance(loader, (list, tuple)) else _length(loader)
+    batches = None if isinstance(loader, (list, tuple)) else length_of(loader)
     if batches is None:
         limited = math.isfinite(seconds)
         if limited and (loading > _SHARE_FOR_COUNTING * seconds or _has_workers(loader)):
@@ -152,7 +158,7 @@ def loader_size(
                 ends=False,
             )
         sizes, began = [], clock()
-        for _, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1):
+        for _, size in islice(learnable(loader, count_examples), _MOST_BATCHES + 1):
             sizes.append(size)
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
@@ -182,25 +188,17 @@ def _size_of(first: Batch | None, count_examples: CountExamples | None) -> int:
 
 def says_its_length(loader: Iterable[Batch]) -> bool:
     """Return whether a loader says how many batches it has, so that it need not be read to count them."""
-    return isinstance(loader, (list, tuple)) or _length(loader) is not None
+    return isinstance(loader, (list, tuple)) or length_of(loader) is not None
 
 
 def _to_draw_from(loader: object) -> int | None:
     """Return the size of the dataset that a DataLoader draws batches from; None if it does not draw or say."""
     dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
-    return _length(dataset) if drawn is not None else None
+    return length_of(dataset) if drawn is not None else None
 
 
 def _has_workers(loader: object) -> bool:
     return bool(getattr(loader, "num_workers", 0))
-
-
-def _length(loader: Any) -> int | None:
-    """Return the loader's length, or None; a DataLoader of a stream has a ``__len__`` that raises TypeError."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except TypeError:
-        return None
 
 
 def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:
@@ -245,6 +243,8 @@ class Epochs(Iterator[Batch]):
         Whether the first pass has ended.
     read_before : bool
         Whether the batch given last had been read ahead by `first`.
+    batches : int
+        Batches with examples read so far in the first pass.
 
     Raises
     ------
@@ -262,7 +262,7 @@ class Epochs(Iterator[Batch]):
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
             raise TrainingError(READ_ONCE)
-        self.first_pass = 0
+        self.first_pass = self.batches = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
         self._count_examples = count_examples
@@ -303,9 +303,10 @@ class Epochs(Iterator[Batch]):
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            for batch, size in counted(self._loader, self._count_examples):
+            for batch, size in learnable(self._loader, self._count_examples):
                 if not size:
                     continue
                 self.first_pass += 0 if self.passed else size
+                self.batches += not self.passed
                 yield to_device(as_pair(batch), self._device)
             self.passed = True

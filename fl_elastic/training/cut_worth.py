@@ -90,7 +90,7 @@ def cut_worth(
     weights = {
         name: model.get_parameter(name) for group in graph.groups for name in group.parameters
     }
-    with untouched(model):
+    with untouched(model, loss_fn):
         model.eval()
         one, other = (
             _gradients(model, loss_fn, batch, weights) for batch in (batches[0], batches[-1])

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch_size import CountExamples, counted
-from fl_elastic.groups.forward import outputs_and_loss, to_device
+from fl_elastic.groups.batch_size import CountExamples, learnable
+from fl_elastic.groups.forward import ignored_class, is_summed, outputs_and_loss, to_device
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile import model_device
@@ -39,7 +39,7 @@ class Evaluation:
         Share of correctly classified examples; None unless every batch has (N, C) class scores and (N,) class
         targets.
     num_examples : int
-        Number of examples.
+        Number of examples, without those whose class the loss ignores.
     metrics : dict
         Mean of what ``metrics_fn`` returned, by name, weighted by examples; only batches that have the name count.
     """
@@ -66,7 +66,7 @@ def evaluate(
     model : nn.Module
         On any device.
     loss_fn : callable
-        ``loss_fn(outputs, targets)``, the mean over the batch.
+        ``loss_fn(outputs, targets)``, the mean over the batch, or the sum if its ``reduction`` says so.
     loader : iterable of batches
         What to evaluate on.
     metrics_fn : callable, optional
@@ -103,15 +103,20 @@ def evaluate(
     counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
-            for given, size in counted(loader, count_examples):
+            for given, size in learnable(loader, count_examples):
                 if not size:
                     # The mean over no examples is not defined.
                     continue
                 batch = to_device(as_pair(given), model_device(model))
                 with nullcontext() if running is None else running(batch):
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
-                loss += float(batch_loss) * size
                 found = right_examples(outputs, batch[1])
+                if found is not None:
+                    found = found[batch[1] != ignored_class(loss_fn)]
+                    size = len(found) if count_examples is None else size
+                    if not len(found):
+                        continue
+                loss += float(batch_loss) * (1 if is_summed(loss_fn) else size)
                 right = None if right is None or found is None else right + int(found.sum())
                 judged += 0 if found is None else len(found)
                 for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
@@ -168,7 +173,7 @@ def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[s
     for name, value in found.items():
         try:
             metrics[str(name)] = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise TrainingError(
                 f"metrics_fn returned {type(value).__name__} for {name!r}: return a number"
             ) from None

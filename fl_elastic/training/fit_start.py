@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.torch_private import own_buffers, writes_to
+from fl_elastic.groups.torch_private import has_gradient_hooks, own_buffers, writes_to
 from fl_elastic.profiling.optimizers import moves_by_gradient, parts_of
 from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest
@@ -132,6 +133,17 @@ class FitStart:
             for name, (each, count, place) in self._written.items()
             if id(each) not in self._parameters
             and (writes_to(each), each.data_ptr()) != (count, place)
+        ]
+
+    def moved_in_backward(self, stepped: Collection[str]) -> list[str]:
+        """Return the names of trained parameters that hooks have changed although no step did."""
+        return [
+            name
+            for name, each in self._named
+            if name not in stepped
+            and has_gradient_hooks(each)
+            and id(each) in self._parameters
+            and not np.array_equal(self._parameters[id(each)][1], array_of(each))
         ]
 
     def restore(self) -> None:

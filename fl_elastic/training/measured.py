@@ -56,7 +56,7 @@ def measure_plan(
     everything = plan.full()
     timer = clock_for(model_device(model), clock)
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    with untouched(model):
+    with untouched(model, loss_fn):
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
@@ -128,7 +128,7 @@ def full_pass_ratio(
     timed too. No weight moves: the optimiser's part is the profile's time for it times ``optimizer_ratio``.
     """
     optimizing = float(profile.optimizer_seconds.sum()) * optimizer_ratio
-    with untouched(model):
+    with untouched(model, loss_fn):
         for group in profile.graph.groups:
             for name in group.parameters:
                 model.get_parameter(name).requires_grad_(True)

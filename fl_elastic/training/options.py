@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from fl_elastic.errors import BudgetError, ProfileError
+from fl_elastic.given import is_real, whole
 from fl_elastic.groups.batch_size import CountExamples
 from fl_elastic.planning.importance import IMPORTANCES, Importance
 from fl_elastic.profiling.clock import CLOCKS
@@ -155,9 +156,13 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         IMPORTANCES.check(self.importance)
-        if self.accumulate < 1:
-            raise BudgetError(f"accumulate {self.accumulate} must be at least 1 batch")
-        if self.full_update_every < 0:
-            raise BudgetError(f"full_update_every {self.full_update_every} must not be negative")
-        if not 0 <= self.proximal < float("inf"):
-            raise BudgetError(f"proximal {self.proximal} must not be negative")
+        if (whole(self.accumulate) or 0) < 1:
+            raise BudgetError(
+                f"accumulate {self.accumulate!r} must be a whole number, at least 1 batch"
+            )
+        for name in ("full_update_every", "seed"):
+            value = getattr(self, name)
+            if whole(value) is None or value < 0:
+                raise BudgetError(f"{name} {value!r} must be a whole number, and not be negative")
+        if not is_real(self.proximal) or not 0 <= self.proximal < float("inf"):
+            raise BudgetError(f"proximal {self.proximal!r} must be a number, and not be negative")

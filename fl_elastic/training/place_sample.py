@@ -23,10 +23,11 @@ from fl_elastic.groups.forward import (
     split_batch,
     to_device,
 )
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.ops.inference import as_inference
+from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import candidate_places, few_that_run
@@ -55,11 +56,14 @@ class PlaceSample:
         Time per example of a forward pass that ends at the place.
     classes : bool
         Whether targets are classes.
+    few : any
+        Inputs of the examples that suffice to learn shapes, see `fl_elastic.readout.candidates.few_that_run`.
     """
 
     sample: Sample
     seconds: dict[Place, float]
     classes: bool
+    few: Any
 
 
 def place_sample(
@@ -107,6 +111,7 @@ def place_sample(
     left, outputs, classes, count = examples, 0, True, 0
     poolings: dict[Place, nn.Module] = {}
     lay_out: Callable[[Any], Any] | None = None
+    graph: BackwardGraph | None = None
     model.eval()
     try:
         with torch.no_grad(), ExitStack() as stack:
@@ -118,21 +123,20 @@ def place_sample(
                     batch = tuple(take_examples(part, slice(left)) for part in batch)
                 with refusing_misfits(batch):
                     inputs, targets = split_batch(batch)
+                    if lay_out is None:
+                        few = few_that_run(model, (inputs, targets))
                     if places is None:
-                        places = candidate_places(model, batch, most_features)
+                        graph = traced(model, few)
+                        places = candidate_places(model, few, most_features, graph)
                         if not places:
                             raise TrainingError(
                                 f"no place of the model has at most {most_features} features, which is all that is "
                                 "affordable: allow more memory or uplink bytes"
                             )
                     if lay_out is None:
-                        small, read = (
-                            few_that_run(model, (inputs, targets)),
-                            {each.module for each in places},
-                        )
-                        lay_out = stack.enter_context(as_inference(model, small, read))
-                    if not outputs:
-                        outputs = outputs_of(model, inputs)
+                        outputs = outputs_of(model, few[0])
+                        read = {each.module for each in places}
+                        lay_out = stack.enter_context(as_inference(model, few, read, graph))
                     started = now()
 
                     def note(place: Place, started: float = started) -> None:
@@ -189,7 +193,7 @@ def place_sample(
     passes = {
         place: spent.get(firsts[place.module, place.at_input], 0.0) / count for place in finite
     }
-    return PlaceSample(sample, passes, classes)
+    return PlaceSample(sample, passes, classes, few[0])
 
 
 def outputs_of(model: nn.Module, inputs: object) -> int:

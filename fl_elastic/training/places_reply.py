@@ -19,19 +19,15 @@ from fl_elastic.groups.forward import split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.candidates import few_that_run, last_layer
+from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
-from fl_elastic.training.head_sums import sums_bytes
+from fl_elastic.training.head_sums import features_in_memory, sums_bytes
 from fl_elastic.training.place_sample import outputs_of, place_sample
 
 __all__ = ["places_reply"]
-
-# Upper bound on the bytes per product of two features while sums are written: all products in fp64, those of
-# examples that are not held out, their triangle, held-out rows, and both as they travel.
-_HELD = 48
 
 
 def places_reply(
@@ -71,16 +67,16 @@ def places_reply(
     TrainingError
         If the device can afford no place.
     """
-    first = to_device(as_pair(next(iter(loader))), model_device(model))
-    inputs = few_that_run(model, split_batch(first))[0]
     allowed = allowed_features(read)
     most = MOST_FEATURES if allowed is None else allowed
     if allowed is not None:
         if budget.uplink is not None:
-            sent = partial(sums_bytes, outputs=outputs_of(model, inputs), examples=of_all)
+            first = to_device(as_pair(next(iter(loader))), model_device(model))
+            outputs = outputs_of(model, split_batch(first)[0])
+            sent = partial(sums_bytes, outputs=outputs, examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:
-            most = min(most, int(math.sqrt(budget.memory / _HELD)))
+            most = min(most, features_in_memory(budget.memory, of_all))
     deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
         model, loader, examples=examples, clock=clock,
@@ -105,9 +101,9 @@ def places_reply(
     return PlacesReply(
         replace(found.sample, rows=rows),
         found.seconds,
-        _kept(model, tuple(rows), inputs, names),
+        _kept(model, tuple(rows), found.few, names),
         found.classes,
-        _last(model, inputs),
+        _last(model, found.few),
         max(most, 1),
     )
 

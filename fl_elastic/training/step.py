@@ -168,7 +168,8 @@ class TrainingStep:
         value = loss.item()
         if not np.isfinite(value):
             raise TrainingError(
-                f"the loss is {value}: check the batch for NaN and the learning rate; "
+                f"the loss is {value}: check the batch for NaN and the learning rate, and whether the loss ignores "
+                "all of its targets; "
                 "the model was put back to where the fit started"
             )
         if self._judge is not None:

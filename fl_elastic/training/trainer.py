@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 __all__ = ["ElasticTrainer", "eager"]
 
 _LOG = logging.getLogger("fl_elastic")
+# Most names in a message.
+_SHOWN = 4
 
 
 class ElasticTrainer:
@@ -124,6 +126,7 @@ class ElasticTrainer:
 
             without_compiler()
         self.model = model = eager(model)
+        _say_what_loss_keeps(model, loss_fn)
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.budget = budget
@@ -179,7 +182,7 @@ class ElasticTrainer:
         -----
         After any failure, also in the loader or the loss function, model and optimiser are as before the fit.
         """
-        epochs = _whole_number(epochs)
+        epochs = whole_epochs(epochs)
         if not torch.is_grad_enabled():
             raise TrainingError(
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
@@ -273,11 +276,11 @@ class ElasticTrainer:
         reading_seconds = log.made - log.began
         began, known = clock(), self.profile
         self._optimizing()
-        whole = self._profile_for(batches[0])
+        priced = self._profile_for(batches[0])
         estimating_seconds = self.options.timing.profile_seconds
         if closed_loop:
-            estimating_seconds = clock() - began if whole is not known else 0.0
-        profile = with_loading(accumulated(whole, self.options.accumulate), self._loading_seconds)
+            estimating_seconds = clock() - began if priced is not known else 0.0
+        profile = with_loading(accumulated(priced, self.options.accumulate), self._loading_seconds)
         budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
         cut = self.options.part.cut
         above = profile.graph.groups_above(cut) if cut else None
@@ -315,17 +318,27 @@ class ElasticTrainer:
         fit.control.spent += closing_seconds * closed_loop
         fit.run(passes)
         self._num_examples = passes.examples(size)
+        if size.ends and passes.batches > size.batches:
+            _LOG.warning(
+                "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
+                "leaves out the rest. Let its __len__ be right, or leave that out", size.batches,
+            )  # fmt: skip
         if (
             profile.estimated
             and closed_loop
             and forward is None
             and not self.options.part.leaves_out
         ):
-            measured = _refined(accumulated(whole, self.options.accumulate), fit)
+            measured = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 measured,
                 optimizer_seconds=measured.optimizer_seconds * step.accumulate,
-                optimizer_bytes_per_weight=whole.optimizer_bytes_per_weight,
+                optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
+            )
+        if stepping := self._start.moved_in_backward(fit.log.tensor_steps):
+            raise TrainingError(
+                f"{stepping[0]!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
+                "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the optimiser"
             )
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
@@ -485,15 +498,29 @@ def eager(model: nn.Module) -> nn.Module:
     return original
 
 
-def _whole_number(epochs: object) -> int:
-    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number."""
-    try:
-        count = 0 if isinstance(epochs, bool) else operator.index(epochs)  # type: ignore[arg-type]
-    except TypeError:
-        count = 0
-    if count < 1:
+def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
+    """Warn of weights of the loss, such as the centres of classes: they are in no plan and in no update."""
+    if not isinstance(loss_fn, nn.Module):
+        return
+    known = {id(each) for each in model.parameters()}
+    own = [n for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in known]
+    if own:
+        _LOG.warning(
+            "the loss has weights of its own (%s), which no plan trains and no update holds: to train and send "
+            "them, make them part of the model", ", ".join(own[:_SHOWN]),
+        )  # fmt: skip
+
+
+def whole_epochs(epochs: object) -> int:
+    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number.
+
+    >>> whole_epochs(np.int64(2))
+    2
+    """
+    found = whole(epochs)
+    if found is None or found < 1 or isinstance(epochs, float):
         raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
-    return count
+    return found
 
 
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:

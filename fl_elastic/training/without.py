@@ -8,11 +8,12 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from fl_elastic.errors import ModelError, TrainingError
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import count_rows, take_examples
 
-__all__ = ["parted"]
+__all__ = ["numbers_of", "parted"]
 
 _OTHERWISE = (
     "take the examples out of the data yourself, and give them as ElasticClient(forget=...)"
@@ -68,10 +69,36 @@ def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch]
     )
 
 
+def numbers_of(ids: Iterable[int]) -> frozenset[int]:
+    """Return the numbers of examples as plain integers; they may be numpy's, or tensors.
+
+    Raises
+    ------
+    TrainingError
+        If they are no integers, or no list.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sorted(numbers_of(torch.tensor([3, 1, 3])))
+    [1, 3]
+    """
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise TrainingError(f"ids {ids!r} are no list: give [{ids!r}]")
+    return frozenset(map(_integer, ids))
+
+
+def _integer(number: Any) -> int:
+    found = whole(number)
+    if found is None:
+        raise TrainingError(f"{number!r} is no example of these data: give numbers from 0")
+    return found
+
+
 def _checked(ids: Iterable[int], count: int) -> frozenset[int]:
-    wanted = frozenset(ids)
+    wanted = numbers_of(ids)
     for each in wanted:
-        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < count:
+        if not 0 <= each < count:
             raise TrainingError(
                 f"{each!r} is no example of these data: give numbers from 0 to {count - 1}"
             )

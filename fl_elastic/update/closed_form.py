@@ -96,12 +96,12 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
     examples = np.sum([part.examples for part in system.held_out], axis=0)
     known = np.atleast_1d(examples) > 0
     if not known.any() or system.variance <= 0:
-        return system.solved(float(PENALTIES[-1])), 1.0 if system.variance > 0 else 0.0
+        return Ridge(system, float(PENALTIES[-1])), 1.0 if system.variance > 0 else 0.0
     found: list[tuple[float, Ridge]] = []
 
     def error(place: int) -> float:
         try:
-            ridge = system.solved(float(PENALTIES[place]))
+            ridge = Ridge(system, float(PENALTIES[place]))
             squared = np.sum([each.squared_errors() for each in ridge.without], axis=0)
         except UpdateError:
             # Sums that rounding or a dishonest client made inconsistent need a stronger penalty.

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 __all__ = ["Fold"]
 
 _Floats = NDArray[np.float64]
+# Smaller squares than this share of the largest one are rounding errors.
+_ROUNDED = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +77,20 @@ class Fold:
     def centred(self) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return means of features and targets, and rows and targets about these means.
 
-        There is at most one row per feature. The rows are a triangular factor, which depends on the sums alone.
+        There is at most one row per feature. The rows are the principal axes of the fold, each as long as the
+        fold is wide along it: they follow from the sums, so that they say nothing else about the examples.
         """
         constant, examples = self.rows[:, -1], self.num_examples
         mean = constant @ self.rows[:, :-1] / examples
         goal = constant @ self.targets / examples
-        turn, rows = np.linalg.qr(self.rows[:, :-1] - np.outer(constant, mean))
-        return mean, goal, rows, turn.T @ (self.targets - np.outer(constant, goal))
+        rows = self.rows[:, :-1] - np.outer(constant, mean)
+        if len(rows) <= rows.shape[1]:
+            turn = np.linalg.eigh(rows @ rows.T)[1]
+        else:
+            squares, axes = np.linalg.eigh(rows.T @ rows)
+            wide = squares > _ROUNDED * squares[-1]
+            turn = rows @ (axes[:, wide] / np.sqrt(squares[wide]))
+        return mean, goal, turn.T @ rows, turn.T @ (self.targets - np.outer(constant, goal))
 
     def times(self, share: float) -> Fold:
         """Return the sums with each example weighted by ``share``."""

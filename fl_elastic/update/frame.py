@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import IntEnum
 from hashlib import blake2b
 from itertools import pairwise
@@ -20,7 +21,7 @@ import numpy as np
 
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec
-from fl_elastic.update.manifest import Manifest
+from fl_elastic.update.manifest import FLOATS, Manifest
 
 __all__ = [
     "CHECKSUM_BYTES",
@@ -114,9 +115,22 @@ def unpack(
     if seen != manifest.hash:
         raise UpdateError(
             f"manifest {str(seen)[:40]!r}, expected {manifest.hash!r}: "
-            "the other side runs another model version"
+            f"the other side runs another model version{_difference(seen, manifest)}"
         )
     return Kind(kind), header, numbers
+
+
+def _difference(seen: object, manifest: Manifest) -> str:
+    """Return in which dtype the other side has the same tensors, as after server optimisers that return float64."""
+    own = {dtype for dtype in manifest.dtypes if dtype in FLOATS}
+    for dtype in FLOATS:
+        dtypes = tuple(dtype if each in FLOATS else each for each in manifest.dtypes)
+        if replace(manifest, dtypes=dtypes).hash == seen:
+            return (
+                f", with the same tensors in {dtype} and not in {' and '.join(sorted(own))}: begin with "
+                "initial_arrays(model), or convert the arrays"
+            )
+    return ", whose tensors have other names, shapes or dtypes"
 
 
 def peek(data: bytes | memoryview) -> dict[str, Any]:

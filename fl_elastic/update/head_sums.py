@@ -7,13 +7,16 @@ matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.folds import Fold
@@ -37,17 +40,15 @@ _MOST_FOLDS = 5
 class HeadSums:
     """Sums of one or more clients.
 
+    The sums over the examples of the folds are only computed where they are asked for: a client that holds all of
+    its few examples out sends their rows, and never adds up a matrix of all products.
+
     Attributes
     ----------
     weight : str
         Name of the layer's weight, of shape (C, D), or (C, D, 1, 1) of a 1 x 1 convolution.
-    products : array, shape (D + 1, D + 1)
-        Sum of the outer products of each example's features with themselves, with a constant 1 appended.
-    targets : array, shape (D + 1, C)
-        Sum of the outer products of features and targets. The target is one-hot for a class, else the values to
-        predict.
-    squares : array, shape (C,)
-        Sum of squared targets.
+    rest_products, rest_targets, rest_squares : array
+        The sums below over the examples that are in no fold.
     classes : bool
         Whether the targets are classes.
     folds : tuple of Fold
@@ -56,9 +57,9 @@ class HeadSums:
     """
 
     weight: str
-    products: _Floats
-    targets: _Floats
-    squares: _Floats
+    rest_products: _Floats
+    rest_targets: _Floats
+    rest_squares: _Floats
     classes: bool
     folds: tuple[Fold, ...] = ()
 
@@ -67,31 +68,71 @@ class HeadSums:
         cls, weight: str, folds: Iterable[Fold], features: int, outputs: int, classes: bool
     ) -> HeadSums:
         """Return the sums over the examples of the folds only."""
-        folds = tuple(folds)
-        # One product for all folds: products of few rows take longer to add up than to compute.
-        rows = np.vstack([np.zeros((0, features + 1)), *(fold.rows for fold in folds)])
-        goals = np.vstack([np.zeros((0, outputs)), *(fold.targets for fold in folds)])
-        products, targets = rows.T @ rows, rows.T @ goals
-        squares = sum((fold.squares for fold in folds), np.zeros(outputs))
-        return cls(weight, products, targets, squares, classes, folds)
+        products, targets = np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs))
+        return cls(weight, products, targets, np.zeros(outputs), classes, tuple(folds))
+
+    @classmethod
+    def total(cls, sums: Sequence[HeadSums]) -> HeadSums:
+        """Return the sums over all examples of several clients, without folds."""
+        first, *others = sums
+        products = first.rest_products.copy()
+        for each in others:
+            _refuse_unlike(first, each)
+            products += each.rest_products
+        for each in sums:
+            rows = each._held_rows[0]
+            products += rows.T @ rows
+        targets = sum((each.targets for each in others), first.targets)
+        squares = sum((each.squares for each in others), first.squares)
+        return cls(first.weight, products, targets, squares, first.classes)
+
+    @cached_property
+    def products(self) -> _Floats:
+        """Sum of the outer products of features with themselves, a constant 1 appended, shape (D + 1, D + 1)."""
+        return HeadSums.total([self]).rest_products if self.folds else self.rest_products
+
+    @cached_property
+    def targets(self) -> _Floats:
+        """Sum of the outer products of features and targets, shape (D + 1, C); a class's target is one-hot."""
+        rows, goals = self._held_rows
+        return self.rest_targets + rows.T @ goals if self.folds else self.rest_targets
+
+    @cached_property
+    def squares(self) -> _Floats:
+        """Sum of squared targets, shape (C,)."""
+        return sum((fold.squares for fold in self.folds), self.rest_squares)
+
+    @cached_property
+    def means(self) -> _Floats:
+        """Means of the features, shape (D,)."""
+        held = [each.rows[:, -1] @ each.rows for each in self.folds]
+        found = sum(held, self.rest_products[-1])
+        return np.asarray(found[:-1] / found[-1])
+
+    @cached_property
+    def diagonal(self) -> _Floats:
+        """Sum of squares of the features, a constant 1 appended, shape (D + 1,)."""
+        rows = self._held_rows[0]
+        return np.asarray(np.diag(self.rest_products) + np.einsum("ij,ij->j", rows, rows))
 
     @property
     def num_examples(self) -> int:
         """Number of examples that were summed."""
-        return round(float(self.products[-1, -1]))
+        return round(float(self.diagonal[-1]))
+
+    def times_matrix(self, matrix: _Floats) -> _Floats:
+        """Return `products` times a matrix of few columns, without computing `products`."""
+        rows = self._held_rows[0]
+        return np.asarray(self.rest_products @ matrix + rows.T @ (rows @ matrix))
 
     def __add__(self, other: HeadSums) -> HeadSums:
         """Return the sums of both; UpdateError if they are not of the same layer and kind of target."""
-        if (self.weight, self.classes) != (other.weight, other.classes):
-            raise UpdateError(
-                f"sums of {other.weight!r} for {_kind(other)} do not add to those of {self.weight!r} "
-                f"for {_kind(self)}"
-            )
+        _refuse_unlike(self, other)
         return HeadSums(
             self.weight,
-            self.products + other.products,
-            self.targets + other.targets,
-            self.squares + other.squares,
+            self.rest_products + other.rest_products,
+            self.rest_targets + other.rest_targets,
+            self.rest_squares + other.rest_squares,
             self.classes,
             tuple(
                 sum(rest, first)
@@ -104,19 +145,24 @@ class HeadSums:
 
     def without_folds(self) -> HeadSums:
         """Return the same sums without folds."""
-        return replace(self, folds=())
+        return HeadSums.total([self])
 
-    def beside_folds(self) -> HeadSums:
-        """Return the sums over the examples that are in no fold."""
-        features, outputs = self.products.shape[0] - 1, len(self.squares)
-        held = HeadSums.of_folds(self.weight, self.folds, features, outputs, self.classes)
+    def with_folds(self, folds: Iterable[Fold]) -> HeadSums:
+        """Return the same sums; these are now the folds, and must be over a part of the examples."""
+        features, outputs = len(self.means), len(self.rest_squares)
+        held = HeadSums.of_folds(self.weight, folds, features, outputs, self.classes)
         return HeadSums(
             self.weight,
-            np.subtract(self.products, held.products, out=held.products),
+            self.products - held.products,
             self.targets - held.targets,
             self.squares - held.squares,
             self.classes,
+            held.folds,
         )
+
+    def beside_folds(self) -> HeadSums:
+        """Return the sums over the examples that are in no fold."""
+        return replace(self, folds=())
 
     def of_outputs(self, count: int) -> HeadSums:
         """Return the sums for the first ``count`` outputs only."""
@@ -124,12 +170,15 @@ class HeadSums:
             Fold(fold.rows, fold.targets[:, :count], fold.squares[:count]) for fold in self.folds
         )
         return replace(
-            self, targets=self.targets[:, :count], squares=self.squares[:count], folds=folds
+            self,
+            rest_targets=self.rest_targets[:, :count],
+            rest_squares=self.rest_squares[:count],
+            folds=folds,
         )
 
     def with_outputs(self, count: int) -> HeadSums:
         """Return the sums with at least ``count`` outputs; added ones have no example."""
-        more = count - len(self.squares)
+        more = count - len(self.rest_squares)
         if more <= 0:
             return self
         beside = ((0, 0), (0, more))
@@ -139,8 +188,8 @@ class HeadSums:
         )
         return replace(
             self,
-            targets=np.pad(self.targets, beside),
-            squares=np.pad(self.squares, (0, more)),
+            rest_targets=np.pad(self.rest_targets, beside),
+            rest_squares=np.pad(self.rest_squares, (0, more)),
             folds=folds,
         )
 
@@ -150,12 +199,19 @@ class HeadSums:
             return self
         return HeadSums(
             self.weight,
-            share * self.products,
-            share * self.targets,
-            share * self.squares,
+            share * self.rest_products,
+            share * self.rest_targets,
+            share * self.rest_squares,
             self.classes,
             tuple(fold.times(share) for fold in self.folds),
         )
+
+    @cached_property
+    def _held_rows(self) -> tuple[_Floats, _Floats]:
+        """Rows and targets of all folds together."""
+        rows = [np.zeros((0, len(self.rest_products))), *(fold.rows for fold in self.folds)]
+        goals = [np.zeros((0, len(self.rest_squares))), *(fold.targets for fold in self.folds)]
+        return np.vstack(rows), np.vstack(goals)
 
 
 def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
@@ -172,7 +228,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     if sums.weight not in manifest.index:
         raise UpdateError(f"the model has no tensor {sums.weight!r}")
     shapes = _shapes(manifest.shape(sums.weight))
-    found = (sums.products.shape, sums.targets.shape, sums.squares.shape)
+    found = (sums.rest_products.shape, sums.rest_targets.shape, sums.rest_squares.shape)
     if found != shapes:
         raise UpdateError(f"sums have shapes {found}, those of {sums.weight!r} have {shapes}")
     exact: list[_Floats] = []
@@ -186,10 +242,8 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
     rest = sums.beside_folds()
     if rest.num_examples:
         mean = rest.products[-1, :-1] / rest.num_examples
-        # This array is not shared, so it may be changed in place.
-        products = rest.products[:-1, :-1]
-        products -= np.outer(rest.num_examples * mean, mean)
-        still = np.abs(np.diag(products)) <= _CANCELLED * np.diag(sums.products)[:-1]
+        products = rest.products[:-1, :-1] - np.outer(rest.num_examples * mean, mean)
+        still = np.abs(np.diag(products)) <= _CANCELLED * sums.diagonal[:-1]
         products[still] = products[:, still] = 0.0
         exact += [mean, rest.targets[-1], rest.squares]
         rounded += [
@@ -300,21 +354,25 @@ def _uncentred(
         raise UpdateError("sums of squares are less than their means allow")
     # A feature whose sum of squares is too small for fp32 counts as constant.
     moves = own > 0
-    centred, moved = centred * np.outer(moves, moves), moved * moves[:, None]
+    if not moves.all():
+        centred, moved = centred * np.outer(moves, moves), moved * moves[:, None]
     size = np.sqrt(np.where(moves, own, 1.0))
     # Rounding, by fp32 or beside a large mean, may make small eigenvalues negative.
     lost = _LOST + _CANCELLED * examples * mean**2 / np.where(moves, own, np.inf)
-    correlations = centred / np.outer(size, size) + np.diag(~moves + np.sqrt(len(own)) * lost)
+    correlations = centred / size[:, None]
+    correlations /= size
+    correlations[np.diag_indices(len(own))] += ~moves + np.sqrt(len(own)) * lost
     factor = _cholesky(correlations)
     if factor is None:
         raise UpdateError(
             "products of features are larger than their squares allow, taken together"
         )
-    explained = np.linalg.solve(factor, moved / size[:, None])
+    shares = torch.from_numpy(moved / size[:, None])
+    explained = torch.linalg.solve_triangular(factor, shares, upper=False).numpy()
     _refuse_too_much(explained.T @ explained, examples, goals, squares, classes)
     features, outputs = moved.shape
     products, targets = np.zeros((features + 1,) * 2), np.zeros((features + 1, outputs))
-    products[:-1, :-1] = centred + examples * np.outer(mean, mean)
+    np.add(centred, np.outer(examples * mean, mean), out=products[:-1, :-1])
     products[-1, :-1] = products[:-1, -1] = examples * mean
     products[-1, -1] = examples
     targets[:-1], targets[-1] = moved + np.outer(mean, goals), goals
@@ -322,9 +380,11 @@ def _uncentred(
 
 
 def _from_triangle(triangle: _Floats, features: int) -> _Floats:
-    found = np.zeros((features, features))
-    rows, columns = np.tril_indices(features)
-    found[rows, columns] = found[columns, rows] = triangle
+    found, end = np.empty((features, features)), 0
+    for row in range(features):
+        end += row
+        own = triangle[end : end + row + 1]
+        found[row, : row + 1] = found[: row + 1, row] = own
     return found
 
 
@@ -375,11 +435,16 @@ def _refuse_too_much(
         )
 
 
-def _cholesky(matrix: _Floats) -> NDArray[Any] | None:
-    try:
-        return np.linalg.cholesky(matrix)
-    except np.linalg.LinAlgError:
-        return None
+def _cholesky(matrix: _Floats) -> Tensor | None:
+    factor, wrong = torch.linalg.cholesky_ex(torch.from_numpy(matrix))
+    return None if int(wrong) else factor
+
+
+def _refuse_unlike(one: HeadSums, other: HeadSums) -> None:
+    if (one.weight, one.classes) != (other.weight, other.classes):
+        raise UpdateError(
+            f"sums of {other.weight!r} for {_kind(other)} do not add to those of {one.weight!r} for {_kind(one)}"
+        )
 
 
 def _kind(sums: HeadSums) -> str:

@@ -147,7 +147,4 @@ def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
         return total
     rows = vectors[:, some].T * np.sqrt(values[some])[:, None]
     targets = (vectors[:, some].T @ held.targets) / np.sqrt(values[some])[:, None]
-    fold = Fold(rows, targets, held.squares)
-    return HeadSums(
-        total.weight, total.products, total.targets, total.squares, total.classes, (fold,)
-    )
+    return total.with_folds([Fold(rows, targets, held.squares)])

@@ -135,10 +135,8 @@ def noised(sums: HeadSums, noise: float, rng: np.random.Generator) -> HeadSums:
     diagonal = np.diag(rng.normal(scale=noise, size=len(sums.products)))
     targets = sums.targets + rng.normal(scale=noise / _TARGETS, size=sums.targets.shape)
     # The number of examples of a class is given by the targets of the constant alone.
-    return replace(
-        sums, products=sums.products + upper + upper.T + diagonal, targets=targets,
-        squares=targets[-1].copy(), folds=(),
-    )  # fmt: skip
+    products = sums.products + upper + upper.T + diagonal
+    return HeadSums(sums.weight, products, targets, targets[-1].copy(), sums.classes)
 
 
 def private_head(
@@ -175,7 +173,7 @@ def private_head(
         # Targets of an example add up to 1, so their covariances with a feature add up to 0.
         moved -= moved.mean(axis=1, keepdims=True)
     weight = vectors @ ((vectors.T @ moved) / (np.maximum(values, 0.0) + ridge)[:, None])
-    own = replace(sums, products=products / examples, targets=targets / examples)
+    own = sums.without_folds().times(1 / examples)
     head = as_scores(own, weight, goal - mean @ weight, ridge / examples, 1.0)
     return replace(head, weight=(head.weight / clip).astype(np.float32))
 

@@ -43,9 +43,8 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
     >>> np.round(sizes_of_features(found), 2).tolist()
     [0.09, 0.09, 2.83]
     """
-    counts = np.array([each.products[-1, -1] for each in sums])[:, None]
-    means = np.array([each.products[-1, :-1] for each in sums]) / counts
-    squares = np.array([np.diag(each.products)[:-1] for each in sums]) / counts
+    means = np.array([each.means for each in sums])
+    squares = np.array([each.diagonal[:-1] / each.diagonal[-1] for each in sums])
     return sizes_about_the_middle(means, squares)
 
 
@@ -111,9 +110,11 @@ def _pulls(rest: RidgeWithout) -> _Floats:
     """Return each client's contribution to the gradient at a head, from its remaining sums, side by side."""
     system, part, weight = rest.whole.system, rest.part, rest.weight
     plain = system.plain(weight)
-    own = np.hstack([system.about_goal(each) - each.products @ plain for each in system.sums])
+    # Targets about their overall mean: the constant is the last feature.
+    plain[-1] += system.goal
+    own = np.hstack([each.targets - each.times_matrix(plain) for each in system.sums])
     pulls = system.standard(own).reshape(len(weight), len(system.sums), -1)
-    counts = np.array([float(each.products[-1, -1]) for each in system.sums]) - part.examples
+    counts = np.array([float(each.diagonal[-1]) for each in system.sums]) - part.examples
     shares = np.maximum(counts, 0.0) / counts.sum()
     held_down = system.ridge(rest.whole.penalty)[:, None] * weight
     pulls -= shares[:, None] * held_down[:, None]

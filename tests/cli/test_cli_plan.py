@@ -64,6 +64,15 @@ class Types(nn.Module):
         return self.layer(None)
 
 
+class InADict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.aux = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return {"out": self.layer(x), "aux": self.aux(x)}
+
+
 class NoParameters(nn.Module):
     def forward(self, x):
         return x.mean(dim=(2, 3))
@@ -165,6 +174,9 @@ def test_a_model_of_few_classes_is_planned(plan: Plan) -> None:
     found = result(plan("mine:of_three", "--input", "6", "--batch-size", "4", "--json"))
     assert [group["name"] for group in found["groups"]] == ["4", "2", "0"]
     assert found["full_step_seconds"] > 0
+    for seed in range(3):
+        found = result(plan("mine:InADict", "--input", "6", "--seed", str(seed), "--json"))
+        assert {group["name"] for group in found["groups"]} == {"layer", "aux"}
 
 
 def test_a_torchvision_model_is_planned(plan: Plan) -> None:

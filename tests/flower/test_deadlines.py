@@ -239,10 +239,10 @@ def test_an_error_from_the_transport_is_nonsense_too() -> None:
     "options",
     [{}, {"seconds": 3.0, "quantile": 0.5}, {"seconds": 0.0}, {"seconds": -1.0},
      {"seconds": float("inf")}, {"seconds": float("nan")}, {"quantile": -0.1}, {"quantile": 1.1},
-     {"quantile": float("nan")}],
+     {"quantile": float("nan")}, {"seconds": "5"}, {"seconds": True}, {"quantile": "half"}],
     ids=str,
 )  # fmt: skip
-def test_deadlines_that_mean_nothing_are_refused(options: dict[str, float]) -> None:
+def test_deadlines_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BudgetError):
         Deadline(**options)
 

@@ -239,8 +239,16 @@ def test_a_first_fit_is_charged_for_its_estimate_also_where_costs_are_kept(
 
 def test_the_servers_epochs_override_the_clients() -> None:
     client = elastic_client(build(), 2, epochs=2)
-    metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": 3})[2]
-    assert metrics["steps"] == 9
+    for asked in (3, 3.0):
+        metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": asked})[2]
+        assert metrics["steps"] == 9
+
+
+@pytest.mark.parametrize("epochs", [1.5, "many", 0, float("nan")])
+def test_a_part_of_an_epoch_is_refused(epochs: Any) -> None:
+    client = elastic_client(build(), 2)
+    told = client.fit([packed_model(build())], {PACKED: True, "local-epochs": epochs})[2]
+    assert f"epochs {epochs!r} must be a whole number" in told[ERROR]
 
 
 def test_a_plain_list_comes_back_as_a_plain_list() -> None:
@@ -281,7 +289,8 @@ def test_parameters_are_all_tensors_in_the_manifests_order() -> None:
         ([], "expected one packed buffer, got 0 arrays"),
         ([np.zeros(3, np.uint8)] * 2, "expected one packed buffer, got 2 arrays"),
         ([np.zeros(90, np.uint8)], "does not start with the mark"),
-        ([packed_model(build(norm="none"))], "the other side runs another model version"),
+        ([packed_model(build(norm="none"))], "whose tensors have other names, shapes or dtypes"),
+        ([packed_model(build().double())], "with the same tensors in float64 and not in float32"),
     ],
 )
 def test_a_model_that_does_not_fit_is_reported_to_the_server(
@@ -435,7 +444,6 @@ def test_rates_and_words_of_a_servers_train_config_reach_every_client() -> None:
     ("odd", "words"),
     [
         ({"budget": 2}, r"budget 2 is a int, not a Budget: say for example Budget\(speedup=2\.0\)"),
-        ({"budget": None}, "budget None is a NoneType"),
         ({"budget": Budget}, "is a type, not a Budget"),
         ({"model": nn.Identity}, r"model Identity is no torch module but a class: give Identity\(\.\.\.\)"),
         ({"model": "resnet18"}, "model of type str is no torch module"),
@@ -461,3 +469,18 @@ def test_what_is_of_another_kind_is_refused_when_it_is_given(
             with SampleStore(tmp_path / "samples.db", 2**20) as store:
                 StreamLearner(model, store, state_dir=tmp_path, detector="none", **given)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_client_and_trainer_need_a_budget() -> None:
+    """A learner does not: each of its adaptations is of so many steps."""
+    parts: Any = {"budget": None, "loss_fn": loss_fn, "optimizer_fn": plain_sgd}
+    with pytest.raises(ElasticError, match="budget None is a NoneType"):
+        ElasticClient(build(), [], [], **parts)
+    with pytest.raises(ElasticError, match="budget None is a NoneType"):
+        ElasticTrainer(build(), **parts)
+
+
+def test_a_deadline_that_has_passed_is_named_as_it_was_given() -> None:
+    client = elastic_client(build(), 1, budget=Budget(deadline=1e-6))
+    told = client.fit([packed_model(build())], {PACKED: True})[2]
+    assert "deadline 1e-06 s has passed before the first step" in told[ERROR]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,40 @@ def test_a_strategy_that_looks_at_the_model_gets_all_of_it() -> None:
     patched.aggregate_train = lambda *a, **k: Looks.aggregate_train(looking, *a, **k)
     run(PartialUpdates(patched), apps(), first_arrays(), 1)
     assert own[3:] == [parameters]
+
+
+class Weighs(FedAvg):
+    """Weights each client alike, under names of its own for the arguments that Flower gives by position."""
+
+    def configure_train(self, rnd: int, model: ArrayRecord, settings: Any, fleet: Any) -> Any:
+        return super().configure_train(rnd, model, settings, fleet)
+
+    def aggregate_train(self, rnd: int, results: Iterable[Message]) -> Any:
+        results = list(results)
+        for message in results:
+            for record in message.content.metric_records.values():
+                record["num-examples"] = 1
+        return super().aggregate_train(rnd, results)
+
+    def configure_evaluate(self, rnd: int, model: ArrayRecord, settings: Any, fleet: Any) -> Any:
+        return super().configure_evaluate(rnd, model, settings, fleet)
+
+    def aggregate_evaluate(self, rnd: int, results: Iterable[Message]) -> Any:
+        return super().aggregate_evaluate(rnd, results)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_strategy_that_looks_at_single_replies_is_told_what_it_gets(
+    checkpointed: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    plain, _ = run(PartialUpdates(quiet(fraction_evaluate=1.0)), apps(), first_arrays())
+    assert "aggregate_train of" not in caplog.text
+    wrapped: Any = PartialUpdates(quiet(Weighs, fraction_evaluate=1.0))
+    assert caplog.text.count("aggregate_train of Weighs is given one reply") == 1
+    strategy = Checkpointed(wrapped, tmp_path) if checkpointed else wrapped
+    found, _ = run(strategy, apps(), first_arrays())
+    assert_identical(plain.arrays, found.arrays)
+    assert plain.evaluate_metrics_clientapp == found.evaluate_metrics_clientapp
 
 
 class OwnConfigs(FedAvg):

@@ -251,7 +251,8 @@ def test_where_little_is_affordable_many_features_are_projected(most: int) -> No
 
     def poor(node: int) -> ElasticClient:
         made = client(node)
-        made.budget = Budget(memory=48.5 * most**2) if node == 2 else Budget()
+        held = 40.5 * sum(len(y) for _, y in data(node)) * most
+        made.budget = Budget(memory=held) if node == 2 else Budget()
         return made
 
     models: list[ArrayRecord] = []

@@ -10,6 +10,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     elastic_client,
@@ -53,6 +54,9 @@ GROUPS, KEEP = map(config_key, ("groups", "keep"))
         ({"read": "nowhere"}, "read: place 'nowhere'"),
         ({"cut": "deep"}, "cut 'deep'"),
         ({"forget": float("nan")}, "forget nan"),
+        ({"forget": "yes"}, "forget 'yes'"),
+        ({"solve_every": 1.5}, "solve_every 1.5"),
+        ({"deadline": 5.0}, r"deadline 5.0 is no Deadline: give Deadline\(seconds"),
     ],
 )
 def test_a_bad_config_is_refused(config: dict[str, Any], word: str) -> None:
@@ -215,3 +219,20 @@ def test_who_is_told_the_same_shares_one_message() -> None:
     config = seen[1][0]
     assert (config[DEADLINE], config[KEEP]) == (60.0, True)
     assert GROUPS not in config
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("config", 5),
+        ("config", RoundConfig),
+        ("merge", "late"),
+        ("server_optimizer", "adam"),
+        ("average", 3),
+        ("limits", 10),
+        ("on_round", []),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_at_once(name: str, given: Any) -> None:
+    with pytest.raises(RegistryError, match=f"{name} .* is no "):
+        PartialUpdates(FedAvg(), **{name: given})

@@ -58,6 +58,33 @@ BATCHES: dict[str, tuple[Any, int]] = {
     "several inputs and targets": (((torch.zeros(8, 3),) * 2, (torch.zeros(8), torch.zeros(8))), 8),
     "named targets": ((torch.zeros(8, 3), {"a": torch.zeros(8), "b": torch.zeros(8, 2)}), 8),
     "nested": ((torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)]), classes(2)), 2),
+    "stacked pictures beside the boxes of each": (
+        (torch.zeros(4, 3, 8, 8), [{"boxes": torch.zeros(k, 4)} for k in (1, 0, 3, 2)]),
+        4,
+    ),
+    "one picture beside its three boxes": (
+        (torch.zeros(1, 3, 8, 8), [{"boxes": torch.zeros(3, 4), "labels": torch.zeros(3)}]),
+        1,
+    ),
+    "two boxes of each stacked picture": (
+        (torch.zeros(4, 3, 8, 8), [torch.zeros(2, 4) for _ in range(4)]),
+        4,
+    ),
+    "named, boxes of each among the inputs": (
+        {
+            "pixels": torch.zeros(4, 3, 8, 8),
+            "labels": [{"boxes": torch.zeros(k, 4)} for k in (1, 2, 3, 2)],
+        },
+        4,
+    ),
+    "padded sentences beside the words of each": (
+        (torch.zeros(3, 9).long(), [torch.zeros(k) for k in (9, 4, 5)]),
+        3,
+    ),
+    "two targets of each column, two steps": (
+        (torch.zeros(2, 8, 4), (torch.zeros(8), torch.zeros(8))),
+        8,
+    ),
     "nothing": ((torch.zeros(0, 3), classes(0)), 0),
     "no packed sequence but words": (((torch.zeros(0), torch.zeros(0)), classes(0)), 0),
 }
@@ -135,13 +162,22 @@ def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
     return [each.detach().clone() for each in model.parameters()]
 
 
-def test_batches_without_examples_are_passed_over() -> None:
+@pytest.mark.parametrize(
+    "empty",
+    [
+        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
+        (torch.ones(4, 3), torch.full((4,), -100)),
+        None,
+        [],
+    ],
+    ids=["no rows", "all ignored", "nothing", "no entries"],
+)
+def test_batches_without_examples_are_passed_over(empty: Any) -> None:
     """As samplers give them that draw each example by chance: no loss is a mean over nothing."""
     torch.manual_seed(1)
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)
     other.load_state_dict(model.state_dict())
     filled = [(torch.randn(n, 3), torch.randint(2, (n,))) for n in (4, 2, 3)]
-    empty = (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
     data = [empty, filled[0], empty, *filled[1:], empty]
     before = evaluate(model, cross_entropy, data)
     assert before == evaluate(model, cross_entropy, filled) and before.num_examples == 9

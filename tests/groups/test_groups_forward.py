@@ -92,6 +92,8 @@ def test_batch_shape_is_that_of_the_first_tensor() -> None:
     assert batch_shape(({"text": "x", "a": b[:2]}, None)) == (2, 3)
     assert batch_shape(([[], (7, b)], None)) == (4, 3)
     assert batch_shape(("no tensor", a)) == ()
+    unequal = torch.nested.nested_tensor([a[:3], a[:2]])
+    assert batch_shape((unequal, a)) == (2,)
 
 
 def test_containers_keep_their_type_when_tensors_are_mapped() -> None:
@@ -133,3 +135,36 @@ def test_running_out_of_memory_stays_what_it_is() -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         compute_loss(chain(), greedy, vectors()[0])
+
+
+class Particular(nn.Module):
+    """Asserts that it is given a dict, as a detector asserts that it is given targets."""
+
+    def __init__(self, asserts: bool) -> None:
+        super().__init__()
+        self.asserts, self.layer = asserts, nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Tensor:
+        """Fail."""
+        if self.asserts:
+            assert isinstance(x, dict), "a dict of pictures is needed"
+        out: Tensor = self.layer(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("asserts", "inputs", "why"),
+    [
+        (True, torch.zeros(2, 4), "a dict of pictures is needed"),
+        (
+            False, {"image": torch.zeros(2, 4), "idx": torch.zeros(2)},
+            r"inputs of shape \(2, 4\) in a dict of 'image', 'idx' and targets",
+        ),
+        (False, (torch.zeros(2, 4), torch.zeros(2)), r"\(2, 4\) in a tuple of 2 \(of a batch of three"),
+        (False, [torch.zeros(2, 4), torch.zeros(2, 4)], r"\(2, 4\) in a list of 2 and targets"),
+    ],
+)  # fmt: skip
+def test_how_a_batch_was_read_is_part_of_the_line(asserts: bool, inputs: Any, why: str) -> None:
+    with pytest.raises(TrainingError, match=why) as raised:
+        compute_loss(Particular(asserts), loss_fn, (inputs, torch.zeros(2, dtype=torch.long)))
+    assert "\n" not in str(raised.value)

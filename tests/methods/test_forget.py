@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,25 @@ def test_squares_are_those_of_every_example_for_itself(seed: int, alike: bool) -
     assert found.examples == 12 and set(found.sums) == set(expected)
     for name, each in expected.items():
         torch.testing.assert_close(torch.from_numpy(found.sums[name]), each)
+
+
+def test_examples_without_a_target_and_empty_batches_are_passed_over() -> None:
+    """As for training: no loss is a mean over nothing."""
+    model, (first, second) = net(1), batches(2, seed=1)
+    known = squared_gradients(model, classification_loss, [first, second])
+    inputs = torch.cat([second[0], torch.ones(2, 1, 8, 8)])
+    targets = torch.cat([second[1], torch.full((2,), -100)])
+    empty = (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.long))
+    ignored = (torch.ones(3, 1, 8, 8), torch.full((3,), -100))
+    found = squared_gradients(
+        model, classification_loss, [empty, first, ignored, (inputs, targets)]
+    )
+    assert found.examples == known.examples == 8
+    for name, value in known.sums.items():
+        np.testing.assert_array_equal(found.sums[name], value)
+    nothing: Any = None
+    with pytest.raises(TrainingError, match="the loader is None"):
+        squared_gradients(model, classification_loss, nothing)
 
 
 def test_an_example_counts_as_much_however_certain_the_model_is_of_it() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from foreseen_log import watched
 from toy_streams import relabelled
 
+from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.intake import checked_sample
 from fl_elastic.streaming.store.changes import Offer
@@ -71,3 +74,62 @@ def test_each_row_is_foreseen_whatever_comes_beside_it(
         assert 2**15 < log.stat().st_size - before <= sum(foreseen)
     assert len(store) == 2 and sum(store.rejected.values()) == 1
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("like", "x"),
+    [
+        (np.zeros(2, np.int8), np.array([300, 1])),
+        (np.zeros(2, np.uint8), np.array([1, 300], np.uint16)),
+        (np.zeros(2, np.float16), np.array([70000, 1])),
+    ],
+)
+def test_a_number_that_does_not_fit_the_type_of_the_others_becomes_no_other_number(
+    like: np.ndarray, x: np.ndarray, tmp_path: Path
+) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        store.add(like, 0)
+        assert store.add(x, 1) is None
+        assert store.rejected == {f"a number is beyond the range of {like.dtype}": 1}
+        assert store.add(x // 300, 1) == 2
+        assert store.take([2]).x.tolist() == [(x // 300).tolist()]
+
+
+def test_numbers_that_are_missing_are_not_what_stands_in_their_place(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        missing = np.ma.array([1.0, 2.0], np.float32, mask=[False, True])
+        assert store.add(missing, 0) is None
+        assert store.rejected == {"a number is masked": 1}
+        assert store.add(np.ma.array([1.0, 2.0], np.float32), 0) == 1
+
+
+def test_features_in_bfloat16_are_numbers(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        store.add(torch.tensor([1.5, -2.0], dtype=torch.bfloat16), torch.tensor(1))
+        assert store.sample(1).x.tolist() == [[1.5, -2.0]]
+
+
+@pytest.mark.parametrize("ids", [[1.7], ["1"], ["a"], [None], "12", 5, None, [float("nan")]])
+def test_what_is_no_id_names_no_sample(ids: Any, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        store.add(np.zeros((4, 2), np.float32), [0, 1, 0, 1])
+        for ask in (store.take, store.delete):
+            with pytest.raises(StoreError):
+                ask(ids)
+        assert len(store) == 4
+        assert store.delete([np.float64(1.0), np.uint8(2)]) == 2
+
+
+@pytest.mark.parametrize("n", [-1, 2.5, "3", None, float("nan"), float("inf")])
+def test_what_is_no_number_of_samples_draws_none(n: Any, tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        store.add(np.zeros((4, 2), np.float32), [0, 1, 0, 1])
+        with pytest.raises(StoreError, match="sample"):
+            store.sample(n)
+        assert len(store.sample(np.int64(3))) == len(store.sample(3.0)) == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("capacity", [float("nan"), float("inf"), None, "many"])
+def test_a_capacity_is_a_number_of_bytes(capacity: Any, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a number of bytes"):
+        SampleStore(tmp_path / "samples.db", capacity)

@@ -211,3 +211,23 @@ def test_a_later_life_knows_the_classes_that_this_one_knows(ends: str, tmp_path:
     closed(later)
     if ends == "killed":
         closed(learner)
+
+
+@pytest.mark.parametrize("ids", ["12", 5, None])
+def test_ids_that_are_no_list_are_refused(ids: Any, tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(5))
+    run(learner, blobs(20, LABELS))
+    with pytest.raises(StreamError, match="are no list"):
+        learner.forget(ids)
+    closed(learner)
+
+
+def test_a_number_between_two_ids_is_that_of_neither(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(5))
+    first = run(learner, blobs(20, LABELS))[0].sample_id
+    number: Any = first + 0.7
+    assert learner.label(number, 1).refused == "no such sample"
+    with pytest.raises(StreamError, match="none of these samples is here"):
+        learner.forget([number, None])  # type: ignore[list-item]
+    assert learner.label(np.int64(first), 1).refused == ""  # type: ignore[arg-type]
+    closed(learner)

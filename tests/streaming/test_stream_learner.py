@@ -15,10 +15,11 @@ from torch import nn
 from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import ElasticError, ModelError, StreamError
 from fl_elastic.streaming import (
     DriftDetector,
     Guard,
+    SampleStore,
     StreamLearner,
     StreamOptions,
     Trigger,
@@ -285,6 +286,44 @@ def test_settings_that_mean_nothing(made: Any) -> None:
     for wrong in ({"detector": "adwinn"}, {"classes": (1, 1)}):
         with pytest.raises((StreamError, ValueError)):
             made(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"policy": "nope"}, "unknown policy 'nope'"),
+        ({"trigger": 5}, "trigger 5 is no Trigger"),
+        ({"replay": 5}, "replay 5 is no Replay"),
+        ({"guard": Guard}, "is no Guard"),
+        ({"latent": 2}, "latent 2 is no Latent"),
+        ({"seed": "x"}, "seed 'x' is no whole number"),
+        ({"classes": ["a", "b"]}, "the label 'a' is no class number"),
+        ({"classes": [1.5]}, "the label 1.5 is no class number"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_at_once(
+    wrong: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with (
+        SampleStore(tmp_path / "samples.db", 2**18) as store,
+        pytest.raises(ElasticError, match=why),
+    ):
+        StreamLearner(net(), store, optimizer_fn=adam, state_dir=tmp_path, **wrong)
+
+
+def test_without_a_budget_there_is_no_limit(tmp_path: Path) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**18) as store:
+        learner = StreamLearner(
+            net(), store, optimizer_fn=adam, state_dir=tmp_path, trigger=Trigger(8, None)
+        )
+        run(learner, blobs(40))
+        assert learner.adaptations and learner.adaptations[-1].trained == ("5", "3", "0")
+
+
+def test_a_loss_that_is_no_number_is_said_to_be_none(made: Any) -> None:
+    learner = made(loss_fn=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(ModelError, match="loss_fn must return one number"):
+        run(learner, blobs(200))
 
 
 def test_the_global_random_state_is_left_alone(made: Any) -> None:

@@ -16,6 +16,7 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import RegistryError, StreamError
 from fl_elastic.streaming import table_source
+from fl_elastic.streaming.intake import checked_label
 from fl_elastic.streaming.sources import SOURCES, Reading, open_source
 
 
@@ -154,6 +155,8 @@ def test_a_socket(tmp_path: Path, port: int) -> None:
         assert first == {"id": 1, "refused": "", "said": None}
         assert client.ask({"id": 1, "y": 5})["refused"] == ""
         assert client.ask({"x": other.tolist(), "y": 5})["said"] == 5
+        # Tables call it a label.
+        assert client.ask({"x": other.tolist(), "label": "cat"})["refused"]
         for bad in (
             "nonsense", "[1]", "5", {"x": [1]}, {"y": 1}, {"x": "a"}, {"x": [[1], 2]},
             {"x": x.tolist(), "y": "cat"}, {"id": "1", "y": 1}, {"id": 99, "y": 1}, {"id": 1},
@@ -173,3 +176,25 @@ def test_a_socket(tmp_path: Path, port: int) -> None:
         thread.join(10)
     assert not thread.is_alive() and learner.progress.observed == 5
     closed(learner)
+
+
+def test_columns_may_be_named_by_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("0,1,2\n0.5,1.5,1\n2.5,3.5,0\n")
+    readings = list(open_source(f"csv:{path}"))
+    assert [(each.x.tolist(), each.y) for each in readings] == [([0.5, 1.5], 1), ([2.5, 3.5], 0)]
+
+
+def test_a_folder_of_files_of_one_sample_each_and_of_files_that_are_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.ones(3), y=1)
+    np.savez(tmp_path / "b.npz", x=np.zeros((2, 3)), y=np.array([[0], [1]]))
+    np.savez(tmp_path / "c.npz", data=np.ones((2, 3)), labels=[0, 1])
+    (tmp_path / "d.npz").write_bytes(b"\x80\x04K\x01.")
+    np.save(tmp_path / "e.npy", np.ones((2, 3)))
+    (tmp_path / "e.npy").rename(tmp_path / "e.npz")
+    readings = list(open_source(f"dir:{tmp_path}"))
+    assert [each.x.tolist() for each in readings[:3]] == [[1.0] * 3, [0.0] * 3, [0.0] * 3]
+    assert [checked_label(each.y) for each in readings[:3]] == [1, 0, 1]
+    assert [str(each.x) for each in readings[3:]] == [
+        "c.npz: no array x, only data, labels", "d.npz: no .npz file", "e.npz: no .npz file",
+    ]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fl_elastic.errors import StreamError
@@ -27,7 +29,7 @@ def test_it_is_due_or_not(
     assert trigger.due(samples, since_drift) is due
 
 
-@pytest.mark.parametrize("given", [(0,), (1, -1)])
-def test_what_means_nothing_is_refused(given: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("given", [(0,), (1, -1), (float("nan"),), (1.5,), ("5",), (1, 0.5)])
+def test_what_means_nothing_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(StreamError, match="means nothing"):
         Trigger(*given)

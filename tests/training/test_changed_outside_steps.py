@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
-from fl_elastic.errors import ElasticError, TrainingError
+from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
@@ -506,3 +507,198 @@ def test_what_is_changed_of_the_users_or_torchs_is_seen() -> None:
         with pytest.MonkeyPatch.context() as patch:
             change(patch)
             assert name in before.foreign()
+
+
+class Centred(nn.Module):
+    """A loss that follows the outputs, as that of a self-distillation does."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(3))
+        self.calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare, and let the centre follow."""
+        loss = cross_entropy(outputs - self.center, targets)
+        self.calls += 1
+        with torch.no_grad():
+            self.center.lerp_(outputs.mean(0), 0.5)
+        return loss
+
+
+class CentredObject:
+    """The same loss as a plain object."""
+
+    def __init__(self) -> None:
+        self.center, self.calls = torch.zeros(3), 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return Centred.forward(self, outputs, targets)  # type: ignore[arg-type]
+
+
+class CentredTask(CentredObject):
+    """The same loss as a method of an object."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare, and let the centre follow."""
+        return self(outputs, targets)
+
+
+def losses(kind: str) -> tuple[Any, Any]:
+    """A loss and the object that holds its state."""
+    if kind == "method":
+        task = CentredTask()
+        return task, task.loss
+    made = CentredObject() if kind == "object" else Centred()
+    if kind == "partial":
+        return made, functools.partial(made)
+    return made, (lambda outputs, targets: made(outputs, targets)) if kind == "closure" else made
+
+
+@pytest.mark.parametrize("kind", ["module", "object", "method", "partial", "closure"])
+@pytest.mark.parametrize("memory", [None, 1e8])
+def test_a_loss_that_follows_the_outputs_sees_only_the_steps(
+    kind: str, memory: float | None
+) -> None:
+    model = net()
+    twin, batches = copy.deepcopy(model), data(6)
+    holder, loss_fn = losses(kind)
+    expected, expected_loss = losses(kind)
+    optimizer = sgd(twin.parameters())
+    for x, y in batches:
+        optimizer.zero_grad()
+        expected_loss(twin(x), y).backward()
+        optimizer.step()
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=memory), policy="full")
+    trainer.fit(batches)
+    assert holder.calls == expected.calls == 6
+    torch.testing.assert_close(holder.center, expected.center)
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "tinytrain", "velocity", "joint"])
+def test_choosing_leaves_the_state_of_a_loss_alone(policy: str) -> None:
+    loss_fn = Centred()
+    trainer = ElasticTrainer(net(), loss_fn, sgd, budget=Budget(speedup=1.5), policy=policy)
+    assert trainer.fit(data(12)).steps == loss_fn.calls
+
+
+class Normalised(nn.Module):
+    """Keeps the mean of its inputs in a buffer and in an attribute, written without `no_grad`."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.last = torch.zeros(6)
+        self.body = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Follow the mean, and take it off."""
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            self.last.copy_(x[0])
+        out: Tensor = self.body(x - self.mean + 0.01 * self.last)
+        return out
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(memory=1e8), Budget(deadline=60.0)])
+def test_what_a_model_writes_its_inputs_into_belongs_to_no_graph_of_a_probe(budget: Budget) -> None:
+    model = Normalised()
+    twin = copy.deepcopy(model)
+    expected = by_hand(twin, sgd, data())
+    ElasticTrainer(model, cross_entropy, sgd, budget=budget, policy="full").fit(data())
+    assert not model.mean.requires_grad and not model.last.requires_grad
+    torch.testing.assert_close(model.last, twin.last)
+    for name, value in expected.items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+class Scaled(nn.Module):
+    """A loss with a weight, and one that is the model's."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.scale, self.tied = nn.Parameter(torch.ones(())), model[4].weight
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Compare scaled scores."""
+        return cross_entropy(self.scale * outputs, targets) + 0.01 * self.tied.square().sum()
+
+
+def test_weights_of_a_loss_are_said_to_stay_where_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = net()
+    loss_fn = Scaled(model)
+    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    assert "the loss has weights of its own (scale)," in caplog.text
+    trainer.fit(data())
+    assert loss_fn.scale.item() == 1.0 and "4.weight" in trainer.update().deltas
+    caplog.clear()
+    loss_fn.scale.requires_grad_(False)
+    ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
+    assert caplog.text == ""
+
+
+def test_an_optimiser_that_steps_in_the_backward_pass_is_refused_and_leaves_no_trace() -> None:
+    model = net()
+    start = state_of(model)
+    for parameter in model.parameters():
+        alone = torch.optim.SGD([parameter], lr=0.1)
+
+        def stepped(_: Tensor, alone: torch.optim.Optimizer = alone) -> None:
+            alone.step()
+            alone.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(stepped)
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    with pytest.raises(TrainingError, match=r"'0\.weight' was changed in the backward pass"):
+        trainer.fit(data())
+    profile_model(model, cross_entropy, data()[0], optimizer_fn=sgd)
+    for name, value in start.items():
+        assert torch.equal(model.state_dict()[name], value), name
+
+
+def test_hooks_that_only_look_at_complete_gradients_are_left_alone() -> None:
+    model = net()
+    twin, seen = copy.deepcopy(model), []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad))
+    ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full").fit(data())
+    assert seen
+    for name, value in by_hand(twin, sgd, data()).items():
+        torch.testing.assert_close(model.state_dict()[name], value)
+
+
+class MadeLater(nn.Module):
+    """Makes its head once it sees the first features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores."""
+        features = self.body(x).relu()
+        if self.head is None:
+            self.head = nn.Linear(features.shape[1], 3)
+        out: Tensor = self.head(features)
+        return out
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic", "head"])
+def test_a_model_that_makes_its_layers_in_the_first_pass_is_told_so(policy: str) -> None:
+    model = MadeLater()
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy=policy)
+    with pytest.raises(ModelError, match=r"'head\.(weight|bias)'.*: run the model on a batch"):
+        trainer.fit(data())
+    assert list(model.state_dict()) == ["body.weight", "body.bias"]
+    model(data()[0][0])
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    trainer.fit(data())
+    assert "head.weight" in trainer.update().deltas

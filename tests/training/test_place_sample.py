@@ -14,7 +14,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import parse_places
 from fl_elastic.readout.wire import encode_places
-from fl_elastic.training.head_sums import head_sums, sums_bytes
+from fl_elastic.training.head_sums import features_in_memory, head_sums, held_out, sums_bytes
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.update import Manifest
@@ -107,3 +107,21 @@ def test_less_memory_means_fewer_features() -> None:
     assert narrow.most < wide.most
     # Both say what all places are worth: the features of wide ones can be projected.
     assert list(narrow.sample.rows) == list(wide.sample.rows)
+
+
+@pytest.mark.parametrize("examples", [1, 40, 319, 320, 321, 500, 1200])
+@pytest.mark.parametrize("memory", [2e4, 3e6, 2e7, 9e7])
+def test_sums_of_fewer_features_than_fit_the_memory_fit_it_as_well(
+    memory: float, examples: int
+) -> None:
+    """Other clients may afford less, and with fewer features fewer examples are held out."""
+
+    def peak(features: int) -> float:
+        if examples <= held_out(features):
+            return 40 * examples * features
+        return 52 * features**2
+
+    found = features_in_memory(memory, examples)
+    assert all(peak(features) <= memory for features in range(1, min(found, 20_000) + 1))
+    more = range(found + 1, 20_000)
+    assert not more or peak(found + 1) > memory

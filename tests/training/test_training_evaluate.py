@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import torch
 from small_models import Batch, Reiterable, conv_net, images, loss_fn
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
@@ -140,6 +142,7 @@ def test_metrics_are_means_over_the_examples_of_the_batches_that_have_them() -> 
         ({"f1": float("nan")}, "returned nan for 'f1'"),
         ({"f1": "high"}, "returned str for 'f1'"),
         ({"f1": torch.zeros(3)}, "returned Tensor for 'f1'"),
+        ({"f1": 10**400}, "returned int for 'f1'"),
     ],
 )
 def test_metrics_that_are_no_numbers_are_one_clear_error(returned: Any, said: str) -> None:
@@ -205,3 +208,53 @@ def test_lists_count_as_many_examples_as_they_have_entries() -> None:
 def test_a_client_without_such_data_is_told_so() -> None:
     with pytest.raises(TrainingError, match="the loader is None"):
         evaluate(nn.Linear(2, 2), nn.functional.mse_loss, cast(Any, None))
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("how", ["function", "partial", "module"])
+def test_examples_whose_class_the_loss_ignores_do_not_count(ignored: int, how: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    given = {"ignore_index": ignored}
+    losses: dict[str, Any] = {
+        "function": cross_entropy if ignored == -100 else nn.CrossEntropyLoss(**given),
+        "partial": partial(cross_entropy, **given),
+        "module": nn.CrossEntropyLoss(**given),
+    }
+    batches = []
+    for count, known in ((10, 5), (6, 1), (8, 8), (4, 0)):
+        targets = torch.randint(2, (count,))
+        targets[known:] = ignored
+        batches.append((torch.randn(count, 4), targets))
+    found = evaluate(model, losses[how], batches)
+    inputs, targets = together(batches)
+    with torch.no_grad():
+        outputs = model(inputs)
+    counts = targets != ignored
+    assert found.num_examples == 14 == int(counts.sum())
+    assert found.loss == pytest.approx(
+        cross_entropy(outputs, targets, ignore_index=ignored).item(), rel=1e-5
+    )
+    right = (outputs.argmax(1) == targets)[counts].float().mean().item()
+    assert found.accuracy == pytest.approx(right)
+
+
+def test_tokens_that_are_all_ignored_do_not_end_an_evaluation() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 7))
+    batches = [(torch.randint(7, (2, 5)), torch.randint(7, (2, 5))) for _ in range(2)]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs.transpose(1, 2), targets)
+
+    cut_off = (torch.randint(7, (2, 5)), torch.full((2, 5), -100))
+    assert evaluate(model, loss, [*batches, cut_off]) == evaluate(model, loss, batches)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(cross_entropy, reduction="sum")]
+)
+def test_a_loss_that_sums_has_the_same_mean_over_examples(loss: Any) -> None:
+    model, batches = conv_net(), [*images(2), images(1, size=2, seed=5)[0]]
+    expected = evaluate(model, cross_entropy, batches).loss
+    assert evaluate(model, loss, batches).loss == pytest.approx(expected)

@@ -26,7 +26,7 @@ from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 
-@pytest.mark.parametrize("epochs", [0, -1, 1.5])
+@pytest.mark.parametrize("epochs", [0, -1, 1.5, float("inf"), True])
 def test_there_must_be_an_epoch(epochs: Any) -> None:
     with pytest.raises(TrainingError, match=f"epochs {epochs}"):
         ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(vectors(2), epochs=epochs)
@@ -135,6 +135,20 @@ def test_unknown_names_are_explained_at_once() -> None:
         )
 
 
-def test_impossible_options_are_refused() -> None:
-    with pytest.raises(BudgetError, match="full_update_every"):
-        TrainerOptions(full_update_every=-1)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"full_update_every": -1}, "full_update_every"),
+        ({"full_update_every": 1.5}, "full_update_every 1.5 must be a whole number"),
+        ({"accumulate": 1.5}, "accumulate 1.5 must be a whole number"),
+        ({"accumulate": "2"}, "accumulate '2' must be a whole number"),
+        ({"accumulate": math.inf}, "accumulate inf must be a whole number"),
+        ({"proximal": "2"}, "proximal '2' must be a number"),
+        ({"proximal": True}, "proximal True must be a number"),
+        ({"seed": 1.5}, "seed 1.5 must be a whole number"),
+        ({"seed": None}, "seed None must be a whole number"),
+    ],
+)
+def test_impossible_options_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
+        TrainerOptions(**settings)

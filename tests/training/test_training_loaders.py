@@ -164,3 +164,28 @@ def test_no_batch_is_begun_that_there_is_no_time_for(
         now[0] += 4.0
         done.append(batch)
     assert done == list(range(given)) and (now[0] <= 100 + seconds or given == 1)
+
+
+@pytest.mark.parametrize("said", [2, 3])
+def test_a_loader_that_says_too_few_batches_is_told_what_is_left_out(
+    said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Saying(Reiterable):
+        def __len__(self) -> int:
+            return said
+
+    report = trainer_of(chain(), vectors(3)[0], ["6"]).fit(Saying(vectors(3)))
+    assert report.steps == said
+    assert ("gives more" in caplog.text) is (said < 3)
+
+
+def test_a_length_that_is_not_implemented_is_none() -> None:
+    class Unsized(Reiterable):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    batches, model = vectors(3), chain()
+    plain = deepcopy(model)
+    assert trainer_of(model, batches[0], ["6"]).fit(Unsized(batches)).steps == 3
+    trainer_of(plain, batches[0], ["6"]).fit(batches)
+    assert same_weights(weights_of(plain), model)

@@ -50,6 +50,12 @@ def test_both_parts_are_all_examples_in_their_order(seed: int) -> None:
         assert drawn(rest) == [each for each in range(23) if each not in gone]
 
 
+@pytest.mark.parametrize("ids", [np.array([2, 5]), torch.tensor([5, 2]), [np.uint8(2), 5]])
+def test_numbers_may_be_those_of_numpy_and_torch(ids: Any) -> None:
+    rest, gone = parted([(X, Y)], ids)
+    assert drawn(gone) == [2, 5] and len(drawn(rest)) == 21
+
+
 def test_a_loader_draws_as_before() -> None:
     loader = DataLoader(
         DATA, batch_size=4, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(1)
@@ -81,6 +87,9 @@ def test_batches_in_dicts_are_taken_apart() -> None:
         ([(X, Y)], [-1], "no example"),
         ([(X, Y)], [True], "no example"),
         ([(X, Y)], ["3"], "no example"),
+        ([(X, Y)], [1.7], "no example"),
+        ([(X, Y)], 3, r"give \[3\]"),
+        ([(X, Y)], "12", "are no list"),
         ([(X, Y)], range(23), "no example would be left"),
         ([(X[:4].T, Y[:4])], [0], "do not come first"),
         (iter([(X, Y)]), [0], "which examples"),

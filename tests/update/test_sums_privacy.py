@@ -269,10 +269,8 @@ def test_what_is_held_out_of_a_total_is_what_it_was(count: int) -> None:
     (fold,) = found.folds
     np.testing.assert_allclose(fold.rows.T @ fold.rows, held.products, atol=1e-9)
     np.testing.assert_allclose(fold.rows.T @ fold.targets, held.targets, atol=1e-9)
-    plain = HeadSums(
-        *(total.weight, total.products, total.targets, total.squares, True),
-        (Fold.of(x[:count], y[:count]),),
-    )
+    rest, part = sums_of(x[count:], y[count:]), (Fold.of(x[:count], y[:count]),)
+    plain = HeadSums(rest.weight, rest.products, rest.targets, rest.squares, True, part)
     one, other = closed_form_head(found), closed_form_head(plain)
     assert one.penalty == other.penalty and one.error == pytest.approx(other.error, rel=1e-6)
     np.testing.assert_allclose(one.weight, other.weight, rtol=1e-4, atol=1e-6)

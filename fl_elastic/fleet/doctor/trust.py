@@ -32,10 +32,9 @@ __all__ = [
 
 _SOON = timedelta(days=30)
 _RENEW = "on the machine with the authority: fl-elastic fleet rotate DIR --server"
-_WARN_SECONDS, _FAIL_SECONDS = (
-    60.0,
-    300.0,
-)  # Flower refuses signatures that are older than the latter
+# Flower refuses signatures that are more than 5 s from the future, or 305 s old. HTTP dates have no fractions.
+_AHEAD_WARN, _AHEAD_FAIL = 3.0, 6.0
+_BEHIND_WARN, _BEHIND_FAIL = 60.0, 300.0
 
 
 def check_dates(name: str, path: Path, now: datetime, remedy: str = _RENEW) -> Finding:
@@ -191,8 +190,8 @@ def check_clock(answers: Sequence[tuple[str, Health]], now: datetime) -> Finding
     seconds = (now - dates[0]).total_seconds()
     seen = f"{abs(seconds):.0f} s {'ahead of' if seconds > 0 else 'behind'} the server"
     remedy = "synchronise it: timedatectl set-ntp true, and wait before the node starts"
-    if abs(seconds) >= _FAIL_SECONDS:
+    if seconds >= _AHEAD_FAIL or -seconds >= _BEHIND_FAIL:
         return fail(name, seen, remedy)
-    if abs(seconds) >= _WARN_SECONDS:
+    if seconds >= _AHEAD_WARN or -seconds >= _BEHIND_WARN:
         return warn(name, seen, remedy)
     return ok(name, seen)

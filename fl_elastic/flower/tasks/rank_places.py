@@ -36,7 +36,7 @@ class RankPlaces(RoundTask):
     name: ClassVar[str] = "rank-places"
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the features, packed, and rotated so that no row is an example."""
+        """Return the features, packed, as rows of which none is an example."""
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
@@ -48,4 +48,4 @@ class RankPlaces(RoundTask):
             of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
             clock=client.options.timing.clock,
         )  # fmt: skip
-        return Answer.packed(encode_places(reply, client.manifest, client.seed(0)), examples)
+        return Answer.packed(encode_places(reply, client.manifest), examples)

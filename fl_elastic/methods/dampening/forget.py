@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.batch_size import all_ignored, learnable
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.pairs import as_pair
@@ -20,7 +21,7 @@ from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import within
+from fl_elastic.training.batches import refuse_nothing, within
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
 __all__ = [
@@ -65,7 +66,7 @@ def squared_gradients(
     Raises
     ------
     TrainingError
-        If there is no example, or a loss or a gradient is not finite.
+        If there is no loader or no example, or a loss or a gradient is not finite.
     ModelError
         If no parameter requires a gradient.
 
@@ -80,6 +81,7 @@ def squared_gradients(
     >>> squared_gradients(model, mean, [batch]).sums["weight"].item()
     2.0
     """
+    refuse_nothing(loader)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ModelError(
@@ -87,10 +89,14 @@ def squared_gradients(
         )
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     examples, device = 0, model_device(model)
-    with untouched(model), torch.enable_grad():
+    with untouched(model, loss_fn), torch.enable_grad():
         model.eval()
-        for batch in within(loader, seconds):
+        for batch, size in within(learnable(loader), seconds):
+            if not size:
+                continue
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
+                if all_ignored(part[1]):
+                    continue
                 if count > 1:
                     raise TrainingError(
                         "this batch cannot be taken apart into examples: its tensors are of unequal length, or a "

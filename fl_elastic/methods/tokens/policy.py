@@ -109,7 +109,7 @@ def _class_tokens(
     """
     inputs, targets = take_examples(split_batch(batch), slice(_FEW))
     few, last = (inputs, targets), blocks[-1].module
-    with untouched(model), repeated_rng(model), torch.no_grad():
+    with untouched(model, loss_fn), repeated_rng(model), torch.no_grad():
         model.eval()
         classes = next(
             (n for n in range(1, _MOST_CLASSES + 1) if _reads_only(model, loss_fn, few, last, n)),

@@ -41,7 +41,7 @@ class FisherChannels(ChannelScore):
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
         examples = 0
-        with norms_at_rest(probe.model, probe.groups):
+        with norms_at_rest(probe.model, probe.groups, probe.loss_fn):
             for batch, count in micro_batches(probe.model, probe.batches, 1):
                 taps = Taps()
                 with taps.listening(probe.model, layers):

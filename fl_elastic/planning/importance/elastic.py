@@ -37,7 +37,7 @@ class ElasticImportance(Importance):
         before = {name: probe.model.get_parameter(name).detach() for name in names}
         after = {name: nn.Parameter(value.clone()) for name, value in before.items()}
         first, second = probe.batches[0], probe.batches[-1]
-        with untouched(probe.model):
+        with untouched(probe.model, probe.loss_fn):
             gradients = probe_gradients(probe, first, after)
             # The optimiser's state is laid out over every trainable parameter, in the model's order.
             shadows = [

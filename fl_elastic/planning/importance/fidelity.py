@@ -163,7 +163,7 @@ def visit_layers(
     for key, layer in layers.items():
         listen(key, layer)
     try:
-        with untouched(model):
+        with untouched(model, loss_fn):
             loss = compute_loss(model, loss_fn, batch)
             if not torch.isfinite(loss):
                 raise TrainingError(f"the loss on a probe batch is {loss.item()}: check it for NaN")

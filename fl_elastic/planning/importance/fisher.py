@@ -38,7 +38,7 @@ class FisherImportance(Importance):
 
 
 def _graph_of_one_example(probe: Probe) -> BackwardGraph:
-    with norms_at_rest(probe.model, probe.groups):
+    with norms_at_rest(probe.model, probe.groups, probe.loss_fn):
         batch, _ = next(micro_batches(probe.model, probe.batches, 1))
         return trace_step(probe.model, probe.loss_fn, batch).graph
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups import Batch, TensorGroup
+from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import map_tensors, split_batch
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
@@ -18,13 +18,15 @@ __all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
 
 
 @contextmanager
-def norms_at_rest(model: nn.Module, groups: Sequence[TensorGroup]) -> Iterator[None]:
-    """Let BatchNorm use its running statistics inside the block, and leave ``model`` unchanged by it.
+def norms_at_rest(
+    model: nn.Module, groups: Sequence[TensorGroup], loss_fn: LossFn | None = None
+) -> Iterator[None]:
+    """Let BatchNorm use its running statistics inside the block, and leave model and loss unchanged by it.
 
     Only then does an example's gradient depend on no other example, and a sum over micro-batches is exact; a frozen
     BatchNorm trains in the same way. Inside, the parameters of ``groups`` require a gradient.
     """
-    with untouched(model):
+    with untouched(model, loss_fn):
         for module in model.modules():
             if isinstance(module, BatchNorm):
                 module.training = False

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import StoreError
+from fl_elastic.given import whole
 from fl_elastic.streaming.intake import kept_label, label_of
 from fl_elastic.streaming.store.changes import Change, Note, Offer, Writer
 from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
@@ -103,7 +104,9 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             if name not in known:
                 raise StoreError(f"{what} {name!r} is unknown: known are {', '.join(known)}")
         made_with = {"policy": policy, "encoding_name": encoding, "seed": str(seed)}
-        self._database = Database(Path(path), int(capacity_bytes), made_with)
+        self._database = Database(
+            Path(path), _whole(capacity_bytes, "a number of bytes"), made_with
+        )
         self._writer = Writer(self._database, policy, encoding, seed)
         self._settle: Callable[[], object] = lambda: None
         self._drawable: tuple[object, NDArray[np.int64]] | None = None
@@ -223,6 +226,11 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             Draw only samples that were added with this version.
         generator : numpy Generator, optional
             Source of the draws; save and restore its state to continue the draws after a restart.
+
+        Raises
+        ------
+        StoreError
+            If ``n`` is no number of samples.
         """
         chosen = self.draw(n, labelled=labelled, version=version, generator=generator)
         return self.take(chosen.tolist())
@@ -232,10 +240,13 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         generator: np.random.Generator | None = None,
     ) -> NDArray[np.int64]:  # fmt: skip
         """Return the ids of the samples that `sample` would return, so that one `take` can read several draws."""
+        wanted = _whole(n, "a number of samples")
+        if wanted < 0:
+            raise StoreError(f"{n} samples cannot be drawn: ask for 0 or more")
         ids = self.ids(labelled=labelled, version=version)
         draw = generator or np.random.default_rng()
         # An empty store must not advance the generator.
-        return draw.choice(ids, size=min(n, len(ids)), replace=False) if len(ids) else ids
+        return draw.choice(ids, size=min(wanted, len(ids)), replace=False) if len(ids) else ids
 
     def ids(self, *, labelled: bool = True, version: str | None = None) -> NDArray[np.int64]:
         """Return the ids of all samples that `sample` may return, oldest first."""
@@ -249,13 +260,13 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         return self._drawable[1]
 
     def take(self, ids: Iterable[int]) -> Samples:
-        """Return the samples with these ids, in their order, without those that are gone."""
+        """Return the samples with these ids, in their order, without those that are gone; StoreError for no ids."""
         self._settle()
         return self.found(ids)
 
     def found(self, ids: Iterable[int]) -> Samples:
         """Return the samples with these ids that are already in the file, without gathered changes; see `take`."""
-        wanted = list(ids)
+        wanted = _several(ids)
         query = f"SELECT id, y, x FROM samples WHERE {_OF_IDS}"
 
         def looked() -> Samples:
@@ -278,6 +289,11 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             Delete only these.
         other_than_version : str, optional
             Delete only samples that were added with another version.
+
+        Raises
+        ------
+        StoreError
+            If nothing says what to delete, or an id is no whole number.
         """
         self._settle()
         given: dict[str, object] = {
@@ -335,4 +351,19 @@ def _labels(kept: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _listed(ids: Iterable[int]) -> str:
-    return json.dumps([int(each) for each in ids])
+    """Return ids as a JSON list; StoreError for what is no id, because a rounded one would name another sample."""
+    return json.dumps([_whole(each, "an id of a sample") for each in _several(ids)])
+
+
+def _several(ids: Iterable[int]) -> list[int]:
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise StoreError(f"ids {ids!r} are no list: give [{ids!r}]")
+    return list(ids)
+
+
+def _whole(value: object, what: str) -> int:
+    """Return a whole number of any type as an int; raise StoreError for anything else."""
+    found = whole(value)
+    if found is None:
+        raise StoreError(f"{value!r} is not {what}: give a whole number")
+    return found

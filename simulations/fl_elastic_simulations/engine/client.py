@@ -253,10 +253,9 @@ class _Role:
         packed, summed, metrics = client.fit(arrays, config)
         if packed:
             sums = decode_head_sums(packed[0].tobytes(), Manifest.of(client.model))
-            summed, features = sums.num_examples, len(sums.products)
+            summed, features = sums.num_examples, len(sums.diagonal) - 1
             profile += self._inference_seconds(task, summed, metrics)
-            costs = self._head_costs
-            profile += costs.adding(summed, features) + costs.writing(summed, features - 1)
+            profile += self._head_costs.sums(summed, features)
         return packed, batches.dataset_size, metrics | _no_steps(profile)
 
     def _inference_seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from fl_elastic.training.head_sums import held_out
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.update.closed_form import best_ridge
 from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
+from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful
@@ -42,9 +42,13 @@ class HeadCosts:
     Attributes
     ----------
     product : float
-        Adding the products of an example's features, per ``features**2``.
+        Adding the products of the features of an example that is not held out, per ``features**2``.
     row : float
         Computing the rows of a fold for sending, per ``examples**2 * features``.
+    packing : float
+        Writing the sums over the examples that are not held out, if there are any, per ``features**2``.
+    checking : float
+        Reading these sums on the server, and checking that examples can have them, per ``features**3``.
     solving : float
         Solving for a head from the sums of eight clients, on the server, per ``features**3``.
     ranking : float
@@ -56,33 +60,39 @@ class HeadCosts:
 
     Examples
     --------
-    >>> costs = HeadCosts(product=1e-3, row=1e-2)
-    >>> costs.adding(2, 10), costs.writing(10, 4), costs.writing(320, 4) == costs.writing(999, 4)
-    (0.2, 0.8, True)
+    >>> costs = HeadCosts(product=1.0, row=0.1, packing=10.0)
+    >>> costs.sums(10, 4), costs.sums(320, 4) / 1024, costs.sums(325, 4) - costs.sums(320, 4)
+    (8.0, 8.0, 240.0)
     """
 
     product: float = 0.0
     row: float = 0.0
+    packing: float = 0.0
+    checking: float = 0.0
     solving: float = 0.0
     ranking: float = 0.0
     asked: float = 0.0
     pooled: float = 0.0
 
-    def adding(self, examples: int, features: int) -> float:
-        """Return the seconds of adding the products of these examples."""
-        return self.product * examples * features**2
+    def sums(self, examples: int, features: int) -> float:
+        """Return a client's seconds for the sums over these examples, apart from the passes through the model."""
+        held = min(examples, held_out(features))
+        seconds = self.row * held**2 / _FOLDS * features
+        if examples > held:
+            seconds += (self.product * (examples - held) + self.packing) * features**2
+        return seconds
 
     def answering(self, examples: int) -> float:
         """Return the seconds of a client's answer about the places of its model, from these examples."""
         return self.asked + self.pooled * examples
 
-    def on_server(self, features: int, ranked: int) -> float:
-        """Return the server's seconds to solve for a head with ``features`` after ranking ``ranked`` features."""
-        return self.solving * features**3 + self.ranking * ranked
+    def on_server(self, features: int, ranked: int, examples: Iterable[int] = ()) -> float:
+        """Return the server's seconds to solve for a head with ``features`` after ranking ``ranked`` features.
 
-    def writing(self, examples: int, features: int) -> float:
-        """Return the seconds of computing the rows of five folds; further examples travel as sums only."""
-        return self.row * min(examples, held_out(features)) ** 2 / _FOLDS * features
+        ``examples`` are the numbers of examples of the clients whose sums it is from.
+        """
+        checked = sum(each > held_out(features) for each in examples)
+        return (self.solving + checked * self.checking) * features**3 + self.ranking * ranked
 
 
 def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCosts:
@@ -99,6 +109,7 @@ def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCos
     """
     examples = held_out(features) // _FOLDS
     solving, ranking = _server_seconds(features)
+    packing, checking = _rest_seconds(features)
     rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
     rows[:, -1] = 1.0
     fold = Fold.of(rows[:examples, :-1], rows[:examples, :1])
@@ -110,6 +121,8 @@ def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCos
     return HeadCosts(
         product=adding / (_ROWS * (features + 1) ** 2),
         row=writing / (fold.num_examples**2 * features),
+        packing=packing / features**2,
+        checking=checking / features**3,
         solving=solving / features**3,
         ranking=ranking,
         asked=max(one - pooled * size, 0.0),
@@ -125,6 +138,21 @@ def _answer(model: nn.Module, batches: list[Batch]) -> None:
         places_reply(
             model, batches, "auto", examples=examples, of_all=examples, budget=Budget(), names=names
         )
+
+
+def _rest_seconds(features: int) -> tuple[float, float]:
+    """Return the seconds of writing, and of reading, the sums over a client's examples that are not held out."""
+    layer = nn.Linear(features, _CLASSES)
+    rng = np.random.default_rng(0)
+    rows = np.hstack([rng.normal(size=(_ROWS, features)), np.ones((_ROWS, 1))])
+    targets = np.eye(_CLASSES)[rng.integers(0, _CLASSES, _ROWS)]
+    sums = HeadSums("weight", rows.T @ rows, rows.T @ targets, targets.sum(axis=0), True)
+    manifest = Manifest.of(layer)
+    packed = encode_head_sums(sums, manifest)
+    return (
+        _median_seconds(lambda: encode_head_sums(sums, manifest)),
+        _median_seconds(lambda: decode_head_sums(packed, manifest)),
+    )
 
 
 def _server_seconds(features: int) -> tuple[float, float]:

@@ -384,7 +384,9 @@ def _bookkeeping(
         if record.head_features or record.ranked_features:
             costs = HeadCosts() if choosing is None else choosing.of_a_head
             cell.spent["simulated_seconds"] += costs.on_server(
-                record.head_features, record.ranked_features
+                record.head_features,
+                record.ranked_features,
+                [each.num_examples for each in record.accepted],
             )
         starts = cell.simulated_seconds if round_began is None else began
         if not record.trains:
