@@ -148,7 +148,7 @@ def fine_tune(
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
     _refuse_read_once(loader)
-    model, _ = readout_of(model, loader, read)
+    model, _ = readout_of(model, loader, read, loss_fn=loss_fn)
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
     if not epochs:

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import counted
+from fl_elastic.groups.batch_size import IGNORED, counted
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
     LossFn,
     call_model,
+    ignored_class,
     refusing_misfits,
     split_batch,
     to_device,
@@ -96,8 +97,8 @@ def head_sums(
         Its output, or the ``logits`` in it as transformers give them, is that of a linear layer, of shape (N, C) or
         (N, T, C), or of a 1 x 1 convolution, (N, C, H, W): then each token or position is an example.
     loader : iterable of batches
-        Targets are classes, of the output's shape without C, where -100 is ignored, or numbers of the output's
-        shape; several labels per example are given as numbers 0 and 1.
+        Targets are classes, of the output's shape without C, where -100 or the loss's ``ignore_index`` is ignored,
+        or numbers of the output's shape; several labels per example are given as numbers 0 and 1.
     seconds : float
         No batch is begun after this many seconds; the sums then cover a part of the data.
     running : callable, optional
@@ -191,6 +192,7 @@ def _pass_over(
     held = Attributes.of(model)
     seen: list[tuple[LastLayer, Tensor, Tensor]] = []
     odds: bool | None = None
+    ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     hooks = [
         module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
         for module in model.modules()
@@ -210,7 +212,7 @@ def _pass_over(
                     small = few_of((inputs, targets))
                     lay_out = stack.enter_context(as_inference(model, small))
                 outputs = _outputs(model, batch, size, running, lay_out)
-                rows = rows_of(model, seen, outputs, targets)
+                rows = rows_of(model, seen, outputs, targets, ignored)
                 if odds is None:
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
+from fl_elastic.groups.batch_size import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
 
 __all__ = [
@@ -29,8 +30,6 @@ __all__ = [
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-# Torch's classification losses ignore targets of this value.
-_IGNORED = -100
 # A larger head is that of a language model: its sums would be many times what a round sends.
 _MOST_WEIGHTS = 1 << 24
 # Score of a class against zeros: confident enough.
@@ -97,7 +96,11 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def rows_of(
-    model: nn.Module, seen: list[tuple[LastLayer, Tensor, Tensor]], outputs: Any, targets: Any
+    model: nn.Module,
+    seen: list[tuple[LastLayer, Tensor, Tensor]],
+    outputs: Any,
+    targets: Any,
+    ignored: int = IGNORED,
 ) -> Rows:
     """Return a batch as rows: the inputs of the last linear layer, and the targets.
 
@@ -109,6 +112,8 @@ def rows_of(
         The linear layers that were called.
     outputs, targets : any
         The model's outputs, and the batch's targets.
+    ignored : int
+        The class that the loss ignores.
 
     Raises
     ------
@@ -128,7 +133,7 @@ def rows_of(
         )
     layer, features = heads[-1]
     _refuse_unsuited(model, layer)
-    wanted, classes = as_numbers(layer, targets, scores)
+    wanted, classes = as_numbers(layer, targets, scores, ignored)
     count = len(scores)
     inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
     rows = _flat(layer, features)
@@ -213,8 +218,10 @@ def _refuse_unsuited(model: nn.Module, layer: LastLayer) -> None:
         )
 
 
-def as_numbers(layer: LastLayer | None, targets: Any, scores: Tensor) -> tuple[Tensor, bool]:
-    """Return targets as one number per output, NaN for an ignored class, and whether they are classes."""
+def as_numbers(
+    layer: LastLayer | None, targets: Any, scores: Tensor, ignored: int = IGNORED
+) -> tuple[Tensor, bool]:
+    """Return targets as one number per output, NaN for the ignored class, and whether they are classes."""
     linear = layer is None or isinstance(layer, nn.Linear)
     outputs = scores.shape[-1 if linear else 1]
     places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])
@@ -224,13 +231,13 @@ def as_numbers(layer: LastLayer | None, targets: Any, scores: Tensor) -> tuple[T
             return rows.cpu().reshape(-1, outputs).double(), False
         if not targets.is_floating_point() and targets.shape == places:
             flat = targets.cpu().reshape(-1).long()
-            known = flat != _IGNORED
+            known = flat != ignored
             if not known.any() or 0 <= int(flat[known].min()) <= int(flat[known].max()) < outputs:
                 wanted = nn.functional.one_hot(flat.where(known, 0), outputs).double()
                 wanted[~known] = torch.nan
                 return wanted, True
     shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
     raise TrainingError(
-        f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({_IGNORED} is ignored), or "
+        f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({ignored} is ignored), or "
         f"numbers of shape {tuple(scores.shape)}; targets are {shape}"
     )

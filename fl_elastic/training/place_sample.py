@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import counted
+from fl_elastic.groups.batch_size import IGNORED, counted
 from fl_elastic.groups.examples import take_examples
 from fl_elastic.groups.forward import (
+    LossFn,
     all_finite,
     call_model,
+    ignored_class,
     refusing_misfits,
     scores_of,
     split_batch,
@@ -75,6 +77,7 @@ def place_sample(
     most_features: int,
     seconds: float = float("inf"),
     clock: str = "auto",
+    loss_fn: LossFn | None = None,
 ) -> PlaceSample:
     """Return features of the first examples of a loader at many places of a model at once.
 
@@ -94,6 +97,8 @@ def place_sample(
         Largest number of features of a candidate place.
     seconds : float
         No batch is begun after this many seconds.
+    loss_fn : callable, optional
+        The loss that the head is for: targets of its ``ignore_index``, -100 by default, are left out.
 
     Raises
     ------
@@ -112,6 +117,7 @@ def place_sample(
     poolings: dict[Place, nn.Module] = {}
     lay_out: Callable[[Any], Any] | None = None
     graph: BackwardGraph | None = None
+    ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     model.eval()
     try:
         with torch.no_grad(), ExitStack() as stack:
@@ -157,7 +163,8 @@ def place_sample(
                                 "steps, tokens or nodes come first there"
                             )
                     first = next(iter(rows.values()))
-                    wanted, classes = as_numbers(None, targets, torch.empty(len(first), outputs))
+                    scores = torch.empty(len(first), outputs)
+                    wanted, classes = as_numbers(None, targets, scores, ignored)
                     known = ~wanted.isnan().any(dim=1)
                     keys = torch.tensor(example_keys(inputs, len(first), first), dtype=torch.int64)
                     begin, count = count, count + int(known.sum())

@@ -15,7 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import split_batch, to_device
+from fl_elastic.groups.forward import LossFn, split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile import model_device
@@ -40,6 +40,7 @@ def places_reply(
     budget: Budget,
     names: Mapping[str, int],
     clock: str = "auto",
+    loss_fn: LossFn | None = None,
 ) -> PlacesReply:
     """Return features of some examples at the places that the device can afford to read.
 
@@ -61,6 +62,8 @@ def places_reply(
         Index of each tensor of the manifest.
     clock : str
         See `fl_elastic.profiling.clock`.
+    loss_fn : callable, optional
+        See `fl_elastic.training.place_sample.place_sample`.
 
     Raises
     ------
@@ -82,6 +85,7 @@ def places_reply(
         model, loader, examples=examples, clock=clock,
         most_features=candidate_features(most),
         places=Reading.parse(read).places if allowed is None else None, seconds=deadline,
+        loss_fn=loss_fn,
     )  # fmt: skip
     rows = dict(found.sample.rows)
     if allowed is not None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import split_batch
+from fl_elastic.groups.forward import LossFn, split_batch
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.choice import EXAMPLES, Choice
@@ -52,6 +52,7 @@ def read_out(
     *,
     read: str = "auto",
     most_features: int = MOST_FEATURES,
+    loss_fn: LossFn | None = None,
 ) -> ReadOut:
     """Return a model that ends where a head in closed form reads best, without a step of training.
 
@@ -67,8 +68,10 @@ def read_out(
         ``auto``, ``auto>512`` for at most 512 features, ``last`` for the last linear layer, or names of places
         such as ``features.3@grid8+features.6@grid4``.
     most_features : int
-        Bound on the features read per example: the time of the sums grows with their square. Below 640 the features
+        Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the features
         of the places are projected onto this many directions.
+    loss_fn : callable, optional
+        The loss that the head is for, see `fl_elastic.training.head_sums.head_sums`.
 
     Raises
     ------
@@ -89,8 +92,8 @@ def read_out(
     >>> (found.model(images).argmax(1) == labels).float().mean().item()
     1.0
     """
-    model, choice = readout_of(model, loader, read, most_features=most_features)
-    head, _ = solve_head(model, loader)
+    model, choice = readout_of(model, loader, read, most_features=most_features, loss_fn=loss_fn)
+    head, _ = solve_head(model, loader, loss_fn=loss_fn)
     return ReadOut(model, head, choice)
 
 
@@ -100,6 +103,7 @@ def readout_of(
     read: str = "auto",
     *,
     most_features: int = MOST_FEATURES,
+    loss_fn: LossFn | None = None,
 ) -> tuple[nn.Module, Choice | None]:
     """Return a model that ends where its head reads, with a head of zeros, and the choice if one was made.
 
@@ -116,7 +120,7 @@ def readout_of(
         return Readout(model, asked, inputs, outputs), None
     found = place_sample(
         model, loader, examples=EXAMPLES, most_features=candidate_features(most_features),
-        places=None if asked is None else asked.places,
+        places=None if asked is None else asked.places, loss_fn=loss_fn,
     )  # fmt: skip
     chosen = choose_reading(found.sample, most_features=most_features, read=read)
     if chosen.choice is not None:

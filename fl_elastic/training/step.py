@@ -57,7 +57,7 @@ class TrainingStep:
     judge : callable, optional
         ``judge(right)`` is told, before each step, on which examples of a batch the model was right.
     accumulate : int
-        Number of batches whose mean gradient a step takes.
+        Number of batches whose gradients a step adds up, each divided by this number.
 
     Attributes
     ----------

@@ -16,6 +16,7 @@ from torch.nn import functional
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.training.head_sums import head_sums, solve_head
+from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
@@ -260,3 +261,23 @@ def test_what_has_no_head_in_closed_form_is_said(
     with pytest.raises(TrainingError, match=said):
         head_sums(model, [batch], loss_fn=own_loss_or_cross_entropy)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("ignored", [0, 2, 255, -1])
+@pytest.mark.parametrize("read", ["last", "1@flat", "auto"])
+def test_the_class_that_the_loss_ignores_is_in_no_head(read: str, ignored: int) -> None:
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
+    y = x[:, :3].argmax(1)
+    if ignored not in (0, 2):
+        y[::3] = ignored
+    kept = y != ignored
+
+    def scores(x: Tensor, y: Tensor, loss_fn: nn.Module) -> Tensor:
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        found = read_out(model, [(x, y)], read=read, loss_fn=loss_fn)
+        return found.model(torch.eye(6)).detach()
+
+    found = scores(x, y, nn.CrossEntropyLoss(ignore_index=ignored))
+    expected = scores(x[kept], y[kept], nn.CrossEntropyLoss())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

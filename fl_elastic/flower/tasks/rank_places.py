@@ -46,6 +46,6 @@ class RankPlaces(RoundTask):
         reply = places_reply(
             client.data.model, client.data.batches, self.places, examples=max(self.examples, 1),
             of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
-            clock=client.options.timing.clock,
+            clock=client.options.timing.clock, loss_fn=client.data.loss_fn,
         )  # fmt: skip
         return Answer.packed(encode_places(reply, client.manifest), examples)
