@@ -68,8 +68,8 @@ def read_out(
         ``auto``, ``auto>512`` for at most 512 features, ``last`` for the last linear layer, or names of places
         such as ``features.3@grid8+features.6@grid4``.
     most_features : int
-        Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the features
-        of the places are projected onto this many directions.
+        Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the
+        features of the places are projected onto this many directions.
     loss_fn : callable, optional
         The loss that the head is for, see `fl_elastic.training.head_sums.head_sums`.
 
