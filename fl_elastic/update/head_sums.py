@@ -75,13 +75,15 @@ class HeadSums:
     def total(cls, sums: Sequence[HeadSums]) -> HeadSums:
         """Return the sums over all examples of several clients, without folds."""
         first, *others = sums
-        products = first.rest_products.copy()
+        rows = first._held_rows[0]
+        products = rows.T @ rows
+        products += first.rest_products
         for each in others:
             _refuse_unlike(first, each)
             products += each.rest_products
-        for each in sums:
-            rows = each._held_rows[0]
-            products += rows.T @ rows
+            if each.folds:
+                rows = each._held_rows[0]
+                products += rows.T @ rows
         targets = sum((each.targets for each in others), first.targets)
         squares = sum((each.squares for each in others), first.squares)
         return cls(first.weight, products, targets, squares, first.classes)

@@ -296,42 +296,50 @@ class RidgeWithout:
 
     Attributes
     ----------
-    whole : Ridge
-        The regression on all examples.
+    system : RidgeSystem
+        System of all examples.
+    penalty : float
+        Penalty as a share of the number of all examples.
     part : HeldOutPart
         The part that is left out.
+    factor : tensor
+        Factor of the remaining products; if there are few rows, of the identity minus the products of ``half``.
     half : tensor, optional
         Inverse of the factor of all examples times the part's rows, if there are few rows.
-    factor : tensor
-        Factor of the identity minus the products of `half`; if there are many rows, of the remaining products.
+    of_all : tuple of tensor and array, optional
+        Factor and weight of the regression on all examples, if there are few rows.
     """
 
-    whole: Ridge
+    system: RidgeSystem
+    penalty: float
     part: HeldOutPart
-    half: Tensor | None
     factor: Tensor
+    half: Tensor | None = None
+    of_all: tuple[Tensor, _Floats] | None = None
 
     @classmethod
     def of(cls, whole: Ridge, part: HeldOutPart) -> RidgeWithout:
         """Return the regression without a part."""
+        system, penalty = whole.system, whole.penalty
         if part.rest is not None:
-            return cls(whole, part, None, whole.system.factor(part.rest, whole.penalty))
+            return cls(system, penalty, part, system.factor(part.rest, penalty))
         rows = torch.from_numpy(part.rows)
         half = torch.linalg.solve_triangular(whole.factor, rows.T, upper=False)
         left = np.eye(len(rows)) - half.numpy().T @ half.numpy()
-        return cls(whole, part, half, _factor(torch.from_numpy(left)))
+        factor = _factor(torch.from_numpy(left))
+        return cls(system, penalty, part, factor, half, (whole.factor, whole.weight))
 
     @cached_property
     def weight(self) -> _Floats:
         """Weight for standardised features and targets about their mean."""
-        return self.solve(self.whole.system.targets - self.part.rows.T @ self.part.targets)
+        return self.solve(self.system.targets - self.part.rows.T @ self.part.targets)
 
     @cached_property
     def left(self) -> _Floats:
         """Residuals of the part's targets under the regression."""
-        if self.half is None:
+        if self.of_all is None:
             return np.asarray(self.part.targets - self.part.rows @ self.weight)
-        return _solved(self.factor, self.part.targets - self.part.rows @ self.whole.weight)
+        return _solved(self.factor, self.part.targets - self.part.rows @ self.of_all[1])
 
     def squared_errors(self) -> _Floats:
         """Return the sum of squared residuals of each client's held-out examples."""
@@ -342,15 +350,12 @@ class RidgeWithout:
 
     def solve(self, right: _Floats) -> _Floats:
         """Return the solution of the system without the part, for a right-hand side."""
-        if self.half is None:
+        if self.half is None or self.of_all is None:
             return _solved(self.factor, right)
-        below = torch.linalg.solve_triangular(
-            self.whole.factor, torch.from_numpy(right), upper=False
-        )
+        outer = self.of_all[0]
+        below = torch.linalg.solve_triangular(outer, torch.from_numpy(right), upper=False)
         below += self.half @ torch.from_numpy(_solved(self.factor, (self.half.T @ below).numpy()))
-        return np.asarray(
-            torch.linalg.solve_triangular(self.whole.factor.T, below, upper=True).numpy()
-        )
+        return np.asarray(torch.linalg.solve_triangular(outer.T, below, upper=True).numpy())
 
 
 def _factor(matrix: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def _growth_of_errors(ridge: Ridge) -> _Floats:
 
 def _pulls(rest: RidgeWithout) -> _Floats:
     """Return each client's contribution to the gradient at a head, from its remaining sums, side by side."""
-    system, part, weight = rest.whole.system, rest.part, rest.weight
+    system, part, weight = rest.system, rest.part, rest.weight
     plain = system.plain(weight)
     # Targets about their overall mean: the constant is the last feature.
     plain[-1] += system.goal
@@ -116,7 +116,7 @@ def _pulls(rest: RidgeWithout) -> _Floats:
     pulls = system.standard(own).reshape(len(weight), len(system.sums), -1)
     counts = np.array([float(each.diagonal[-1]) for each in system.sums]) - part.examples
     shares = np.maximum(counts, 0.0) / counts.sum()
-    held_down = system.ridge(rest.whole.penalty)[:, None] * weight
+    held_down = system.ridge(rest.penalty)[:, None] * weight
     pulls -= shares[:, None] * held_down[:, None]
     for client, rows in part.whose.items():
         held = part.rows[rows]

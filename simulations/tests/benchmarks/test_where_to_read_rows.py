@@ -88,11 +88,11 @@ def test_the_table_of_sizes_shows_what_is_read_and_sent() -> None:
         "signs | at most 128 | 0": row,
         "signs | at most 128 | 1": {**row, "accuracy": 0.6},
         "birds | at most 128 | 0": row,
-        "signs | at most 2560 | 0": {**row, "features": 2000},
+        "signs | at most 2048 | 0": {**row, "features": 2000},
     }
     assert read_sizes_markdown(rows)[2:] == [
         "| 128 | 55.0 (120, 1.50 MB) |  | 50.0 (120, 1.50 MB) |  |",
-        "| 2,560 | 50.0 (2,000, 1.50 MB) |  |  |  |",
+        "| 2,048 | 50.0 (2,000, 1.50 MB) |  |  |  |",
     ]
     assert read_markdown(rows, "signs") == ["No cell of this table is measured yet."]
 
