@@ -88,11 +88,10 @@ def rolled(rows: Rows) -> Rows:
 
 
 def larger(found: HeadSums, factor: float) -> HeadSums:
-    by = np.append(np.full(len(found.products) - 1, factor), 1.0)
+    by = np.append(np.full(len(found.means), factor), 1.0)
     folds = tuple(Fold(each.rows * by, each.targets, each.squares) for each in found.folds)
-    return HeadSums(
-        found.weight, found.products * np.outer(by, by), found.targets * by[:, None], found.squares, True, folds
-    )  # fmt: skip
+    products, targets = found.rest_products * np.outer(by, by), found.rest_targets * by[:, None]
+    return HeadSums(found.weight, products, targets, found.rest_squares, True, folds)
 
 
 def uncorrelated(model: nn.Module, rows: Rows) -> HeadSums:

@@ -153,13 +153,12 @@ def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
 def scaled(factor: float, of: str) -> Alter:
     def change(sums: HeadSums) -> HeadSums:
         if of == "features":
-            by = np.full(len(sums.products), factor)
-            by[-1] = 1.0
+            by = np.append(np.full(len(sums.means), factor), 1.0)
             return HeadSums(
                 sums.weight,
-                sums.products * np.outer(by, by),
-                sums.targets * by[:, None],
-                sums.squares,
+                sums.rest_products * np.outer(by, by),
+                sums.rest_targets * by[:, None],
+                sums.rest_squares,
                 True,
                 tuple(Fold(fold.rows * by, fold.targets, fold.squares) for fold in sums.folds),
             )

@@ -527,7 +527,7 @@ def test_sums_that_are_hardly_those_of_examples_take_a_stronger_penalty(missing:
     moved = missing * np.outer(along, along) * (along @ honest.products @ along)
     products = honest.products - moved
     head = closed_form_head(
-        HeadSums("w", products, honest.targets, honest.squares, True, honest.folds)
+        HeadSums("w", products, honest.targets, honest.squares, True).with_folds(honest.folds)
     )
     assert np.isfinite(head.weight).all() and np.isfinite(head.error) and head.penalty > 0.01
 
@@ -538,5 +538,5 @@ def test_sums_that_no_examples_can_have_are_refused() -> None:
     products[0, 1] = products[1, 0] = 1e9
     with pytest.raises(UpdateError, match="not the sums of examples"):
         closed_form_head(
-            HeadSums("w", products, honest.targets, honest.squares, True, honest.folds)
+            HeadSums("w", products, honest.targets, honest.squares, True).with_folds(honest.folds)
         )
