@@ -132,6 +132,6 @@ def _is_positive(value: object) -> bool:
     if not is_real(value):
         return False
     try:
-        return 0 < float(value) < math.inf  # type: ignore[arg-type]
+        return 0 < float(value) < math.inf
     except OverflowError:
         return False

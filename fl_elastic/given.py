@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from numbers import Real
-from typing import Any
+from typing import Any, TypeGuard
 
 __all__ = ["is_real", "of_another_kind", "whole"]
 
@@ -28,7 +28,7 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def is_real(value: object) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Return whether this is a real number, of Python or of numpy, and no truth value.
 
     Examples

@@ -63,7 +63,7 @@ def sample_bytes(rows: int, features: int, outputs: int) -> int:
 def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
     """Return a reply as one buffer.
 
-    The rows of a fold are its principal axes: they follow from the sums over the fold, and no row is an example.
+    The rows of a fold are its principal axes, see `fl_elastic.update.folds.Fold.centred`.
     Features are standardised before they are written as fp16; targets travel as fp32.
     """
     sample = reply.sample

@@ -78,7 +78,9 @@ class Fold:
         """Return means of features and targets, and rows and targets about these means.
 
         There is at most one row per feature. The rows are the principal axes of the fold, each as long as the
-        fold is wide along it: they follow from the sums, so that they say nothing else about the examples.
+        fold is wide along it: they follow from the sums, so that they say nothing else about the examples. If
+        axes are equally long, as with examples at equal distances from each other, the sums leave their directions
+        open, and the rows may resemble examples.
         """
         constant, examples = self.rows[:, -1], self.num_examples
         mean = constant @ self.rows[:, :-1] / examples

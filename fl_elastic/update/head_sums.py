@@ -91,7 +91,7 @@ class HeadSums:
     @cached_property
     def products(self) -> _Floats:
         """Sum of the outer products of features with themselves, a constant 1 appended, shape (D + 1, D + 1)."""
-        return HeadSums.total([self]).rest_products if self.folds else self.rest_products
+        return self.without_folds().rest_products
 
     @cached_property
     def targets(self) -> _Floats:
@@ -147,7 +147,7 @@ class HeadSums:
 
     def without_folds(self) -> HeadSums:
         """Return the same sums without folds."""
-        return HeadSums.total([self])
+        return HeadSums.total([self]) if self.folds else self
 
     def with_folds(self, folds: Iterable[Fold]) -> HeadSums:
         """Return the same sums; these are now the folds, and must be over a part of the examples."""

@@ -36,7 +36,7 @@ class RankPlaces(RoundTask):
     name: ClassVar[str] = "rank-places"
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
-        """Return the features, packed, as rows of which none is an example."""
+        """Return the features, packed, as the principal axes of their folds."""
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
