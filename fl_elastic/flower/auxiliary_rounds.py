@@ -129,7 +129,7 @@ class AuxiliaryRounds:
             )
         else:
             solved = with_closed_form_head(replies, weights, manifest, self._limits, record, holds)
-        record.head_features = solved.features
+        record.head_features, record.head_penalty = solved.features, solved.penalty
         weights = solved.weights
         if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer

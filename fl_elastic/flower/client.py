@@ -523,13 +523,13 @@ class ElasticClient(NumPyClient):
         if self.why_reading_is_fixed:
             raise TrainingError(self.why_reading_is_fixed)
         # Imported here: only clients whose head moves need it.
+        from fl_elastic.readout.first_pass import FirstPass
         from fl_elastic.readout.readout import Readout
-        from fl_elastic.training.place_sample import outputs_of
 
         model, base = self._own_model, self._own_manifest.base
         if places:
             inputs = split_batch(self._batches()[0])[0]
-            model = Readout(model, places, inputs, outputs_of(model, inputs))
+            model = Readout(model, places, inputs, FirstPass.of(model, (inputs, inputs)).outputs)
         self.model, self._places, self._profile = model, places, None
         self._flags = flags_of(model)
         # The frozen base is the same as in the given model.

@@ -208,6 +208,8 @@ class RoundRecord:
         Nodes that were asked to train.
     head_features : int
         Number of features of the head that was solved for; 0 if none was.
+    head_penalty : float
+        Its penalty; NaN if none was.
     ranked_features : int
         Total number of features of the places among which the head's place was chosen.
     """
@@ -226,6 +228,7 @@ class RoundRecord:
     dampened: int = 0
     asked: tuple[int, ...] = ()
     head_features: int = 0
+    head_penalty: float = float("nan")
     ranked_features: int = 0
 
     @property

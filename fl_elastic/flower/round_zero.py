@@ -57,9 +57,9 @@ class _Sent:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """A model with a head in closed form: its layer, held-out error, and the nodes whose sums it is from.
+    """A model with a head in closed form: its layer, error, penalty, and the nodes whose sums it is from.
 
-    If no client sent sums, ``layer`` is empty and the error is NaN.
+    The error is that on held-out examples. If no client sent sums, ``layer`` is empty, error and penalty are NaN.
     """
 
     weights: dict[str, NDArray[Any]]
@@ -67,6 +67,7 @@ class Solved:
     error: float = float("nan")
     nodes: frozenset[int] = frozenset()
     features: int = 0
+    penalty: float = float("nan")
 
     @classmethod
     def with_head(
@@ -84,7 +85,7 @@ class Solved:
         if bias := bias_beside(weight, manifest):
             solved[bias] = head.bias.astype(manifest.array_dtype(bias))
         layer = weight.removesuffix("weight").removesuffix(".")
-        return cls(solved, layer, head.error, nodes, head.weight.shape[1])
+        return cls(solved, layer, head.error, nodes, head.weight.shape[1], head.penalty)
 
 
 def bias_beside(weight: str, manifest: Manifest) -> str:

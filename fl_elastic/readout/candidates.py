@@ -11,20 +11,18 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.batch_size import batch_size
-from fl_elastic.groups.examples import few_of
-from fl_elastic.groups.forward import Batch, call_model, scores_of, split_batch
+from fl_elastic.groups.forward import Batch, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import traced
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 
-__all__ = ["candidate_places", "few_that_run", "last_layer"]
+__all__ = ["candidate_places"]
 
 _MODULES, _FEWEST = 10, 6
-# Examples that suffice to learn shapes.
-_FEW = 2
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)
 # The same sizes on every device, so that devices with small budgets share some places with the others.
 _RANDOM = (128, 256, 512, 1024)
@@ -34,6 +32,7 @@ def candidate_places(
     model: nn.Module,
     batch: Batch,
     most_features: int = MOST_FEATURES,
+    first: FirstPass | None = None,
     graph: BackwardGraph | None = None,
 ) -> tuple[Place, ...]:
     """Return places of a model that a head may read, from the input towards the output.
@@ -50,8 +49,10 @@ def candidate_places(
         A batch, for the shapes.
     most_features : int
         Places with more features are left out.
+    first : FirstPass, optional
+        What a pass over the batch shows, if it is known.
     graph : BackwardGraph, optional
-        Result of `fl_elastic.ops.inference.traced`, if it is known.
+        Result of `fl_elastic.ops.inference.traced` on these few examples, if it is known.
 
     Examples
     --------
@@ -60,8 +61,9 @@ def candidate_places(
     >>> [str(place) for place in found if place.pooling != "random"]
     ['input@grid4', 'input@grid8', 'in:3@flat']
     """
-    batch = few_that_run(model, split_batch(batch))
-    ends, last = _block_ends(model, batch, traced(model, batch) if graph is None else graph)
+    first = FirstPass.of(model, split_batch(batch)) if first is None else first
+    few, last = first.few, "" if "+" in first.last else first.last
+    ends = _block_ends(model, last, traced(model, few) if graph is None else graph)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
     places += [Place(INPUT, "flat"), *(Place(INPUT, "random", size) for size in _RANDOM)]
     for module, at_input, shape in ends:
@@ -74,9 +76,9 @@ def candidate_places(
     places = list(dict.fromkeys(places))
     with untouched(model):
         model.eval()
-        known = _features(model, places, split_batch(batch)[0])
+        known = _features(model, places, few[0])
     # Without one row per example, the first axis is time steps, tokens or nodes.
-    count = batch_size(batch)
+    count = batch_size(few)
     known = {place: rows for place, rows in known.items() if len(rows) == count}
     # Of equal features keep the last layer's input, or else the smallest grid.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
@@ -88,25 +90,6 @@ def candidate_places(
         ):
             kept.append(place)
     return tuple(place for place in places if place in kept)
-
-
-def few_that_run(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return two of a batch's examples if the model gives one row for each, otherwise the batch.
-
-    Two examples cannot be taken if time steps come first, or if inputs say where each example begins.
-    """
-    few = few_of(batch)
-    try:
-        if batch_size(batch) <= _FEW:
-            return batch
-        with untouched(model), torch.no_grad():
-            model.eval()
-            scores = scores_of(call_model(model, few[0]))
-        fits = scores is not None and len(scores) == batch_size(few)
-    # A model may raise any exception on inputs that it does not expect.
-    except Exception:
-        fits = False
-    return few if fits else batch
 
 
 def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict[Place, Tensor]:
@@ -135,25 +118,24 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _block_ends(
-    model: nn.Module, batch: Batch, graph: BackwardGraph
-) -> tuple[list[tuple[str, bool, tuple[int, ...]]], str]:
-    """Return the places at which the rest of the model sees one tensor, and the name of the last linear layer.
+    model: nn.Module, last: str, graph: BackwardGraph
+) -> list[tuple[str, bool, tuple[int, ...]]]:
+    """Return the places at which the rest of the model sees one tensor, and the input of the last linear layer.
 
     Each has module, whether it is the input, and shape per example. It does not matter what is trained or frozen.
     """
-    ends = [
-        (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
-        for cut in reversed(graph.cuts)
-        # In the name of a place, plus joins several places.
-        if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
-    ]
-    with untouched(model):
-        model.eval()
-        last = last_layer(model, split_batch(batch)[0])
-    if not last or "+" in last:
-        return _spread(ends), ""
-    wide: Any = model.get_submodule(last).in_features
-    return [*_spread(ends), (last, True, (wide,))], last
+    ends = _spread(
+        [
+            (cut.module, cut.at_input, graph.nodes[cut.node].shape[1:])
+            for cut in reversed(graph.cuts)
+            # In the name of a place, plus joins several places.
+            if len(graph.nodes[cut.node].shape) > 1 and "+" not in cut.module
+        ]
+    )
+    if last:
+        wide: Any = model.get_submodule(last).in_features
+        ends.append((last, True, (wide,)))
+    return ends
 
 
 def _spread(
@@ -177,26 +159,3 @@ def _holds_tokens(model: nn.Module, shape: tuple[int, ...]) -> bool:
     if shape[-1:] in normed and shape[-1] != shape[0]:
         return True
     return len(shape) == 2 and not any(isinstance(each, nn.Conv1d) for each in kinds)
-
-
-def last_layer(model: nn.Module, inputs: object) -> str:
-    """Return the name of the linear layer whose output is the model's; empty if there is none."""
-    seen: dict[int, str] = {}
-    kept: list[Tensor] = []
-
-    def note(name: str, output: Tensor) -> None:
-        seen[id(output)] = name
-        kept.append(output)
-
-    handles = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            outputs = call_model(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen.get(id(scores_of(outputs)), "")

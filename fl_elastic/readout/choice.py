@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
 from fl_elastic.update.closed_form import inner_mean
-from fl_elastic.update.ridge import PARTS, PENALTIES, STILL, least_from
+from fl_elastic.update.ridge import PARTS, PENALTIES, STILL, least_from, precise_enough
 
 __all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
 
@@ -31,8 +32,6 @@ _GAIN = 0.005
 # All places are ranked with one penalty; this many of the best are examined with their best penalties and tried in
 # unions; and at most this many are joined.
 _TRIED, _JOINED = 8, 4
-# Weight of the constant's kernel: large, because the constant is not penalised.
-_FREE = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,16 +207,16 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
 
     def worth(
         places: tuple[Place, ...],
-        parts: Iterable[NDArray[np.float32]],
+        parts: Sequence[NDArray[np.float32]],
         near: int = _START,
         closely: bool = True,
     ) -> tuple[PlaceWorth, int]:
-        whole = task.whole(parts)
+        whole = reduce(np.add, parts)
 
         def error_with(penalty: int) -> float:
             case = frozenset(places), penalty
             if case not in errors:
-                errors[case] = task.error(whole, penalty)
+                errors[case] = task.error(whole, float(PENALTIES[penalty]))
             return errors[case]
 
         best, error = least_from(near, error_with) if closely else (near, error_with(near))
@@ -328,31 +327,27 @@ class _Task:
         scaled /= spread[moves].astype(np.float32)
         return np.asarray(scaled @ scaled.T, np.float32)
 
-    def whole(self, kernels: Iterable[NDArray[np.float32]]) -> _Floats:
-        """Return the sum of these kernels and the constant's, which is the kernel of all features side by side."""
-        whole = _FREE * np.outer(self.constant, self.constant)
-        for kernel in kernels:
-            whole += kernel
-        return np.asarray(whole)
-
-    def error(self, whole: _Floats, penalty: int) -> float:
-        """Return the error on held-out rows with the penalty of this index."""
-        return self._error(whole, float(PENALTIES[penalty]))
-
-    def _error(self, kernel: _Floats, penalty: float) -> float:
+    def error(self, kernel: NDArray[np.float32], penalty: float) -> float:
         """Return the error on held-out parts with one penalty.
 
         With A the inverse of kernel plus penalty, the residual of part F under a head from the rest is inv(A_FF) (A
-        y)_F.
+        y)_F. The constant is not penalised: kernel and targets are centred, so that it is an eigenvector, whose
+        share of A is subtracted.
         """
-        whole = torch.from_numpy(kernel.copy())
-        whole.diagonal().add_(penalty * self.examples)
+        held = penalty * self.examples
+        # Rounding moves the eigenvector little if its eigenvalue is as large as the others.
+        large = float(np.trace(kernel)) / self.examples
+        whole = kernel + np.outer(self.constant, large / self.examples * self.constant)
+        whole = whole.astype(precise_enough(penalty), copy=False)
+        whole[np.diag_indices(len(whole))] += held
         # Cholesky uses the symmetry, which halves the work of the inverse.
-        inverse: _Floats = torch.cholesky_inverse(torch.linalg.cholesky(whole)).numpy()
-        weights = inverse @ self.targets
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(whole))).numpy()
+        free = self.constant / np.sqrt((held + large) * self.examples)
+        weights = inverse @ self.targets.astype(inverse.dtype)
         squared = np.zeros(len(self.constant))
         for part in self.parts:
-            left = np.linalg.solve(inverse[np.ix_(part, part)], weights[part])
+            within = inverse[np.ix_(part, part)] - np.outer(free[part], free[part])
+            left = np.linalg.solve(within.astype(np.float64), weights[part].astype(np.float64))
             squared[part] = (left**2).sum(axis=1)
         errors = np.bincount(self.clients, weights=squared) / self.held
         return inner_mean(errors, self.held) / self.variance

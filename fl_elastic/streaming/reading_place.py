@@ -14,13 +14,13 @@ from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.groups import Batch
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.choice import EXAMPLES
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import parse_places, places_of
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.body import Prepare
 from fl_elastic.streaming.classifier import ClassifierState
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.write_ahead import log_bytes
-from fl_elastic.training.place_sample import outputs_of
 from fl_elastic.training.read_out import readout_of
 
 __all__ = [
@@ -110,7 +110,7 @@ def saved_readout(
         raise StreamDataError("the saved head reads inside of the model and has seen no sample")
     like = torch.from_numpy(state.like.zeros()[None])
     inputs = prepare(like.to(model_device(model)))
-    return Readout(model, places, inputs, outputs_of(model, inputs))
+    return Readout(model, places, inputs, FirstPass.of(model, (inputs, inputs)).outputs)
 
 
 class FirstSamples:

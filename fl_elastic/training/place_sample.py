@@ -18,22 +18,20 @@ from fl_elastic.groups.examples import take_examples
 from fl_elastic.groups.forward import (
     LossFn,
     all_finite,
-    call_model,
     ignored_class,
     refusing_misfits,
-    scores_of,
     split_batch,
     to_device,
 )
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.pairs import as_pair
-from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.candidates import candidate_places, few_that_run
+from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
@@ -41,7 +39,7 @@ from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.head_sums import NONE_COUNTS, example_keys
 from fl_elastic.training.last_layer import as_numbers
 
-__all__ = ["PlaceSample", "outputs_of", "place_sample"]
+__all__ = ["PlaceSample", "place_sample"]
 
 _FOLDS = 5
 
@@ -58,14 +56,14 @@ class PlaceSample:
         Time per example of a forward pass that ends at the place.
     classes : bool
         Whether targets are classes.
-    few : any
-        Inputs of the examples that suffice to learn shapes, see `fl_elastic.readout.candidates.few_that_run`.
+    first : FirstPass
+        What a pass over the first examples showed.
     """
 
     sample: Sample
     seconds: dict[Place, float]
     classes: bool
-    few: Any
+    first: FirstPass
 
 
 def place_sample(
@@ -116,6 +114,7 @@ def place_sample(
     left, outputs, classes, count = examples, 0, True, 0
     poolings: dict[Place, nn.Module] = {}
     lay_out: Callable[[Any], Any] | None = None
+    first: FirstPass | None = None
     graph: BackwardGraph | None = None
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     model.eval()
@@ -129,20 +128,22 @@ def place_sample(
                     batch = tuple(take_examples(part, slice(left)) for part in batch)
                 with refusing_misfits(batch):
                     inputs, targets = split_batch(batch)
-                    if lay_out is None:
-                        few = few_that_run(model, (inputs, targets))
+                    if first is None:
+                        first = FirstPass.of(model, (inputs, targets))
                     if places is None:
-                        graph = traced(model, few)
-                        places = candidate_places(model, few, most_features, graph)
+                        graph = traced(model, first.few)
+                        places = candidate_places(
+                            model, first.few, most_features, first=first, graph=graph
+                        )
                         if not places:
                             raise TrainingError(
                                 f"no place of the model has at most {most_features} features, which is all that is "
                                 "affordable: allow more memory or uplink bytes"
                             )
                     if lay_out is None:
-                        outputs = outputs_of(model, few[0])
+                        outputs = first.outputs
                         read = {each.module for each in places}
-                        lay_out = stack.enter_context(as_inference(model, few, read, graph))
+                        lay_out = stack.enter_context(as_inference(model, first.few, read, graph))
                     started = now()
 
                     def note(place: Place, started: float = started) -> None:
@@ -162,11 +163,13 @@ def place_sample(
                                 f"place {place} has {len(rows[place])} rows for {min(size, left)} examples: time "
                                 "steps, tokens or nodes come first there"
                             )
-                    first = next(iter(rows.values()))
-                    scores = torch.empty(len(first), outputs)
+                    narrow = next(iter(rows.values()))
+                    scores = torch.empty(len(narrow), outputs)
                     wanted, classes = as_numbers(None, targets, scores, ignored)
                     known = ~wanted.isnan().any(dim=1)
-                    keys = torch.tensor(example_keys(inputs, len(first), first), dtype=torch.int64)
+                    keys = torch.tensor(
+                        example_keys(inputs, len(narrow), narrow), dtype=torch.int64
+                    )
                     begin, count = count, count + int(known.sum())
                     for place, each in rows.items():
                         if place not in features:
@@ -175,14 +178,14 @@ def place_sample(
                             features[place] = torch.empty(examples, each.shape[1])
                         features[place][begin:count] = each[known]
                     gathered.append((wanted[known], keys[known]))
-                left -= len(first)
+                left -= len(narrow)
                 if left <= 0:
                     break
     finally:
         held.put_back()
         for module, mode in modes:
             module.training = mode
-    if not gathered or places is None:
+    if not gathered or places is None or first is None:
         raise TrainingError(NO_BATCH)
     if not count:
         raise TrainingError(NONE_COUNTS)
@@ -200,23 +203,4 @@ def place_sample(
     passes = {
         place: spent.get(firsts[place.module, place.at_input], 0.0) / count for place in finite
     }
-    return PlaceSample(sample, passes, classes, few[0])
-
-
-def outputs_of(model: nn.Module, inputs: object) -> int:
-    """Return how many numbers the model outputs per example; the model is not changed.
-
-    Raises
-    ------
-    TrainingError
-        If the model does not output one row of numbers per example.
-    """
-    with untouched(model), torch.no_grad():
-        scores = scores_of(call_model(model, few_that_run(model, (inputs, inputs))[0]))
-    if scores is None or scores.ndim != 2:
-        shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
-        raise TrainingError(
-            "a head in closed form needs a model that gives a row of numbers for each example, of shape (N, C); "
-            f"this one gives {shape}: train it by ElasticTrainer, without such a head"
-        )
-    return scores.shape[1]
+    return PlaceSample(sample, passes, classes, first)

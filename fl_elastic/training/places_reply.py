@@ -17,15 +17,14 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import LossFn, split_batch, to_device
 from fl_elastic.groups.pairs import as_pair
-from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.chosen_reading import candidate_features
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.head_sums import features_in_memory, sums_bytes
-from fl_elastic.training.place_sample import outputs_of, place_sample
+from fl_elastic.training.place_sample import place_sample
 
 __all__ = ["places_reply"]
 
@@ -75,7 +74,7 @@ def places_reply(
     if allowed is not None:
         if budget.uplink is not None:
             first = to_device(as_pair(next(iter(loader))), model_device(model))
-            outputs = outputs_of(model, split_batch(first)[0])
+            outputs = FirstPass.of(model, split_batch(first)).outputs
             sent = partial(sums_bytes, outputs=outputs, examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:
@@ -105,9 +104,9 @@ def places_reply(
     return PlacesReply(
         replace(found.sample, rows=rows),
         found.seconds,
-        _kept(model, tuple(rows), found.few, names),
+        _kept(model, tuple(rows), found.first.few[0], names),
         found.classes,
-        _last(model, found.few),
+        found.first.last,
         max(most, 1),
     )
 
@@ -132,8 +131,3 @@ def _kept(
         place: tuple(sorted(names[name] for name in tensors if name in names))
         for place, tensors in kept_tensors(model, places, inputs).items()
     }
-
-
-def _last(model: nn.Module, inputs: object) -> str:
-    with untouched(model):
-        return last_layer(model, inputs)

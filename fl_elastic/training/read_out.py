@@ -11,14 +11,14 @@ from torch import nn
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import LossFn, split_batch
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.candidates import last_layer
 from fl_elastic.readout.choice import EXAMPLES, Choice
 from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.head_sums import solve_head
-from fl_elastic.training.place_sample import outputs_of, place_sample
+from fl_elastic.training.place_sample import place_sample
 from fl_elastic.update.closed_form import ClosedFormHead
 
 __all__ = ["ReadOut", "read_out", "readout_of"]
@@ -111,8 +111,9 @@ def readout_of(
     """
     if read == "last":
         return model, None
-    inputs = split_batch(first_batches(loader, 1, model_device(model))[0])[0]
-    outputs = outputs_of(model, inputs)
+    batch = split_batch(first_batches(loader, 1, model_device(model))[0])
+    first = FirstPass.of(model, batch)
+    inputs, outputs = batch[0], first.outputs
     allowed = allowed_features(read)
     asked = Reading.parse(read) if allowed is None else None
     most_features = min(most_features, allowed or most_features)
@@ -131,7 +132,7 @@ def readout_of(
             chosen.reading.width or best.features,
         )  # fmt: skip
     only = chosen.reading.places[0]
-    at_the_end = only.at_input and only.module == last_layer(model, inputs)
+    at_the_end = only.at_input and only.module == first.last
     if chosen.directions is None and len(chosen.reading.places) == 1 and at_the_end:
         return model, chosen.choice
     readout = Readout(model, chosen.reading, inputs, outputs)

@@ -23,6 +23,7 @@ __all__ = [
     "best_ridge",
     "closed_form_head",
     "inner_mean",
+    "penalties_tried",
     "stretch",
 ]
 
@@ -120,6 +121,16 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
         raise UpdateError("these are not the sums of examples: no regression fits them")
     least, ridge = found[0]
     return ridge, min(least, 1.0)
+
+
+def penalties_tried(best: float) -> int:
+    """Return how many penalties `best_ridge` compares before it ends at the best one.
+
+    >>> penalties_tried(0.1), penalties_tried(1.0), penalties_tried(100.0)
+    (3, 5, 7)
+    """
+    place = int(np.abs(np.log(PENALTIES / best)).argmin())
+    return min(max(place, _START) + 1, len(PENALTIES) - 1) - max(min(place, _START) - 1, 0) + 1
 
 
 def as_scores(

@@ -74,18 +74,17 @@ class HeadSums:
     @classmethod
     def total(cls, sums: Sequence[HeadSums]) -> HeadSums:
         """Return the sums over all examples of several clients, without folds."""
-        first, *others = sums
-        rows = first._held_rows[0]
-        products = rows.T @ rows
-        products += first.rest_products
-        for each in others:
+        first = sums[0]
+        products = np.zeros_like(first.rest_products)
+        for each in sums:
             _refuse_unlike(first, each)
-            products += each.rest_products
+            if each.has_rest:
+                products += each.rest_products
             if each.folds:
                 rows = each._held_rows[0]
                 products += rows.T @ rows
-        targets = sum((each.targets for each in others), first.targets)
-        squares = sum((each.squares for each in others), first.squares)
+        targets = sum((each.targets for each in sums[1:]), first.targets)
+        squares = sum((each.squares for each in sums[1:]), first.squares)
         return cls(first.weight, products, targets, squares, first.classes)
 
     @cached_property
@@ -125,7 +124,13 @@ class HeadSums:
     def times_matrix(self, matrix: _Floats) -> _Floats:
         """Return `products` times a matrix of few columns, without computing `products`."""
         rows = self._held_rows[0]
-        return np.asarray(self.rest_products @ matrix + rows.T @ (rows @ matrix))
+        held = np.asarray(rows.T @ (rows @ matrix))
+        return self.rest_products @ matrix + held if self.has_rest else held
+
+    @cached_property
+    def has_rest(self) -> bool:
+        """Whether there are products beside the folds: there are none if all examples are held out."""
+        return bool(self.rest_products.any())
 
     def __add__(self, other: HeadSums) -> HeadSums:
         """Return the sums of both; UpdateError if they are not of the same layer and kind of target."""

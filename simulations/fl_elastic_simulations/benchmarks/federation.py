@@ -243,9 +243,12 @@ def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
 def _row(run: RunResult) -> Row:
     """Return the stored row of a run: the final figures, and the tests better than all before, with the last one.
 
-    A point of the curve holds simulated seconds, uplink and downlink bytes so far, and accuracy.
+    A point of the curve holds simulated seconds, uplink and downlink bytes so far, and accuracy. A new model counts
+    from the time when it was there, except at the last test.
     """
     history, last = pd.DataFrame(run.history), run.history[-1]
+    new = (history["round"].diff() != 0) & (history.index < len(history) - 1)
+    history["simulated_seconds"] = history["since"].where(new, history["simulated_seconds"])
     curve = history[["simulated_seconds", "uplink_bytes", "downlink_bytes", "accuracy"]]
     tested = history["accuracy"].tolist()[1:]
     return {

@@ -20,11 +20,11 @@ from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.training.places_reply import places_reply
-from fl_elastic.update.closed_form import best_ridge
+from fl_elastic.update.closed_form import best_ridge, penalties_tried
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.ridge import RidgeSystem
+from fl_elastic.update.ridge import Ridge, RidgeSystem
 from fl_elastic.update.trusted_sums import harmful
 
 __all__ = ["HeadCosts", "measure_head_costs"]
@@ -51,6 +51,8 @@ class HeadCosts:
         Reading these sums on the server, and checking that examples can have them, per ``features**3``.
     solving : float
         Solving for a head from the sums of eight clients, on the server, per ``features**3``.
+    trying : float
+        Computing the error of a penalty on held-out examples, per ``features**3``.
     ranking : float
         Choosing among places, on the server, per feature of a place.
     asked : float
@@ -70,6 +72,7 @@ class HeadCosts:
     packing: float = 0.0
     checking: float = 0.0
     solving: float = 0.0
+    trying: float = 0.0
     ranking: float = 0.0
     asked: float = 0.0
     pooled: float = 0.0
@@ -86,13 +89,28 @@ class HeadCosts:
         """Return the seconds of a client's answer about the places of its model, from these examples."""
         return self.asked + self.pooled * examples
 
-    def on_server(self, features: int, ranked: int, examples: Iterable[int] = ()) -> float:
-        """Return the server's seconds to solve for a head with ``features`` after ranking ``ranked`` features.
+    def on_server(
+        self, features: int, penalty: float, ranked: int, examples: Iterable[int] = ()
+    ) -> float:
+        """Return the server's seconds to rank places and to solve for a head.
 
-        ``examples`` are the numbers of examples of the clients whose sums it is from.
+        Parameters
+        ----------
+        features : int
+            Number of features of the head; 0 if there is none.
+        penalty : float
+            The penalty that was found.
+        ranked : int
+            Number of features of all ranked places together.
+        examples : iterable of int
+            Numbers of examples of the clients whose sums the head is from.
         """
-        checked = sum(each > held_out(features) for each in examples)
-        return (self.solving + checked * self.checking) * features**3 + self.ranking * ranked
+        seconds = self.ranking * ranked
+        if features:
+            checked = sum(each > held_out(features) for each in examples)
+            cubes = self.solving + penalties_tried(penalty) * self.trying + checked * self.checking
+            seconds += cubes * features**3
+        return seconds
 
 
 def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCosts:
@@ -108,7 +126,7 @@ def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCos
         A batch like a client's.
     """
     examples = held_out(features) // _FOLDS
-    solving, ranking = _server_seconds(features)
+    solving, trying, ranking = _server_seconds(features)
     packing, checking = _rest_seconds(features)
     rows = np.random.default_rng(0).normal(size=(_ROWS, features + 1))
     rows[:, -1] = 1.0
@@ -124,6 +142,7 @@ def measure_head_costs(model: nn.Module, features: int, batch: Batch) -> HeadCos
         packing=packing / features**2,
         checking=checking / features**3,
         solving=solving / features**3,
+        trying=trying / features**3,
         ranking=ranking,
         asked=max(one - pooled * size, 0.0),
         pooled=pooled,
@@ -155,10 +174,9 @@ def _rest_seconds(features: int) -> tuple[float, float]:
     )
 
 
-def _server_seconds(features: int) -> tuple[float, float]:
-    """Return the seconds of a head from eight clients, and of ranking places per feature."""
+def _server_seconds(features: int) -> tuple[float, float, float]:
+    """Return the seconds of a head from eight clients, of trying a penalty, and of ranking places per feature."""
     rng = np.random.default_rng(0)
-    # Classes that depend on the features, so that the usual number of penalties is tried.
     classes = rng.integers(0, _CLASSES, size=(_CLIENTS, _FOLDS, max(features // 16, 8)))
     centres = rng.normal(size=(_CLASSES, features))
     rows = centres[classes] + _SPREAD * rng.normal(size=(*classes.shape, features))
@@ -173,8 +191,14 @@ def _server_seconds(features: int) -> tuple[float, float]:
         for own in zip(rows, classes, strict=True)
     ]
     started = time.process_time()
-    harmful(best_ridge(RidgeSystem.of(sums, intercept=True))[0])
-    solving = time.process_time() - started
+    ridge, _ = best_ridge(system := RidgeSystem.of(sums, intercept=True))
+    harmful(ridge)
+    ridge.layer()
+    whole = time.process_time() - started
+    trying = _median_seconds(
+        lambda: [each.squared_errors() for each in Ridge(system, ridge.penalty).without]
+    )
+    solving = max(whole - penalties_tried(ridge.penalty) * trying, 0.0)
     places = {
         Place(f"block{number}", "flat"): rng.normal(size=(_RANKED, _WIDE)).astype(np.float32)
         for number in range(_PLACES)
@@ -184,7 +208,7 @@ def _server_seconds(features: int) -> tuple[float, float]:
     )
     started = time.process_time()
     choose_places(sample, most_features=2 * _WIDE)
-    return solving, (time.process_time() - started) / (_PLACES * _WIDE)
+    return solving, trying, (time.process_time() - started) / (_PLACES * _WIDE)
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

@@ -153,9 +153,22 @@ class RunResult:
         loss: float,
         *,
         spent: Mapping[str, float] | None = None,
+        since: float | None = None,
     ) -> None:
-        """Record the global model's quality after a round, with the costs so far or the given ones."""
+        """Record the global model's quality after a round.
+
+        Parameters
+        ----------
+        server_round, accuracy, loss
+            The round, and the model's quality.
+        spent : mapping of str to float, optional
+            The costs at the time of the test; by default those so far.
+        since : float, optional
+            Simulated second at which the model was there, if it was tested later.
+        """
         row = {"seed": self.seed, "round": server_round, "accuracy": accuracy, "loss": loss}
+        if since is not None:
+            row["since"] = since
         met = {"features_found": self.features_found, "features_computed": self.features_computed}
         kept = met if any(met.values()) else {}
         self.history.append(row | dict(self.spent if spent is None else spent) | kept)

@@ -385,6 +385,7 @@ def _bookkeeping(
             costs = HeadCosts() if choosing is None else choosing.of_a_head
             cell.spent["simulated_seconds"] += costs.on_server(
                 record.head_features,
+                record.head_penalty,
                 record.ranked_features,
                 [each.num_examples for each in record.accepted],
             )

@@ -82,7 +82,8 @@ class TimedTests:
 
     def _enter_at(self, standing: _Standing, found: tuple[float, float], at: float) -> None:
         spent = {**standing.spent, "simulated_seconds": at}
-        self._cell.evaluated(standing.server_round, *found, spent=spent)
+        since = standing.spent["simulated_seconds"]
+        self._cell.evaluated(standing.server_round, *found, spent=spent, since=since)
         self._tell(standing.server_round, *found, at)
 
     def _tested(self, standing: _Standing) -> tuple[float, float]:

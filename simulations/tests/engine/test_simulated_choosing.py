@@ -210,7 +210,7 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
     solved = measure_choosing(replace(made, methods=tuple(methods)), None, profile)
     # The two parts of an answer are told by a difference, which is small for a small model.
     assert solved.of_a_head.answering(16) > 0
-    for name in ("product", "row", "solving", "ranking"):
+    for name in ("product", "row", "solving", "trying", "ranking"):
         assert asdict(solved.of_a_head)[name] > 0
     assert ChoosingCosts.from_json(solved.to_json()) == solved
 

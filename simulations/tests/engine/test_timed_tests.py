@@ -50,6 +50,7 @@ def test_each_test_is_of_the_newest_model_whose_round_had_ended() -> None:
     # A round that ends at the very time of a test counts; the one that ends after the time is up does not.
     assert column(cell, "round") == [0, 2, 2, 2, 5, 5]
     assert column(cell, "accuracy") == [0.0, 0.02, 0.02, 0.02, 0.05, 0.05]
+    assert column(cell, "since") == [0.0, 1.5, 1.5, 1.5, 8.0, 8.0]
     # Bytes are those of the rounds that had ended.
     assert column(cell, "uplink_bytes") == [0.0, 14.0, 14.0, 14.0, 35.0, 35.0]
     assert tested == [0, 2, 5]

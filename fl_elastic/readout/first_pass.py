@@ -1,0 +1,103 @@
+"""What a small forward pass shows of a model: which examples suffice, how many outputs it has, its last layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.examples import few_of
+from fl_elastic.groups.forward import call_model, scores_of
+from fl_elastic.groups.untouched import untouched
+
+__all__ = ["FirstPass"]
+
+# Examples that suffice to learn shapes.
+_FEW = 2
+
+
+@dataclass(frozen=True, eq=False)
+class FirstPass:
+    """The result of a small forward pass in eval mode.
+
+    Attributes
+    ----------
+    few : tuple
+        Inputs and targets of two examples; of the whole batch if the model does not give one row for each of two,
+        as when time steps come first, or inputs say where each example begins.
+    shape : tuple of int or None
+        Shape of the class scores of these examples; None if the model gives none.
+    last : str
+        Name of the linear layer whose output is the model's; empty if there is none.
+    """
+
+    few: tuple[Any, Any]
+    shape: tuple[int, ...] | None
+    last: str
+
+    @classmethod
+    def of(cls, model: nn.Module, batch: tuple[Any, Any]) -> FirstPass:
+        """Return what a pass over some examples of a batch shows; the model is not changed.
+
+        Examples
+        --------
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
+        >>> found = FirstPass.of(model, (torch.zeros(8, 3), torch.zeros(8)))
+        >>> found.few[0].shape, found.outputs, found.last
+        (torch.Size([2, 3]), 5, '2')
+        """
+        with untouched(model), torch.no_grad():
+            model.eval()
+            few = few_of(batch)
+            try:
+                if batch_size(batch) > _FEW:
+                    shape, last = _run(model, few[0])
+                    if shape is not None and shape[:1] == (batch_size(few),):
+                        return cls(few, shape, last)
+            # A model may raise any exception on inputs that it does not expect.
+            except Exception:
+                pass
+            return cls(batch, *_run(model, batch[0]))
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the model outputs per example.
+
+        Raises
+        ------
+        TrainingError
+            If the model does not output one row of numbers per example.
+        """
+        if self.shape is None or len(self.shape) != 2:
+            given = "no class scores" if self.shape is None else f"scores of shape {self.shape}"
+            raise TrainingError(
+                "a head in closed form needs a model that gives a row of numbers for each example, of shape "
+                f"(N, C); this one gives {given}: train it by ElasticTrainer, without such a head"
+            )
+        return self.shape[1]
+
+
+def _run(model: nn.Module, inputs: object) -> tuple[tuple[int, ...] | None, str]:
+    """Return the shape of the scores, and the name of the linear layer that gives them."""
+    seen: dict[int, str] = {}
+    kept: list[Tensor] = []
+
+    def note(name: str, output: Tensor) -> None:
+        seen[id(output)] = name
+        kept.append(output)
+
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        scores = scores_of(call_model(model, inputs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return None if scores is None else tuple(scores.shape), seen.get(id(scores), "")
