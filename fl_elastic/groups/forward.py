@@ -39,6 +39,7 @@ __all__ = [
     "split_batch",
     "tensor_bytes",
     "to_device",
+    "weighs_classes",
 ]
 
 Batch: TypeAlias = tuple[Any, Any]
@@ -304,6 +305,16 @@ def is_summed(loss_fn: LossFn) -> bool:
     (True, False)
     """
     return bool(_setting(loss_fn, "reduction", "mean") == "sum")
+
+
+def weighs_classes(loss_fn: LossFn) -> bool:
+    """Return whether a loss says that some classes count more than others.
+
+    >>> weighs_classes(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0]))), weighs_classes(cross_entropy)
+    (True, False)
+    """
+    weight = _setting(loss_fn, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 1 and bool((weight != weight[0]).any())
 
 
 def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:

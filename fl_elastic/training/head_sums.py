@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fl_elastic.groups.forward import (
     refusing_misfits,
     split_batch,
     to_device,
+    weighs_classes,
 )
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
@@ -61,6 +63,7 @@ __all__ = [
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
 """Error message for data without a target that counts."""
+_LOG = logging.getLogger("fl_elastic")
 _AT_ONCE = 256
 _MOST_AT_ONCE = 4096
 _FOLDS = 5
@@ -193,6 +196,10 @@ def _pass_over(
     seen: list[tuple[LastLayer, Tensor, Tensor]] = []
     odds: bool | None = None
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
+    if loss_fn is not None and weighs_classes(loss_fn):
+        _LOG.warning(
+            "the loss weights its classes, which a head in closed form does not: it counts all examples alike"
+        )
     hooks = [
         module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
         for module in model.modules()

@@ -281,3 +281,15 @@ def test_the_class_that_the_loss_ignores_is_in_no_head(read: str, ignored: int) 
     found = scores(x, y, nn.CrossEntropyLoss(ignore_index=ignored))
     expected = scores(x[kept], y[kept], nn.CrossEntropyLoss())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]])
+def test_weights_of_classes_which_no_head_in_closed_form_has_are_said(
+    weights: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = in_batches(torch.randn(8, FEATURES), torch.arange(8).remainder(CLASSES))
+    with caplog.at_level("WARNING", "fl_elastic"):
+        head_sums(
+            nn.Linear(FEATURES, CLASSES), data, loss_fn=nn.CrossEntropyLoss(torch.tensor(weights))
+        )
+    assert ("weights its classes" in caplog.text) == (len(set(weights)) > 1)
