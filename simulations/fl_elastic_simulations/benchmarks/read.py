@@ -169,7 +169,7 @@ def _table(rows: Rows, name: str) -> pd.DataFrame:
     methods = dict.fromkeys(cell.split(" | ")[1] for cell in rows if cell.startswith(f"{name} | "))
     lines, chosen = {}, dict[str, None]()
     for method in sorted((each for each in methods if not each.startswith(_SIZES)), key=_order):
-        own = pd.DataFrame(cells_of(rows, name, method).values())
+        own = pd.DataFrame(list(cells_of(rows, name, method).values()))
         mean = own.mean(numeric_only=True)
         lines[method] = {
             "seeds": str(len(own)),
