@@ -16,7 +16,7 @@ from fl_elastic.errors import FleetError
 from fl_elastic.laboratory import from_laboratory
 
 if TYPE_CHECKING:
-    from fl_elastic.fleet.flower_cli import Registry, RunState
+    from fl_elastic.fleet.flower_cli import FlowerCommands, RunState
     from fl_elastic.fleet.inventory import Inventory
 
 __all__ = ["submit", "up"]
@@ -164,7 +164,7 @@ class _Rounds:
 class _Missing:
     """Prints which nodes are not online, whenever that changes."""
 
-    def __init__(self, flower: Registry, inventory: Inventory) -> None:
+    def __init__(self, flower: FlowerCommands, inventory: Inventory) -> None:
         self._flower, self._inventory = flower, inventory
         self._before: list[str] = []
         self._looks = 0

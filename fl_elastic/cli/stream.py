@@ -79,7 +79,7 @@ def stream(
     read: Annotated[
         str,
         typer.Option(
-            help="With --closed-form: where the head reads: last, auto, or places such as features.6@grid4."
+            help="With --closed-form: where the head reads: last, or places such as features.6@grid4."
         ),
     ] = "last",
     learning_rate: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,

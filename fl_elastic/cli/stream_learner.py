@@ -44,7 +44,7 @@ class Opening:
         With a head in closed form: number of further samples after which one's weight is 1/e; by default all have
         equal weight.
     read : str
-        Where a head in closed form reads; see `fl_elastic.streaming.ClosedForm`.
+        Where a head in closed form reads: ``last`` for the last layer's input, or names of places.
     """
 
     model: str
@@ -68,6 +68,10 @@ class Opening:
     def __post_init__(self) -> None:
         if self.read != "last" and not self.closed_form:
             raise StreamError("--read needs a head in closed form: give --closed-form, too")
+        if self.read.startswith("auto"):
+            raise StreamError(
+                "--read takes places chosen beforehand: fl-elastic plan MODEL --read --data DATA names them"
+            )
         if self.remember is not None and not self.closed_form:
             raise StreamError("--remember needs a head in closed form: give --closed-form, too")
         if self.latent and self.closed_form:
@@ -91,7 +95,8 @@ class Opening:
             StreamOptions,
             Trigger,
         )
-        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes
+        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes, sums_bytes
+        from fl_elastic.streaming.head import last_linear
         from fl_elastic.streaming.learner_state import one_learner
         from fl_elastic.training.lean_start import without_compiler
 
@@ -100,11 +105,17 @@ class Opening:
         POLICIES.make(self.policy)
         network = build_model(self.model, self.shape, self.outputs, self.seed)
         example = check_input(network, self.model, self.shape)
-        head = ClosedForm(self.remember, read=self.read) if self.closed_form else None
+        if self.read != "last":
+            # Imported here: only learners whose head reads elsewhere need it.
+            from fl_elastic.readout.readout import Readout
+
+            network = Readout(network, self.read, example, last_linear(network).out_features)
+        head = ClosedForm(self.remember) if self.closed_form else None
         tensors = [each.numel() * each.element_size() for each in network.state_dict().values()]
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
-            state += sums_of(network, self.read, example)
+            layer = last_linear(network)
+            state += sums_bytes(layer.in_features, layer.out_features)
         with (
             one_learner(self.state_dir),
             SampleStore(
@@ -122,25 +133,6 @@ class Opening:
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
-
-
-def sums_of(network: nn.Module, read: str, example: Tensor) -> int:
-    """Return the most bytes of a head's sums; PlanError if the model has no such place to read."""
-    from torch import nn
-
-    from fl_elastic.readout.place import MOST_FEATURES
-    from fl_elastic.readout.readout import Readout
-    from fl_elastic.streaming.disk_room import sums_bytes
-    from fl_elastic.streaming.head import head_name
-
-    layer = network.get_submodule(head_name(network))
-    assert isinstance(layer, nn.Linear)
-    features = layer.in_features
-    if read == "auto":
-        features = max(features, MOST_FEATURES)
-    elif read != "last":
-        features = Readout(network, read, example, layer.out_features).head.in_features
-    return sums_bytes(features, layer.out_features)
 
 
 def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.environment import command_path, flower_environment
@@ -20,7 +20,6 @@ __all__ = [
     "AlreadyRegistered",
     "FlowerCommands",
     "NodeState",
-    "Registry",
     "RunState",
     "ServerUnreachable",
     "flower_at",
@@ -94,19 +93,6 @@ class RunState:
     def completed(self) -> bool:
         """Whether the run has ended successfully."""
         return self.status == "finished:completed"
-
-
-class Registry(Protocol):
-    """The part of the SuperLink that registration needs: which nodes may join."""
-
-    def nodes(self) -> list[NodeState]:
-        """Return all nodes that the SuperLink knows."""
-
-    def register(self, public_key: Path, name: str) -> str:
-        """Register a public key and return the node's id."""
-
-    def unregister(self, node_id: str) -> None:
-        """Unregister a node, so that it can no longer join."""
 
 
 Process = Callable[[list[str], dict[str, str], Path, float], "subprocess.CompletedProcess[str]"]

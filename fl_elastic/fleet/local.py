@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -25,16 +23,14 @@ from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, node_launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
 from fl_elastic.settings import Scalar
-from fl_elastic.state.files import only_one
 
-__all__ = ["SERVER", "LocalFleet", "TemporaryFolder", "free_ports"]
+__all__ = ["SERVER", "LocalFleet", "free_ports"]
 
 SERVER = "server"
 """Name of the server among the processes."""
 _HOST = "127.0.0.1"
 _NEVER = datetime.fromtimestamp(0, UTC)
 _PREFIX = "fl-elastic-fleet-"
-_HELD = ".held"
 _SERVER_SECONDS = 90.0
 
 
@@ -75,7 +71,7 @@ class LocalFleet:
         if nodes < 1:
             raise FleetError(f"a fleet of {nodes} nodes: expected at least one")
         self.names = numbered(nodes)
-        self._temporary: TemporaryFolder | None = None
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._given = folder
         self._config = dict(config or {})
         self._node_config = list(node_config)
@@ -220,7 +216,7 @@ class LocalFleet:
         finally:
             end_members(members)
             if temporary is not None:
-                temporary.close()
+                temporary.cleanup()
 
     def _online_since(self) -> dict[str, datetime]:
         ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
@@ -235,10 +231,12 @@ class LocalFleet:
         return all(since.get(name, _NEVER) >= self._member(name).started for name in names)
 
     def _provision(self) -> None:
-        if self._given is None:
-            self._temporary = TemporaryFolder()
-        root = self._given if self._temporary is None else self._temporary.path
-        assert root is not None
+        root = self._given
+        if root is None:
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix=_PREFIX, ignore_cleanup_errors=True
+            )
+            root = Path(self._temporary.name)
         self.folder = FleetFolder(root.resolve())
         ports = free_ports(1 + len(self.names))
         wanted = Wanted((_HOST,), ports[0], self.names)
@@ -284,45 +282,3 @@ def _moment(text: str | None) -> datetime:
         return datetime.fromisoformat(text or "")
     except ValueError:
         return _NEVER
-
-
-class TemporaryFolder:
-    """A folder for this process alone, until it is closed.
-
-    The folder of a killed process is recognised by its lock file, which is no longer locked.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be made.
-    """
-
-    def __init__(self) -> None:
-        remove_abandoned(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-        self._held = ExitStack()
-        self._held.enter_context(only_one(self.path / _HELD))
-        # An empty lock file belongs to a folder that is being made and may be locked next.
-        (self.path / _HELD).write_text("this fleet runs as long as this file is locked\n")
-
-    def close(self) -> None:
-        """Remove the folder with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._held.close()
-
-
-def remove_abandoned(place: Path) -> list[Path]:
-    """Remove this user's folders in ``place`` whose process is gone, and return them."""
-    removed = []
-    for folder in sorted(place.glob(f"{_PREFIX}*")):
-        mark = folder / _HELD
-        try:
-            if folder.lstat().st_uid != os.geteuid() or not mark.read_text():
-                continue
-            with only_one(mark):
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            # The folder is in use, or was not made by this class.
-            continue
-        removed.append(folder)
-    return removed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import locked
-from fl_elastic.fleet.flower_cli import AlreadyRegistered, Registry, ServerUnreachable
+from fl_elastic.fleet.flower_cli import AlreadyRegistered, FlowerCommands, ServerUnreachable
 from fl_elastic.fleet.inventory import Inventory, Node, load_inventory, save_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.node_key import fingerprint
@@ -40,7 +40,7 @@ class Registration:
     why: str = ""
 
 
-def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
+def register(folder: FleetFolder, registry: FlowerCommands) -> list[Registration]:
     """Register all keys of the inventory that the SuperLink does not know, and unregister revoked ones.
 
     If one node cannot be registered, the others still are.
@@ -65,7 +65,7 @@ def register(folder: FleetFolder, registry: Registry) -> list[Registration]:
 
 
 def _one(
-    folder: FleetFolder, inventory: Inventory, node: Node, registry: Registry, alive: set[str]
+    folder: FleetFolder, inventory: Inventory, node: Node, registry: FlowerCommands, alive: set[str]
 ) -> Iterator[tuple[Node, Registration]]:
     gone = node.retired if not node.revoked or not node.node_id else (*node.retired, node.node_id)
     for node_id in gone:
@@ -95,7 +95,7 @@ def _one(
 
 
 def _register(
-    public_key: Path, node: Node, inventory: Inventory, registry: Registry, alive: set[str]
+    public_key: Path, node: Node, inventory: Inventory, registry: FlowerCommands, alive: set[str]
 ) -> str:
     try:
         return registry.register(public_key, node.name)

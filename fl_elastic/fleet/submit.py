@@ -6,30 +6,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import PRIVATE_FILE, read_toml, toml_bytes, write_file
-from fl_elastic.fleet.flower_cli import RunState, ServerUnreachable
+from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, ServerUnreachable
 from fl_elastic.settings import Scalar
 
-__all__ = ["Runs", "app_settings", "submit", "wait_for_run"]
+__all__ = ["app_settings", "submit", "wait_for_run"]
 
 _PATIENCE = 300.0
 """Seconds without an answer after which waiting ends; a restart of the server takes less."""
-
-
-class Runs(Protocol):
-    """Runs of a SuperLink."""
-
-    def run(self, app: Path, config: Path) -> str:
-        """Submit an app and return the run's id."""
-
-    def run_state(self, run_id: str) -> RunState:
-        """Return the state of a run."""
-
-    def stop(self, run_id: str) -> None:
-        """Stop a run."""
 
 
 def app_settings(app: Path) -> dict[str, Any]:
@@ -52,7 +39,7 @@ def app_settings(app: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def submit(runs: Runs, app: Path, settings: Mapping[str, Scalar]) -> str:
+def submit(runs: FlowerCommands, app: Path, settings: Mapping[str, Scalar]) -> str:
     """Submit an app and return the run's id.
 
     Raises
@@ -73,7 +60,7 @@ def submit(runs: Runs, app: Path, settings: Mapping[str, Scalar]) -> str:
 
 
 def wait_for_run(
-    runs: Runs,
+    runs: FlowerCommands,
     run_id: str,
     tell: Callable[[str], None],
     *,
@@ -87,7 +74,7 @@ def wait_for_run(
 
     Parameters
     ----------
-    runs : Runs
+    runs : FlowerCommands
         The SuperLink that runs it.
     run_id : str
         Id of the run.

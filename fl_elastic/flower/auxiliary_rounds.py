@@ -294,8 +294,8 @@ class AuxiliaryRounds:
                 after[node] = float(loss)
         return not_borne(before, after)
 
-    def move_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
-        """Ask the fastest clients of a round what cuts are worth; return whether the fleet's cut has moved.
+    def choose_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
+        """Ask the fastest clients of a round what cuts are worth; return whether the fleet has a cut now.
 
         Clients are asked before the round, about the model that the round sends, with its closed-form head if there
         is one.
@@ -334,12 +334,12 @@ class AuxiliaryRounds:
             shares.append(share)
             metrics = believed_metrics(reply.metrics)
             record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
-        moved = fleet.cut.decide([each for each in shares if each])
-        if moved:
-            # A device's time for a round is its time above the cut, which has moved.
+        chosen = fleet.cut.decide([each for each in shares if each])
+        if chosen:
+            # A device's time for a round is its time above the cut.
             fleet.forget_capabilities()
         self._close(record, packer)
-        return moved
+        return chosen
 
     def _asked(
         self,

@@ -39,7 +39,7 @@ from fl_elastic.update.manifest import FROZEN_BASE
 __all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint", 2)
+_KIND = Kind("fl_elastic.checkpoint", 3)
 _MOST_ROUNDS = 999_999
 # More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
 _KEPT = 2

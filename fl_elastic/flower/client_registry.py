@@ -17,7 +17,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import ClientAvailability
-from fl_elastic.flower.fleet_cut import CutState, FleetCut
+from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
 from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
@@ -56,7 +56,7 @@ class FleetState:
 
     coverage: CoverageState | None
     plan: SelectionState | None
-    cut: CutState
+    cut: str
     requests: TriedRequests
     kept_head: str
     rate: float
@@ -273,7 +273,7 @@ class ClientRegistry:
         return FleetState(
             self._stored if self._ledger is None else self._ledger.to_state(),
             None if self._planner is None else self._planner.to_state(),
-            self.cut.to_state(), self.unlearning.to_state(), self.kept_head, self.rate, dict(self.importance),
+            self.cut.group, self.unlearning.to_state(), self.kept_head, self.rate, dict(self.importance),
         )  # fmt: skip
 
     def restore(self, state: FleetState) -> None:

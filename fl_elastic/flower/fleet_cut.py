@@ -1,4 +1,4 @@
-"""The fleet's cut, below which nobody trains; the server moves it to where training gains most."""
+"""The fleet's cut, below which nobody trains; the server puts it where training gains most."""
 
 from __future__ import annotations
 
@@ -6,36 +6,22 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from statistics import median_high
 from typing import Any
 
 from numpy.typing import NDArray
 
-from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
 __all__ = ["FleetCut", "FrozenConsensus", "voters"]
 
 _LOG = logging.getLogger("fl_elastic")
-# A move makes every client compute its features anew, and a place's worth is measured on few batches. Moves with a
-# promised gain of a tenth ended lower than keeping the cut.
-_WORTH_MOVING = 1.5
-_LONGEST_PAUSE = 8
 _EVERY = 5
 # Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
 _ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
 _LONGEST_INDEX = 8
-
-
-@dataclass(frozen=True)
-class CutState:
-    """State of a `FleetCut`: its group, and when clients are asked again."""
-
-    group: str
-    stays: Backoff
 
 
 class FleetCut:
@@ -43,15 +29,14 @@ class FleetCut:
 
     Each client says what training down to each place would gain in the same time (`fl_elastic.training.cut_worth`),
     and has one vote, for the place with the largest gain. The median of the voted places, in the order of the
-    model, decides; of two medians the one nearer to the loss is taken, and most clients have to gain by the move.
-    So a few liars do not move the cut beyond what others vote for. An existing cut only moves deeper: the gain of a
-    short step says little about what a whole run would lose above the cut, and moving up again spoiled runs. While
-    the cut stays, clients are asked more and more rarely.
+    model, decides; of two medians the one nearer to the loss is taken, and most clients have to gain by the cut.
+    So a few liars do not put the cut beyond what others vote for. A cut stays where it is: a move would make every
+    client compute its features anew. While there is none, clients are asked again before each new head.
 
     Parameters
     ----------
     config : RoundConfig
-        Says whether there is a cut, and whether it moves.
+        Says whether there is a cut, and whether the server chooses it.
 
     Attributes
     ----------
@@ -61,62 +46,38 @@ class FleetCut:
 
     def __init__(self, config: RoundConfig) -> None:
         self.group = config.cut_group
-        self._moves = config.cut == "moving"
+        self._chosen_here = config.cut == "moving"
         self._every = config.solve_every or _EVERY
-        self._stays = Backoff(_LONGEST_PAUSE)
 
     def due(self, server_round: int) -> bool:
         """Return whether clients are asked before this round: the first one, or one after a head was solved for."""
-        return self._may_move_before(server_round) and self._stays.is_due
-
-    def passed(self, server_round: int) -> None:
-        """Note a round before which clients were not asked."""
-        if self._may_move_before(server_round):
-            self._stays.passed()
-
-    def _may_move_before(self, server_round: int) -> bool:
-        return self._moves and (server_round - 1) % self._every == 0
+        open_yet = self._chosen_here and not self.group
+        return open_yet and (server_round - 1) % self._every == 0
 
     def decide(self, shares: Sequence[Mapping[str, float]]) -> bool:
-        """Move the cut to the place of most worth, not above the present one; return whether it moved.
+        """Put the cut where most is gained by the median of the votes; return whether a place gains anything.
 
         Parameters
         ----------
         shares : sequence of mapping of str to float
             For each client that answered: worth of each place, nearest to the loss first, as shares of their sum.
         """
-        self._stays.failed()
-        names = sorted({name for each in shares for name in each})
-        if not names:
-            _LOG.warning("no client said what cuts are worth: the cut stays at %r", self.group)
+        votes = [max(sorted(each), key=each.__getitem__) for each in shares if each]
+        if not votes:
+            _LOG.warning("no client said what cuts are worth: there is no cut")
             return False
-        depth = {name: (_depth(name, shares), name) for name in {*names, self.group}}
-        if self.group:
-            names = [name for name in names if depth[name][0] >= depth[self.group][0]]
-        votes = [
-            max((name for name in names if name in each), key=each.__getitem__, default="")
-            for each in shares
-        ]
-        votes = sorted((vote for vote in votes if vote), key=depth.__getitem__)
-        best = votes[(len(votes) - 1) // 2] if votes else self.group
-        gains = sum(
-            each.get(best, 0.0) > _WORTH_MOVING * each.get(self.group, 0.0) for each in shares
-        )
-        if best == self.group or 2 * gains <= len(shares):
+        votes.sort(key=lambda name: (_depth(name, shares), name))
+        best = votes[(len(votes) - 1) // 2]
+        if 2 * sum(each.get(best, 0.0) > 0 for each in shares) <= len(shares):
             return False
-        _LOG.info("the fleet's cut moves from %s to %s", self.group or "nowhere", best)
+        _LOG.info("the fleet's cut is at %s", best)
         self.group = best
-        self._stays.reset()
         return True
 
-    def to_state(self) -> CutState:
-        """Return the state to be stored."""
-        return CutState(self.group, replace(self._stays))
-
-    def restore(self, state: CutState) -> None:
-        """Restore what `to_state` returned, if the cut moves."""
-        if self._moves:
-            self.group, self._stays = state.group, replace(state.stays)
+    def restore(self, group: str) -> None:
+        """Restore the group of a stored state, if the server chooses it."""
+        if self._chosen_here:
+            self.group = group
 
 
 def voters(nodes: int) -> int:

@@ -60,7 +60,7 @@ class RoundConfig:
     cut : str
         The fleet's cut. ``"none"``; ``"fixed:GROUP"``, with the deepest group (or module) that is trained; or
         ``"moving"``: the server puts it where clients say that training gains most
-        (`fl_elastic.training.cut_worth`), and later only moves it deeper. What lies below the cut stays
+        (`fl_elastic.training.cut_worth`). What lies below the cut stays
         bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
         travels in either direction.
     delta_downlink : bool
@@ -158,7 +158,7 @@ class RoundConfig:
 
     @property
     def has_cut(self) -> bool:
-        """Whether there is a cut, fixed or moving."""
+        """Whether there is a cut, fixed or chosen by the server."""
         return self.cut != "none"
 
     @property

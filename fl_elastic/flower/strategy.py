@@ -393,11 +393,9 @@ class PartialUpdates(Strategy):
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Asked only now, because the inner strategy has waited until enough nodes are connected.
         self.fleet.meet(grid, config)
-        if not self.fleet.cut.due(server_round):
-            self.fleet.cut.passed(server_round)
-        else:
+        if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
-            if self._auxiliary.move_cut(messages, grid, asking):
+            if self._auxiliary.choose_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
         this.record.cut = self.fleet.cut.group
         self.fleet.gather(message.metadata.dst_node_id for message in messages)

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
-from fl_elastic.readout.place import MOST_FEATURES
 from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row, Score
-from fl_elastic.streaming.reading_place import LAST, check_read
+from fl_elastic.streaming.head import last_linear
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_head import RunningHead
@@ -43,6 +42,9 @@ _LARGEST = 30.0
 class ClosedForm:
     """Settings of a head in closed form that learns from a stream.
 
+    It reads the input of the model's last layer. For a head that reads elsewhere, give the learner the model that
+    `fl_elastic.training.read_out.readout_of` makes.
+
     Parameters
     ----------
     remember : float, optional
@@ -52,13 +54,6 @@ class ClosedForm:
     before : HeadSums, optional
         Sums from before the stream, as `fl_elastic.training.head_sums` computes them locally, or from a server;
         for the labels in ``classes`` of the learner, in order.
-    read : str
-        Where the head reads: ``last`` for the input of the model's last layer, names of places such as
-        ``features.3@grid8+features.6@grid4``, or ``auto`` for the places that are best by the first 640 labelled
-        samples of the stream. Before that choice the head reads the input of the last layer. Afterwards it is the
-        same as if it had read the chosen places from the beginning; earlier predictions stay as they were.
-    most_features : int
-        Most features of an example when places are chosen: the time per sample grows with their square.
 
     Examples
     --------
@@ -68,16 +63,8 @@ class ClosedForm:
 
     remember: float | None = None
     before: HeadSums | None = None
-    read: str = LAST
-    most_features: int = MOST_FEATURES
 
     def __post_init__(self) -> None:
-        check_read(self.read)
-        if self.before is not None and self.read != LAST:
-            raise StreamError(
-                "sums from before are over features of one place: give the learner a model that reads there, as "
-                "readout_of makes it, and leave read out"
-            )
         if self.remember is not None and not 1 <= self.remember < math.inf:
             raise StreamError(
                 f"remember {self.remember} means nothing: give a number of samples, at least 1, or None for all"
@@ -163,10 +150,7 @@ class SolvedHead:
     def layer(self) -> nn.Linear:
         """The layer into which the head is written."""
         body = self._classifier.body
-        if body is not None:
-            layer = body.module
-        else:
-            layer = self._classifier.model.get_submodule(self._classifier.head_name)
+        layer = last_linear(self._classifier.model) if body is None else body.module
         assert isinstance(layer, nn.Linear)
         return layer
 

@@ -12,7 +12,7 @@ from torch import nn
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.groups.untouched import preserved_rng
 
-__all__ = ["ClassMap", "grow_head", "head_name"]
+__all__ = ["ClassMap", "grow_head", "head_name", "last_linear"]
 
 _SMALL = 0.01
 
@@ -80,6 +80,13 @@ def head_name(model: nn.Module) -> str:
             "the model has no linear layer inside of it that could grow with new classes: end it with one"
         )
     return names[-1]
+
+
+def last_linear(model: nn.Module) -> nn.Linear:
+    """Return the layer of `head_name`."""
+    layer = model.get_submodule(head_name(model))
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 def grow_head(model: nn.Module, name: str, outputs: int, seed: int) -> bool:

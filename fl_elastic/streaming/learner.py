@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, StreamError
+from fl_elastic.errors import StreamError
 from fl_elastic.given import of_another_kind, whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
@@ -38,15 +39,6 @@ from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.places import Place, with_place
 from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.reading_place import (
-    AUTO,
-    LAST,
-    FirstSamples,
-    check_read,
-    kept_until_chosen,
-    reads_of,
-    saved_readout,
-)
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
@@ -158,7 +150,6 @@ class StreamLearner:
     ) -> None:
         if head is not None:
             _check_closed_form(head, latent, store)
-            check_read(head.read, model)
             optimizer_fn = optimizer_fn or _no_steps
         budget = Budget() if budget is None else budget
         check_parts(model, loss_fn, optimizer_fn, budget)
@@ -176,9 +167,6 @@ class StreamLearner:
         self.adaptations: list[Adaptation] = []
         self._seed, self._trigger = seed, trigger or Trigger()
         self._replay = replay or Replay()
-        self._closed_form, self._latent, self._prepare = head, latent, prepare
-        self._given_classes = tuple(map(_class_number, classes))
-        self._detector = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
         self._engine = Engine(
             loss_fn, optimizer_fn, budget, policy,
             self.options.training, guard or Guard(),
@@ -187,35 +175,19 @@ class StreamLearner:
         self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
         self._profile = self._folder.profile()
         self._unsaved = self._replaying = False
-        state = self._folder.load()
-        # Everything that has arrived, until it is decided where a head in closed form reads.
-        self._first_samples: FirstSamples | None = None
-        if head is not None and head.read != LAST:
-            if state is None:
-                self._first_samples = FirstSamples(head.read, head.most_features)
-            else:
-                model = saved_readout(model, head.read, state.classifier, prepare)
-        most = log_bytes(store.capacity_bytes)
-        if self._first_samples is not None:
-            most = kept_until_chosen(store.capacity_bytes)
-        self._log = WriteAhead(self._folder.path, most, self.save)
-        self._begin(model)
-        self._restore(state)
-
-    def _begin(self, model: nn.Module) -> None:
-        """Start with this model and without any knowledge of the stream."""
-        options, head = self.options, self._closed_form
+        self._log = WriteAhead(self._folder.path, log_bytes(store.capacity_bytes), self.save)
         self._classifier = Classifier(
-            model, self._engine.loss_fn, self._given_classes, latent=self._latent, prepare=self._prepare,
-            seed=self._seed, most=options.most_classes, last_layer=head is not None,
+            model, loss_fn, tuple(map(_class_number, classes)), latent=latent, prepare=prepare,
+            seed=seed, most=self.options.most_classes, last_layer=head is not None,
         )  # fmt: skip
         self._head = None if head is None else SolvedHead(head, self._classifier)
         self._memory = StreamMemory(
             self.store, self._engine.guard,
             learned=self._head.learn if self._head else lambda _: None,
-            settles=self._first_samples is None,
         )  # fmt: skip
-        self._drift, self._names = DriftMemory(self._detector), SenderIds()
+        detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
+        self._drift, self._names = DriftMemory(detect), SenderIds()
+        self._restore(self._folder.load())
 
     def __enter__(self) -> Self:
         return self
@@ -230,8 +202,10 @@ class StreamLearner:
 
     @property
     def reads(self) -> str:
-        """Where the head in closed form reads, ``last`` for the last layer; empty until that is chosen."""
-        return "" if self._head is None or self._first_samples is not None else reads_of(self.model)
+        """Where a head in closed form reads, ``last`` for the last layer; empty without such a head."""
+        if self._head is None:
+            return ""
+        return str(self.model.reading) if isinstance(self.model, Readout) else "last"
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -397,10 +371,7 @@ class StreamLearner:
         }
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
-        # Before the choice of the place to read, the features are not known.
-        noted = self._log_event(
-            facts, None if row is None or self._first_samples is not None else row.x
-        )
+        noted = self._log_event(facts, None if row is None else row.x)
         return self._adapt_or_save(seen if noted else replace(seen, sample_id=None))
 
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
@@ -515,8 +486,6 @@ class StreamLearner:
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are stored or held out."""
-        if self._first_samples is not None:
-            return self._first_samples.ids_of(label)
         ids = self.store.ids().tolist()
         rows = [*self._memory.known(ids), *self._memory.held_out]
         return sorted({row.number for row in rows if row.y == label})
@@ -544,11 +513,6 @@ class StreamLearner:
         UpdateError
             If ``alpha`` is invalid, or too large for this number of samples.
         """
-        if self._first_samples is not None and not self._choose(now=True):
-            raise StreamError(
-                "there are too few samples to choose where the head reads, so none can be forgotten yet: forget "
-                "them later, or begin anew with another state_dir"
-            )
         if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
             raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
         numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
@@ -609,7 +573,7 @@ class StreamLearner:
 
         Called with each sample and each `tick`.
         """
-        change = None if self._claimed or self._first_samples is not None else self._inbox.claim()
+        change = None if self._claimed else self._inbox.claim()
         if change is None:
             return False
         if self.rounds.last not in (change.name, change.after):
@@ -633,13 +597,7 @@ class StreamLearner:
         return True
 
     def save(self) -> bool:
-        """Save the state; return whether the disk took it. If not, the previous state is still there.
-
-        No state is written until it is chosen where the head reads: before that, everything is in the log.
-        """
-        if self._first_samples is not None:
-            # If the log has a gap, only a saved state makes the record complete.
-            return self._log.is_whole or (self._choose(now=True) and not self._unsaved)
+        """Save the state; return whether the disk took it. If not, the previous state is still there."""
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(
@@ -684,20 +642,13 @@ class StreamLearner:
         if self._replaying or not facts:
             return True
         self._memory.events = self._log.events + 1
-        first = self._first_samples
-        if first is not None:
-            first.add(Event(self._log.events + 1, facts, x))
         noted = self._log.note(facts, x, learned=self.progress.observed > 0)
-        if first is not None and not noted:
-            first.drop_last()
         if self._memory.is_full:
             self._memory.settle()
         return noted
 
     def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with the result."""
-        if self._first_samples is not None and self._choose():
-            seen = replace(seen, adapted=True)
         undone = self._newest_head()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
@@ -705,7 +656,7 @@ class StreamLearner:
             due = self._head.is_due
         else:
             due = self._trigger.due(self.progress.since, self.progress.since_drift)
-        if due and self._first_samples is None:
+        if due:
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
@@ -717,65 +668,8 @@ class StreamLearner:
         self.progress.refused(why)
         return Observation(refused=why)
 
-    def _choose(self, *, now: bool = False) -> bool:
-        """Choose where the head reads, and continue as if it had read there from the beginning.
-
-        Return whether it was chosen. The counts of earlier predictions are kept.
-        """
-        first, model = self._first_samples, self._classifier.model
-        assert first is not None
-        last_call = first.is_full or self._log.is_long
-        try:
-            chosen = first.readout(model, self._prepare, now=now or last_call)
-            why = (
-                "too few samples have labels, or all of them the same one" if chosen is None else ""
-            )
-        except ElasticError as error:
-            if first.read != AUTO:
-                raise
-            chosen, why = model, str(error)
-        if chosen is None and not last_call:
-            return False
-        if why:
-            _LOG.warning("the head reads what enters its last layer: %s", why)
-        reported, self._first_samples = (self.progress, self.record), None
-        self.progress, self.record = Progress(), StreamRecord()
-        self._classifier.close()
-        # A learner whose state was lost may have left samples in the store.
-        stored = self.store.ids(labelled=False).tolist()
-        self.store.delete([number for number in stored if number not in first])
-        self._begin(chosen or model)
-        self._memory.keep_to(self._classifier.version, None)
-        self._repeat_all(first.events)
-        self.progress, self.record = reported
-        self._log.most = log_bytes(self.store.capacity_bytes)
-        self._unsaved = not self.save()
-        return True
-
-    def _repeat_all(self, events: Sequence[Event]) -> None:
-        """Take in everything that has arrived since the beginning."""
-        self._replaying = True
-        for event in events:
-            self._repeat(event, anew=True)
-            if self._memory.is_full:
-                self._memory.settle()
-        self._replaying = False
-
     def _restore(self, state: LearnerState | None) -> None:
         events = 0
-        if self._first_samples is not None:
-            self.places = {}
-            self._memory.keep_to(self._classifier.version, None)
-            found = self._log.since(0)
-            if not self._log.is_whole:
-                # Events that follow a lost state cannot be used without it.
-                found.clear()
-                self._log.saved()
-            for event in found:
-                self._first_samples.add(event)
-            self._repeat_all(found)
-            self._choose()
-            return
         if state is None:
             self._memory.number, self.places = 0, {}
             self._memory.keep_to(self._classifier.version, None)
@@ -815,11 +709,8 @@ class StreamLearner:
         self._memory.events = state.events
         return state.events
 
-    def _repeat(self, event: Event, *, anew: bool = False) -> None:
-        """Repeat an event that came after the last save; no training steps are taken.
-
-        With ``anew``, samples that were labelled late get the features of the present model.
-        """
+    def _repeat(self, event: Event) -> None:
+        """Repeat an event that came after the last save; no training steps are taken."""
         facts, self._log.events = event.facts, event.number
         self._memory.events = event.number
         for why in facts.get("refused", ()):
@@ -829,8 +720,6 @@ class StreamLearner:
         if "label" in facts:
             number = facts["id"]
             row = None if event.x is None else Row(event.x, facts.get("was"), number)
-            if anew and "was" in facts:
-                row = self._memory.find(number)
             self._labelled(number, facts["label"], row)
         elif event.x is not None:
             arrivals = Arrivals(list(event.x), facts["y"], facts["names"])

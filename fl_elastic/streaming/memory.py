@@ -63,8 +63,6 @@ class StreamMemory:
         Decides which samples are held out.
     learned : callable
         Called with each labelled sample once it may be learned from: when it arrives, or when it leaves the window.
-    settles : bool
-        Whether changes are written to the store; if not, they stay in memory.
 
     Attributes
     ----------
@@ -80,9 +78,9 @@ class StreamMemory:
 
     def __init__(
         self, store: SampleStore, guard: Guard, *,
-        learned: Callable[[Row], object] = lambda _: None, settles: bool = True,
+        learned: Callable[[Row], object] = lambda _: None,
     ) -> None:  # fmt: skip
-        self.store, self._learned, self._settles = store, learned, settles
+        self.store, self._learned = store, learned
         self._recent = Recent(guard)
         self._pending: list[tuple[str, Change]] = []
         self._bytes = 0
@@ -234,7 +232,7 @@ class StreamMemory:
         if version is None:
             return
         self._pending = [each for each in self._pending if each[0] == version]
-        if self._settles and (gone := self.store.delete(other_than_version=version)):
+        if gone := self.store.delete(other_than_version=version):
             _LOG.warning("%s stored features of another frozen part were deleted", gone)
         if before is not None and before != version:
             self._recent.forget_samples()
@@ -282,7 +280,7 @@ class StreamMemory:
 
     def settle(self) -> None:
         """Write the gathered changes to the store."""
-        if self._waits or not self._settles or not self._pending:
+        if self._waits or not self._pending:
             return
         pending, self._pending, self._bytes = self._pending, [], 0
         for version, some in groupby(pending, key=itemgetter(0)):

@@ -52,7 +52,7 @@ class WriteAhead:
     def __init__(self, folder: Path, most: int, save: Callable[[], bool]) -> None:
         # The file may grow beyond ``most``: one event may be long, and saving may fail for a while.
         self._log = EventLog(folder / _FILE, 4 * most)
-        self.most, self._save = most, save
+        self._most, self._save = most, save
         self.events = 0
         self._early: list[Event] = []
         self._gap = 0
@@ -60,12 +60,7 @@ class WriteAhead:
     @property
     def is_long(self) -> bool:
         """Whether it is time to save."""
-        return self._log.size > self.most
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every event that is not in the saved state is in the log."""
-        return not self._gap
+        return self._log.size > self._most
 
     def since(self, events: int) -> list[Event]:
         """Return the events that follow the first ``events`` ones; none after a gap."""

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
+from fl_elastic.flower.app import elastic_client_app
 from fl_elastic.flower.records import ERROR, PACKED
+from fl_elastic.flower.strategy import PartialUpdates
+from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.loss import MeasureLoss
@@ -29,7 +33,7 @@ from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.squared_gradients import decode_squares
-from fl_elastic_simulations.engine.client_rounds import client_rounds
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import adam, blobs, closed, learner_in, net, run, weights
@@ -313,9 +317,12 @@ def test_devices_with_other_classes_each_learn_all_of_them_together(tmp_path: Pa
         return client_of(tmp_path / str(number), joining="replace", steps=5)
 
     start = weights_of(net(), Manifest.of(net()))
-    final = client_rounds(client, 3, start, 6)
+    app = elastic_client_app(lambda context: client(int(context.node_config["partition-id"])))
+    final = PartialUpdates(FedAvg(fraction_evaluate=0.0, min_available_nodes=3)).start(
+        grid=InProcessGrid(3, app), initial_arrays=as_record(start), num_rounds=6
+    )
     model = net()
-    model.load_state_dict({name: torch.from_numpy(each) for name, each in final.items()})
+    model.load_state_dict(final.arrays.to_torch_state_dict())
     test = blobs(300, (0, 1, 2), seed=77)
     with torch.no_grad():
         said = model(torch.from_numpy(np.stack([x for x, _ in test]))).argmax(1).numpy()

@@ -16,8 +16,7 @@ import pytest
 from forked_service import Life, arguments
 from toy_streams import samples_of
 
-from fl_elastic.state.codec import to_archive
-from fl_elastic.streaming import SampleStore, reading_place
+from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import LearnerState, load_state
 from fl_elastic.update.running_sums import RunningSums
 
@@ -118,38 +117,6 @@ def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path
     each_once(tmp_path, written, nonsense)
     assert Life(given, tmp_path / "said").ended() == 0
     each_once(tmp_path, written, nonsense)
-
-
-@pytest.mark.parametrize("kills", KILLS)
-def test_a_service_that_chooses_where_it_reads(
-    kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed before and after the choice, it has learned the same as one that never was."""
-    rows, draw, path = 30 * kills, random.Random(kills), tmp_path / "table.csv"
-    monkeypatch.setattr(reading_place, "EXAMPLES", rows // 2)
-    path.write_text("n,a,b,c,label\n")
-    given = [*SOLVED, "--read", "auto", "--batch", 3]
-    for start in range(0, rows, 30):
-        with open(path, "a") as stream:
-            for x, y in rows_from(start, 30):
-                stream.write(f"{','.join(map(str, x))},{y}\n")
-        killed_at_work(tmp_path, [*arguments(tmp_path, f"csv:{path}", *given), "--follow"], draw)
-    never = tmp_path / "never"
-    for folder in (tmp_path, never):
-        folder.mkdir(exist_ok=True)
-        life = Life(arguments(folder, f"csv:{path}", *given), folder / "said")
-        assert life.ended() == 0, (folder / "said").read_text()
-    killed, whole = (saved(folder) for folder in (tmp_path, never))
-    said = [json.loads((folder / "said").read_text()) for folder in (tmp_path, never)]
-    assert said[0]["reads"] == said[1]["reads"] != "" and said[0]["observed"] == rows
-    assert whole.head is not None and killed.head is not None
-    sums = [to_archive(each.head.sums).arrays for each in (killed, whole) if each.head]
-    for name, each in sums[1].items():
-        ours = sums[0][name]
-        np.testing.assert_allclose(ours, each, rtol=0, atol=1e-6 * np.abs(each).max())
-    with SampleStore(tmp_path / "state" / "samples.db", 8 * TAKES_ALL) as store:
-        ids = store.sample(10**6).ids.tolist() + samples_of(killed.recent)["held.n"].tolist()
-    assert sorted(ids) == list(range(1, rows + 1))
 
 
 @pytest.mark.parametrize("kills", KILLS)

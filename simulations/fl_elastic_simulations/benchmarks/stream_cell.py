@@ -52,7 +52,6 @@ class _Timed(StreamLearner):
 
     adapting_seconds = 0.0
     saving_seconds = 0.0
-    choosing_seconds = 0.0
     _within = False
 
     def adapt(self) -> Adaptation | None:
@@ -66,14 +65,6 @@ class _Timed(StreamLearner):
             return super()._newest_head(guarded=guarded)
         with self._adapting():
             return super()._newest_head(guarded=guarded)
-
-    def _choose(self, *, now: bool = False) -> bool:
-        """Choose where to read as usual, and count the time."""
-        began, saving = time.process_time(), self.saving_seconds
-        with self._adapting():
-            chosen = super()._choose(now=now)
-        self.choosing_seconds += time.process_time() - began - (self.saving_seconds - saving)
-        return chosen
 
     def save(self) -> bool:
         """Save as usual, and count the time."""
@@ -130,14 +121,12 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
     if not how.at_home:
         home = kind.build(root, len(known), seed).eval()
     choosing = 0.0
-    if how.read and not how.along:
+    if how.read:
         began, batches = time.process_time(), _batches_at_home(kind, stream.before, known)
         home = readout_of(home, batches, how.read, most_features=how.most_features)[0]
         choosing = time.process_time() - began
     head = None
-    if how.along:
-        head = ClosedForm(kind.remember, read=how.read, most_features=how.most_features)
-    elif how.closed_form:
+    if how.closed_form:
         head = ClosedForm(kind.remember, _home_sums(home, kind, stream.before, known))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -155,8 +144,6 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             options=StreamOptions(steps=kind.latent_steps if how.latent else kind.steps, history=10_000),
         ) as learner,
     ):  # fmt: skip
-        if how.along:
-            learner.observe_batch(stream.before.x, stream.before.y)
         gc.collect()
         set_back_peak()
         before = resident_bytes("VmRSS")
@@ -170,7 +157,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             # CPU seconds of one thread, of whole adaptations and of the work between them. Choosing where to read
             # is part of adapting.
             "adapting_seconds": learner.adapting_seconds + choosing,
-            "choosing_seconds": learner.choosing_seconds + choosing,
+            "choosing_seconds": choosing,
             "saving_seconds": learner.saving_seconds,
             "other_seconds": went.seconds - learner.adapting_seconds,
             "selection_seconds": sum(each.selection_seconds for each in done),
@@ -180,7 +167,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
             "peak_bytes": went.peak - before,
             "store_bytes": store.used_bytes,
             "stored": len(store),
-            "reads": learner.reads if how.closed_form and how.read else "",
+            "reads": learner.reads if how.read else "",
         }
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fl_elastic.readout.place import MOST_FEATURES
 
 __all__ = [
-    "ALONG",
     "LATENT",
     "METHODS",
     "MORE",
@@ -43,8 +42,6 @@ class StreamMethod:
         or the places of these names.
     most_features : int
         Largest number of features of an example, if places are chosen.
-    along : bool
-        Whether places are chosen along the stream, which then begins with the data at home.
     """
 
     policy: str = "full"
@@ -55,14 +52,11 @@ class StreamMethod:
     at_home: bool = True
     read: str = ""
     most_features: int = MOST_FEATURES
-    along: bool = False
 
     @property
     def store_share(self) -> float:
         """Share of the capacity of a store of inputs; below a tenth, as the last page of a file is seldom full."""
-        # Inputs are stored until places are chosen.
-        features = self.latent or (self.closed_form and not self.along)
-        return 0.0875 if features else 1.0
+        return 0.0875 if self.latent or self.closed_form else 1.0
 
 
 REFERENCE = "full, replay"
@@ -70,7 +64,6 @@ LATENT = "elastic, latent replay"
 SOLVED = "closed form"
 READS = "closed form, chosen places"
 MORE = "closed form, chosen places, at most 4,096 features"
-ALONG = "closed form, places chosen along the stream"
 
 METHODS: dict[str, StreamMethod] = {
     "no adaptation": StreamMethod(policy=""),
@@ -83,7 +76,6 @@ METHODS: dict[str, StreamMethod] = {
     "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
     READS: StreamMethod(closed_form=True, at_home=False, read="auto"),
     MORE: StreamMethod(closed_form=True, at_home=False, read="auto", most_features=4096),
-    ALONG: StreamMethod(closed_form=True, at_home=False, read="auto", along=True),
     "closed form, blocks 7, 14 and last": StreamMethod(
         closed_form=True,
         at_home=False,

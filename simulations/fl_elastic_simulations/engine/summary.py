@@ -161,7 +161,6 @@ def _devices(scenario: Scenario) -> list[dict[str, Any]]:
                 "slowdown": client.device.slowdown,
                 "requested_speedup": client.speedup,
                 "memory_bytes": client.memory_bytes,
-                "watts": client.watts,
             },
         )
         entry["count"] += 1
@@ -212,7 +211,6 @@ def _method(
                 **_speedups(cells, entry["device"], full_step),
                 "peak_bytes": max((c.peaks.get(entry["device"], 0.0) for c in cells), default=0.0)
                 or None,
-                "joules_per_round": _joules(scenario, cells, entry["device"]),
             }
             for entry in _devices(scenario)
         },
@@ -305,21 +303,6 @@ def _speedups(
         "step_speedup": full_step / statistics.median(step.seconds for step in steps),
         "step_share": statistics.fmean(step.share for step in steps),
     }
-
-
-def _joules(scenario: Scenario, cells: list[RunResult], device: str) -> float | None:
-    """Return the energy of a client of this class per merged round: its watts times its busy time."""
-    joules = rounds = 0.0
-    for client in scenario.clients:
-        if client.device.name != device:
-            continue
-        if client.watts is None:
-            return None
-        for cell in cells:
-            spent = cell.clients.get(str(client.index), {})
-            joules += client.watts * spent.get("seconds", 0.0)
-            rounds += spent.get("rounds", 0.0)
-    return joules / rounds if rounds else None
 
 
 def _mean_importance(cells: list[RunResult]) -> dict[str, float]:

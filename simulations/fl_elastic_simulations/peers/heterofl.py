@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from fl_elastic.errors import BudgetError
@@ -16,7 +14,6 @@ from fl_elastic_simulations.peers.base import (
     register_peer,
     requested_steps,
     steps_in_time,
-    task_generator,
 )
 from fl_elastic_simulations.peers.training import put_back_on_error, train_mask, train_policy
 
@@ -26,8 +23,6 @@ RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
 
 @register_peer("heterofl")
-@register_peer("fedrolex", windows="rolling")
-@register_peer("random_windows", windows="random")
 class HeteroFl(Peer):
     """Train a window of the channels of every inner width, as many as fit the time.
 
@@ -39,25 +34,11 @@ class HeteroFl(Peer):
     If a task gives no width, the rate is the largest with which all of the round's steps fit the time, by the share
     of operations. If not even the narrowest fits, it takes fewer steps. A model without inner widths is trained
     whole.
-
-    Parameters
-    ----------
-    name : str
-        Name under which it is registered.
-    windows : {"first", "rolling", "random"}
-        Where windows begin. ``first``: at the first channel, as in HeteroFL. ``rolling``: one channel further in
-        each round, and after the last channel at the first again, so that all are trained equally often, as in
-        FedRolex (Alam et al., NeurIPS 2022). ``random``: drawn from seed, client and round, which is federated
-        dropout (Caldas et al., 2018) of neighbouring channels.
     """
 
     rule = "contributors"
     weighting = "uniform"
     needs_costs = True
-
-    def __init__(self, name: str, windows: Literal["first", "rolling", "random"] = "first") -> None:
-        super().__init__(name)
-        self.windows = windows
 
     def local_training(self, task: LocalTask) -> LocalResult:
         """Choose a width and train it."""
@@ -65,9 +46,7 @@ class HeteroFl(Peer):
         steps_in_time(task, seconds)
         if rate == 1:
             return train_mask(task, self.name, np.ones(len(task.profile), dtype=bool))
-        drawn = int(task_generator(task).integers(2**31))
-        offset = {"first": 0, "rolling": task.server_round - 1, "random": drawn}[self.windows]
-        policy = SliceOutPolicy(rate, every="fit", offset=offset)
+        policy = SliceOutPolicy(rate, every="fit", offset=0)
         with put_back_on_error(task.model):
             result = train_policy(task, policy)
             # If a width turns out to be unusable, a step takes longer than expected.

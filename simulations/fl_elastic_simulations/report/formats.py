@@ -15,7 +15,6 @@ __all__ = [
     "byte_unit",
     "bytes_text",
     "factor_text",
-    "joules_text",
     "percent_text",
     "ratio_text",
     "seconds_text",
@@ -132,18 +131,6 @@ def factor_text(factor: float | None) -> str:
         return MISSING
     number = _significant(factor)
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number}{TIMES}"
-
-
-def joules_text(joules: float | None) -> str:
-    """Format an energy in J or kJ with three digits.
-
-    >>> joules_text(0.5), joules_text(12.34), joules_text(7500)
-    ('0.500 J', '12.3 J', '7.50 kJ')
-    """
-    if joules is None:
-        return MISSING
-    large = joules >= 999.5
-    return f"{_significant(joules / 1000 if large else joules)} {'kJ' if large else 'J'}"
 
 
 def percent_text(share: float | None) -> str:

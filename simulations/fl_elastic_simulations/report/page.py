@@ -22,7 +22,6 @@ from fl_elastic_simulations.report.tables import (
     clients_grid,
     costs_grid,
     cuts_grid,
-    energy_grid,
     memory_grid,
     rejections_grid,
     results_grid,
@@ -49,11 +48,6 @@ _TABLES = (
         "The most that a step took beyond the weights and inference, as predicted by the cost profile: what "
         "memory_bytes of a fleet's entry limits. Layers that run narrower count as "
         "whole. A device that could not hold its step has no figure.",
-    ),
-    (
-        "energy", "Energy of a round", energy_grid,
-        "Of one client in a round that was merged: the watts that the scenario gives, times the time in which it "
-        "trained, sent or received. Computed, not measured.",
     ),
     (
         "spread", "The worst clients", spread_grid,

@@ -99,7 +99,6 @@ class DeviceClass(_Part):
     slowdown: Number = None
     requested_speedup: Number = None
     memory_bytes: Number = None
-    watts: Number = None
 
     @property
     def shown(self) -> str:
@@ -113,7 +112,6 @@ class DeviceResult(_Part):
     requested_speedup: Number = None
     achieved_speedup: Number = None
     peak_bytes: Number = None
-    joules_per_round: Number = None
 
 
 class Rejections(_Part):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -14,14 +14,12 @@ from fl_elastic_simulations.report.formats import (
     MISSING,
     accuracy_text,
     bytes_text,
-    joules_text,
     percent_text,
     ratio_text,
     seconds_text,
     spans_text,
 )
 from fl_elastic_simulations.report.summary import (
-    DeviceClass,
     DeviceResult,
     Method,
     Results,
@@ -32,7 +30,6 @@ __all__ = [
     "clients_grid",
     "costs_grid",
     "cuts_grid",
-    "energy_grid",
     "memory_grid",
     "rejections_grid",
     "results_grid",
@@ -198,41 +195,14 @@ def rejections_grid(results: Results) -> Grid | None:
 
 def memory_grid(results: Results) -> Grid | None:
     """Return one row per device class: its memory limit and the largest step of each method; None if unknown."""
-    return _by_class(
-        results,
-        "Limit",
-        lambda device: "none" if device.memory_bytes is None else bytes_text(device.memory_bytes),
-        lambda found: found.peak_bytes,
-        bytes_text,
-    )
-
-
-def energy_grid(results: Results) -> Grid | None:
-    """Return one row per device class with known power: watts, and joules of a round under each method."""
-    return _by_class(
-        results,
-        "Power",
-        lambda device: MISSING if device.watts is None else f"{device.watts:g} W",
-        lambda found: found.joules_per_round,
-        joules_text,
-    )
-
-
-def _by_class(
-    results: Results,
-    heading: str,
-    given: Callable[[DeviceClass], str],
-    figure: Callable[[DeviceResult], float | None],
-    written: Callable[[float | None], str],
-) -> Grid | None:
-    """Return the classes for which any method has a value: the given column, then one column per method."""
     rows = []
     for device in results.devices:
-        found = [figure(m.devices.get(device.device, DeviceResult())) for m in results.methods]
+        found = [m.devices.get(device.device, DeviceResult()).peak_bytes for m in results.methods]
         if any(each is not None for each in found):
-            rows.append((device.shown, given(device), *map(written, found)))
+            limit = "none" if device.memory_bytes is None else bytes_text(device.memory_bytes)
+            rows.append((device.shown, limit, *map(bytes_text, found)))
     names = (method.name for method in results.methods)
-    return Grid(("Device", heading, *names), tuple(rows)) if rows else None
+    return Grid(("Device", "Limit", *names), tuple(rows)) if rows else None
 
 
 def spread_grid(results: Results) -> Grid | None:

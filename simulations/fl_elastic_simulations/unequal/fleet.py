@@ -144,11 +144,9 @@ class FleetSection:
         Bytes that training may take on them beyond the weights and inference, as in `fl_elastic.Budget`. By default
         there is no limit, as the catalogue does not know how much a device's system leaves over. A client without a
         budget that cannot train everything is left out of every round; so is one whose peer trained too much.
-    watts : float, optional
-        Power of such a device while it trains, sends or receives, from which the report computes joules.
     width : float, optional
-        Share of the channels of each inner width that peers with narrow models train there (``heterofl``,
-        ``fedrolex``, ``random_windows``); by default the widest that fits the round.
+        Share of the channels of each inner width that the peer ``heterofl`` trains there; by default
+        the widest that fits the round.
     availability : AvailabilitySection, optional
         When they can be reached; by default always.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
@@ -164,7 +162,6 @@ class FleetSection:
     uplink_bytes_per_second: Positive | None = None
     downlink_bytes_per_second: Positive | None = None
     name: Text | None = None
-    watts: Positive | None = None
     width: Annotated[Number, Gt(0), Le(1)] | None = None
     availability: Annotated[AvailabilitySection | None, approved(_one_source)] = None
 
@@ -185,8 +182,6 @@ class Client:
         Share of a full update that it may send per round.
     memory_bytes : int, optional
         Bytes that training may take beyond the weights and inference.
-    watts : float, optional
-        Power of the device while it is busy.
     width : float, optional
         Share of each layer's channels that peers with narrow models train.
     """
@@ -196,7 +191,6 @@ class Client:
     speedup: float
     uplink_share: float | None = None
     memory_bytes: int | None = None
-    watts: float | None = None
     width: float | None = None
 
 
@@ -252,7 +246,7 @@ class Fleet:
                 clients.append(
                     Client(
                         len(clients), hardware, entry.speedup, entry.uplink_share,
-                        entry.memory_bytes, entry.watts, entry.width,
+                        entry.memory_bytes, entry.width,
                     )
                 )  # fmt: skip
         return tuple(clients)
@@ -291,7 +285,6 @@ class Fleet:
                     "uplink share": entry.uplink_share,
                     "uplink in bytes/s": made.uplink_bytes_per_second,
                     "downlink in bytes/s": made.downlink_bytes_per_second,
-                    "watts": entry.watts,
                     "width": entry.width,
                     "availability": "always there" if there is None else there.said,
                 }

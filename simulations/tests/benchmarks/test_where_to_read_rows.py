@@ -8,17 +8,13 @@ import pytest
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.training.head_sums import sums_bytes
-from fl_elastic_simulations.benchmarks.benchmark import Results
-from fl_elastic_simulations.benchmarks.one_read import peak_of_act
-from fl_elastic_simulations.benchmarks.where_to_read import (
+from fl_elastic_simulations.benchmarks.benchmark import Request, markdown
+from fl_elastic_simulations.benchmarks.read import (
+    BENCHMARK,
     CHOSEN,
     TASKS,
     ReadTask,
-    bench_read,
     read_cell,
-    read_filled,
-    read_markdown,
-    read_sizes_markdown,
 )
 
 DIGITS = ReadTask("Digits", "digits", "digits_cnn", pretrained=False, fixed="relu1@grid2")
@@ -68,18 +64,15 @@ def test_tables_show_means_in_the_order_of_the_methods() -> None:
         "birds | the input itself | 0": row,
         "birds | chosen places | 0": chosen,
         "birds | chosen places | 1": {**chosen, "accuracy": 0.6},
-        "peak | something": {"peak_bytes": 1},
         "signs | last layer | 0": row,
     }
-    lines = read_markdown(rows, "birds")
+    lines = markdown(BENCHMARK.tables(rows)["birds"]).splitlines()
     assert lines[2:] == [
         "| chosen places | 2 | 55.0 ± 63.5 | 0.250 | 3,072 | 3.0 | 1.0 | 2.0 | 4.00 |",
         "| the input itself | 1 | 50.0 | 0.250 | 3,072 | 0.0 | 1.0 | 2.0 | 4.00 |",
         "",
         "Chosen: `a@grid4`.",
     ]
-    text = "<!-- read birds -->\nold\n<!-- end -->\nrest"
-    assert read_filled(text, rows).split("\n")[1:-2] == lines
 
 
 def test_the_table_of_sizes_shows_what_is_read_and_sent() -> None:
@@ -90,19 +83,14 @@ def test_the_table_of_sizes_shows_what_is_read_and_sent() -> None:
         "birds | at most 128 | 0": row,
         "signs | at most 2048 | 0": {**row, "features": 2000},
     }
-    assert read_sizes_markdown(rows)[2:] == [
+    tables = BENCHMARK.tables(rows)
+    assert markdown(tables["sizes"]).splitlines()[2:] == [
         "| 128 | 55.0 (120, 1.50 MB) |  | 50.0 (120, 1.50 MB) |  |",
         "| 2,048 | 50.0 (2,000, 1.50 MB) |  |  |  |",
     ]
-    assert read_markdown(rows, "signs") == ["No cell of this table is measured yet."]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("act", ["features.6@grid4", "last", "head"])
-def test_an_act_has_a_peak(act: str) -> None:
-    assert peak_of_act(act, batches=2)["peak_bytes"] >= 0
+    assert tables["signs"].empty
 
 
 def test_an_unknown_task_is_named(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="brids"):
-        bench_read(Results(tmp_path / "r.json"), tasks=["brids"])
+        BENCHMARK.cases(Request(tmp_path, tasks=["brids"]), {})

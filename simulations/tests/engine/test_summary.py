@@ -286,51 +286,31 @@ def test_importance_is_the_mean_of_the_seeds_that_know_it() -> None:
     assert found["elastic"]["importance"] == {}
 
 
-def test_memory_and_joules_are_told_of_each_class() -> None:
+def test_memory_is_told_of_each_class() -> None:
     fleet = [
-        {"device": "pi_4b", "count": 2, "watts": 5.0, "memory_bytes": 4_000_000},
+        {"device": "pi_4b", "count": 2, "memory_bytes": 4_000_000},
         {"device": "laptop"},
     ]
-    spent = {
-        "0": {"rounds": 2, "seconds": 4.0},
-        "1": {"rounds": 1, "seconds": 5.0},
-        "2": {"rounds": 1, "seconds": 9.0},
-    }
-    cells = [
-        cell("full", seed, RISING, peaks={"pi_4b": 3e6 + seed}, clients=spent) for seed in (0, 1)
-    ]
+    cells = [cell("full", seed, RISING, peaks={"pi_4b": 3e6 + seed}) for seed in (0, 1)]
     found = summarise(scenario(fleet=fleet), cells, GROUPS)
-    assert [(d["memory_bytes"], d["watts"]) for d in found["devices"]] == [
-        (4_000_000, 5.0),
-        (None, None),
-    ]
+    assert [d["memory_bytes"] for d in found["devices"]] == [4_000_000, None]
     board, laptop = found["methods"]["full"]["devices"].values()
     assert board["peak_bytes"] == 3e6 + 1 and laptop["peak_bytes"] is None
-    # 9 s in three rounds, at 5 W; nobody knows what the laptop draws.
-    assert board["joules_per_round"] == pytest.approx(15.0) and laptop["joules_per_round"] is None
-    idle = summarise(scenario(fleet=fleet), [cell("full", 0, RISING)], GROUPS)["methods"]["full"]
-    assert idle["devices"]["pi_4b"]["joules_per_round"] is None
 
 
 def test_entries_of_one_device_are_classes_of_their_own_where_they_differ() -> None:
     fleet = [
-        {"device": "pi_4b", "watts": 5.0},
-        {"device": "pi_4b", "watts": 5.0, "slowdown": 40.0, "memory_bytes": 4_000_000},
+        {"device": "pi_4b"},
+        {"device": "pi_4b", "slowdown": 40.0, "memory_bytes": 4_000_000},
         {"device": "laptop"},
         {"device": "laptop", "count": 2},
     ]
     slow = "pi_4b, slowdown 40, memory in bytes 4000000"
-    spent = {
-        str(index): {"rounds": 1, "seconds": seconds} for index, seconds in enumerate((1.0, 7.0))
-    }
-    peaks = {slow: 3e6}
-    found = summarise(
-        scenario(fleet=fleet), [cell("full", 0, RISING, clients=spent, peaks=peaks)], GROUPS
-    )
+    found = summarise(scenario(fleet=fleet), [cell("full", 0, RISING, peaks={slow: 3e6})], GROUPS)
     fast, slower, laptops = found["devices"]
     assert (slower["device"], slower["slowdown"], slower["count"]) == (slow, 40.0, 1)
     assert fast["label"] != slower["label"] and "slowdown 40" in slower["label"]
     assert fast["memory_bytes"] is None and slower["memory_bytes"] == 4_000_000
     assert (laptops["device"], laptops["count"]) == ("laptop", 3)
-    joules = {n: d["joules_per_round"] for n, d in found["methods"]["full"]["devices"].items()}
-    assert joules == {fast["device"]: 5.0, slow: 35.0, "laptop": None}
+    peaks = {n: d["peak_bytes"] for n, d in found["methods"]["full"]["devices"].items()}
+    assert peaks == {fast["device"]: None, slow: 3e6, "laptop": None}

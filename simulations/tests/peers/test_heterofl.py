@@ -1,4 +1,4 @@
-"""HeteroFL and its kin: a round of a wide and a narrow client by hand, where windows lie, rates by time."""
+"""HeteroFL: a round of a wide and a narrow client by hand, rates by time."""
 
 from __future__ import annotations
 
@@ -74,28 +74,6 @@ def test_what_no_one_holds_keeps_its_value() -> None:
     after = merged(PEERS.make("heterofl"), model, [result])
     assert np.array_equal(after["0.weight"][4:], weights(model)["0.weight"][4:])
     assert not np.array_equal(after["0.weight"][:4], weights(model)["0.weight"][:4])
-
-
-def test_windows_of_fedrolex_go_round_and_those_of_heterofl_stay() -> None:
-    model, data = two_layers(), vectors(2)
-
-    def windows(peer: str) -> list[list[int]]:
-        rounds = (1, 2, 6, 9)
-        return [
-            window_of(result_of(peer, deepcopy(model), data, server_round=n).update) for n in rounds
-        ]
-
-    assert windows("fedrolex") == [[0, 1, 2, 3], [1, 2, 3, 4], [0, 5, 6, 7], [0, 1, 2, 3]]
-    assert windows("heterofl") == [[0, 1, 2, 3]] * 4
-
-
-def test_random_windows_differ_between_rounds_and_clients_and_cover_every_channel() -> None:
-    model, data = two_layers(), vectors(1)
-    drawn = {
-        tuple(window_of(result_of("random_windows", deepcopy(model), data, **where).update))
-        for where in ({"server_round": n, "client": c} for n in range(1, 9) for c in range(3))
-    }
-    assert len(drawn) > 4 and {channel for window in drawn for channel in window} == set(range(8))
 
 
 def test_the_widest_window_whose_round_fits() -> None:

@@ -69,8 +69,8 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 def test_the_published_methods_are_all_there() -> None:
     assert PEERS.names() == [
-        "fedel", "fedel_free_probe", "fedrolex", "ffa_lora", "flex_lora", "heterofl",
-        "random_blocks", "random_layers", "random_windows", "timelyfl",
+        "fedel", "fedel_free_probe", "ffa_lora", "flex_lora", "heterofl",
+        "random_blocks", "random_layers", "timelyfl",
     ]  # fmt: skip
     for name in PEERS.names():
         peer = PEERS.make(name)

@@ -408,9 +408,9 @@ def test_what_was_left_out_and_what_devices_spend_is_shown(
         for number in (1, 2, 4)
     ] + [{"seed": 0, "round": 3, "reason": "no memory", "updates": 1}]
     elastic["importance"] = {"fc": 0.4, "conv1": 0.6}
-    summary["devices"][2] |= {"memory_bytes": 4_000_000, "watts": 6.5}
-    full["devices"]["pi_4b"] |= {"peak_bytes": 3_500_000.0, "joules_per_round": 1234.0}
-    elastic["devices"]["pi_4b"] |= {"peak_bytes": None, "joules_per_round": 12.0}
+    summary["devices"][2] |= {"memory_bytes": 4_000_000}
+    full["devices"]["pi_4b"] |= {"peak_bytes": 3_500_000.0}
+    elastic["devices"]["pi_4b"] |= {"peak_bytes": None}
     elastic["devices"]["pi_5"]["peak_bytes"] = 900_000.0
     page = Page(write_page(summary, tmp_path / "report.html"))
     assert page.grid("rejected") == [
@@ -423,9 +423,6 @@ def test_what_was_left_out_and_what_devices_spend_is_shown(
         ["Raspberry Pi 4B", "4.00 MB", "3.50 MB", "\u2013"],
         ["Raspberry Pi 5", "none", "\u2013", "900 kB"],
     ]
-    assert page.grid("energy") == [
-        ["Device", "Power", "full", "elastic"], ["Raspberry Pi 4B", "6.5 W", "1.23 kJ", "12.0 J"],
-    ]  # fmt: skip
     costs = page.grid("costs")
     assert costs[0][-1] == "elastic: importance" and costs[1] == [
         "fc",
@@ -441,7 +438,7 @@ def test_what_was_left_out_and_what_devices_spend_is_shown(
 def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Path) -> None:
     page = Page(write_page(with_clients(make_summary(rounds=3)), tmp_path / "report.html"))
     sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
-    assert not sections & {"rejected", "memory", "energy"}
+    assert not sections & {"rejected", "memory"}
     assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
 
 

@@ -85,10 +85,6 @@ def test_device_classes_that_only_a_method_names_are_added() -> None:
         ({"methods": {"full": {"importance": {"fc": "all"}}}}, "methods.full.importance"),
         ({"methods": {"full": {"importance": [0.5]}}}, "methods.full.importance"),
         ({"methods": {"full": {"devices": {"pi": {"peak_bytes": "x"}}}}}, "methods.full.devices"),
-        (
-            {"methods": {"full": {"devices": {"pi": {"joules_per_round": [1]}}}}},
-            "methods.full.devices",
-        ),
     ],
 )
 def test_a_wrong_part_is_named(summary: Any, complaint: str) -> None:

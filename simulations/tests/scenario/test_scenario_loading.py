@@ -66,7 +66,6 @@ speedup = 2
 device = "laptop"
 slowdown = 0.25
 memory_bytes = 1000000
-watts = 15.5
 uplink_bytes_per_second = 1e5
 downlink_bytes_per_second = 2e5
 
@@ -129,7 +128,6 @@ def test_clients_are_numbered_in_the_order_of_the_fleet(scenario_file: Path) -> 
     changed = clients[2].device
     assert changed.slowdown == 0.25
     assert [client.memory_bytes for client in clients] == [None, None, 1_000_000]
-    assert [client.watts for client in clients] == [None, None, 15.5]
     assert (changed.uplink_bytes_per_second, changed.downlink_bytes_per_second) == (1e5, 2e5)
 
 
