@@ -7,6 +7,7 @@ import copy
 import functools
 import random
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from odd_optimizers import OPTIMIZERS, sgd
+from slow_ones import slow_unless
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -310,9 +312,13 @@ HELD = ["plain", "pair", "list", "dict", "in place", "object"]
 BUDGETS = {"none": Budget(), "memory": Budget(memory=60_000)}
 
 
-@pytest.mark.parametrize("kind", HELD)
-@pytest.mark.parametrize("budget", ["none", "memory"])
-@pytest.mark.parametrize("policy", ["full", "elastic", "head"])
+@pytest.mark.parametrize(
+    ("kind", "budget", "policy"),
+    slow_unless(
+        lambda kind, budget, policy: budget == "memory" or policy == "elastic",
+        product(HELD, BUDGETS, ["full", "elastic", "head"]),
+    ),
+)
 def test_a_state_from_batch_to_batch_is_that_of_a_plain_loop(
     kind: str, budget: str, policy: str
 ) -> None:

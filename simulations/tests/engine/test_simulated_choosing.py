@@ -207,7 +207,8 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
         replace(each, round_zero="closed_form") if each.name == "elastic" else each
         for each in made.methods
     ]
-    solved = measure_choosing(replace(made, methods=tuple(methods)), None, profile)
+    only = tuple(each for each in methods if each.name == "elastic")
+    solved = measure_choosing(replace(made, methods=only), None, profile)
     # The two parts of an answer are told by a difference, which is small for a small model.
     assert solved.of_a_head.answering(16) > 0
     for name in ("product", "row", "solving", "ranking"):

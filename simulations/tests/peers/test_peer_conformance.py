@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peer_tasks import known_costs, task_of, weights
+from slow_ones import slow_unless
 from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
 from torch import nn
 
@@ -199,7 +200,7 @@ def test_a_task_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
 
 
 @every_peer
-@pytest.mark.parametrize("kind", ["batch_norm", "residual"])
+@pytest.mark.parametrize("kind", slow_unless("residual".__eq__, ["batch_norm", "residual"]))
 def test_a_fit_keeps_to_its_time_or_there_is_none(name: str, kind: str) -> None:
     """With budgets from nothing to plenty, choosing and probes included, in rounds that follow each other."""
     generator, trained, refused = np.random.default_rng(7), 0, 0
