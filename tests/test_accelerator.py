@@ -163,11 +163,6 @@ def test_a_class_without_an_output_is_refused_and_the_process_goes_on() -> None:
     assert trainer.fit([*data(CPU), left_out]).steps == 5
 
 
-def test_a_plan_is_made_from_batches_on_the_cpu() -> None:
-    plan = plan_for(net().to(DEVICE), loss_fn, data(CPU), budget=Budget(speedup=1.5))
-    assert plan.trained_parameters
-
-
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "xpu"])
 def test_the_clock_waits_for_what_is_queued(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []

@@ -143,18 +143,6 @@ def test_a_result_from_before_another_one_was_taken_is_left_out(tmp_path: Path) 
     closed(learner)
 
 
-def test_of_two_that_nobody_has_taken_the_later_one_counts(tmp_path: Path) -> None:
-    learner = learned(tmp_path)
-    before = weights(learner)
-    inbox = RoundInbox(tmp_path)
-    inbox.leave(change_of(learner, lambda value: np.full_like(value, 0.5)))
-    inbox.leave(change_of(learner, slightly, "two"))
-    learner.apply_round_result()
-    assert learner.rounds.last == "two" and learner.rounds.taken == 1
-    np.testing.assert_allclose(weights(learner)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
-    closed(learner)
-
-
 def test_one_that_dies_after_saving_does_not_take_it_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,14 +117,6 @@ def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> 
     closed(other)
 
 
-def test_a_closed_learner_takes_up_again(tmp_path: Path) -> None:
-    learner = made(tmp_path)
-    run(learner, blobs(20))
-    learner.close()
-    assert not learner.observe(*blobs(1)[0]).refused and len(learner.store) > 15
-    closed(learner)
-
-
 def test_where_no_cut_is_possible(tmp_path: Path) -> None:
     with pytest.raises(StreamError, match="at least 1"):
         Latent(0)
@@ -133,13 +125,6 @@ def test_where_no_cut_is_possible(tmp_path: Path) -> None:
         ModelError, match=r"below the first 3 of 3 groups: the model can be cut below 1, 2"
     ):
         run(learner, blobs(1))
-    closed(learner)
-
-
-def test_the_first_sample_may_be_bad(tmp_path: Path) -> None:
-    learner = made(tmp_path)
-    assert "does not take it" in learner.observe(np.zeros(9, np.float32), 0).refused
-    assert not learner.observe(np.zeros(6, np.float32), 0).refused
     closed(learner)
 
 

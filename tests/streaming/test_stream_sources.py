@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +47,6 @@ def test_a_table(tmp_path: Path) -> None:
     assert [r.y for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [1]
     (tmp_path / "empty.csv").write_text("")
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
-
-
-def test_a_table_that_grows(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("a,label\n1,0\n2,")
-    readings = open_source(f"csv:{path}", follow=True)
-    assert next(readings).x.tolist() == [1]
-    # Half a line is not read.
-    assert next(readings).is_silence
-    with open(path, "a") as stream:
-        stream.write("1\n3,0\n")
-    assert [(r.x.tolist(), r.y) for r in islice(readings, 2)] == [([2], 1), ([3], 0)]
 
 
 ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r"}

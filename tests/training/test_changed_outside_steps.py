@@ -240,16 +240,6 @@ def test_a_target_that_moves_and_does_not_travel_is_no_silent_loss() -> None:
         trainer.update()
 
 
-def test_a_fit_that_fails_puts_a_target_back() -> None:
-    model = Followed("exchanged")
-    start = state_of(model)
-    trainer = ElasticTrainer(model, own, sgd, budget=Budget(), policy="full")
-    with pytest.raises(TrainingError, match="the loss is nan"):
-        trainer.fit([*data(), (torch.full((6, 6), torch.nan), torch.zeros(6))])
-    for name, value in start.items():
-        assert torch.equal(model.state_dict()[name], value), name
-
-
 def test_an_embedding_that_scales_its_rows_where_it_is_frozen_says_so() -> None:
     torch.manual_seed(6)
     model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))

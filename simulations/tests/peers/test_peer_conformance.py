@@ -174,17 +174,6 @@ def test_a_loss_that_is_not_finite_is_refused_and_the_model_put_back(name: str) 
 
 
 @every_peer
-def test_a_client_with_little_data_is_priced_like_the_others(name: str) -> None:
-    model = prepared(name, "group_norm")
-    profile = costs("group_norm")
-    small = images(1, size=2)
-    task = task_of(model, small, profile=profile)
-    result = PEERS.make(name).train(task)
-    assert result.host_seconds == pytest.approx(profile.full_step_seconds)
-    assert result.update.num_examples == 2
-
-
-@every_peer
 def test_no_data_is_an_error(name: str) -> None:
     model = prepared(name, "chain")
     with pytest.raises(TrainingError, match="no batch"):

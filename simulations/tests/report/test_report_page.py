@@ -187,21 +187,6 @@ def test_the_data_cannot_end_their_block(make_summary: Make, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("light_plotly")
-@pytest.mark.parametrize("empty", [True, False])
-def test_missing_parts_still_give_a_page(make_summary: Make, tmp_path: Path, empty: bool) -> None:
-    """Every second part of the summary is missing, and then every other one."""
-    for start in (0, 1):
-        summary = make_summary(rounds=3)
-        parts = sorted(set(summary) - {"methods"})[start::2]
-        for key in parts:
-            summary[key] = None
-            if not empty:
-                del summary[key]
-        page = Page(write_page(summary, tmp_path / "report.html"))
-        assert page.count("section") == 6 and len(page.plots()) == 4
-
-
-@pytest.mark.usefixtures("light_plotly")
 @pytest.mark.parametrize(
     ("key", "note", "plots"),
     [
@@ -435,14 +420,6 @@ def test_what_was_left_out_and_what_devices_spend_is_shown(
         "40 %",
     ]
     assert page.count("img") == 0
-
-
-@pytest.mark.usefixtures("light_plotly")
-def test_a_summary_of_before_has_no_such_tables(make_summary: Make, tmp_path: Path) -> None:
-    page = Page(write_page(with_clients(make_summary(rounds=3)), tmp_path / "report.html"))
-    sections = {attrs.get("id") for tag, attrs in page.tags if tag == "section"}
-    assert not sections & {"rejected", "memory", "energy"}
-    assert page.grid("costs")[0] == ["Group", "Weights", "Own gradient", "Way there"]
 
 
 @pytest.mark.usefixtures("light_plotly")
