@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import CPU, DEVICE
+from slow_ones import slow_unless
 from small_federation import EXAMPLES, arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import Batch, images, loss_fn, sgd
 from torch import nn
@@ -233,7 +234,7 @@ def test_fine_tuning_forgetting_and_testing_there(places: Place) -> None:
     alike(state(plain), state(model), 1e-3)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("codec", slow_unless("int8".__eq__, ["fp32", "fp16", "int8"]))
 @pytest.mark.parametrize("terms", [{}, {"cut": "moving", "read": "last"}])
 def test_a_federation_there(terms: dict[str, Any], codec: str, tmp_path: Path) -> None:
     def client_of(node: int) -> ElasticClient:

@@ -37,6 +37,14 @@ def test_everything_is_made(tmp_path: Path) -> None:
     assert settings.server.addresses == ("127.0.0.1",)
 
 
+def test_secrets_are_their_owners_alone(tmp_path: Path) -> None:
+    folder = make_fleet(tmp_path / "fleet", "pi0", "pi1")
+    for name in SECRETS:
+        assert mode_of(folder.root / name) == 0o600
+    for place in (folder.authority, folder.server, folder.nodes, folder.node("pi0").root):
+        assert mode_of(place) == 0o700
+
+
 @pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_a_secret_is_never_readable_by_others_not_even_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int

@@ -113,7 +113,7 @@ def test_the_norm_is_right_at_every_stride(stride: int, inputs: int) -> None:
 
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("patch", [1, 2, 3, 4])
+@pytest.mark.parametrize("patch", [2, 3])
 @pytest.mark.parametrize("size", [(8, 8), (7, 10), (1, 1)])
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_exactly_the_means_are_kept(

@@ -255,9 +255,9 @@ def write_for_ever(path: Path, pipe: int) -> None:
 
 
 def test_a_killed_writer_leaves_whole_features_only(tmp_path: Path) -> None:
-    """Fifty of them, as a stream's store and learner are killed."""
+    """Twenty of them, as a stream's store and learner are killed."""
     path, found, draw = tmp_path / "features.db", 0, random.Random(1)
-    for _ in range(50):
+    for _ in range(20):
         reading, writing = os.pipe()
         writer = os.fork()
         if writer == 0:

@@ -83,7 +83,7 @@ def test_the_published_methods_are_all_there() -> None:
 
 
 @every_peer
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", slow_unless({"batch_norm", "residual"}.__contains__, MODELS))
 @pytest.mark.parametrize("share", [math.inf, 0.5, 0.02])
 def test_an_update_is_valid_and_says_what_changed(name: str, kind: str, share: float) -> None:
     model = prepared(name, kind)
