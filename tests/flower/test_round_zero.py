@@ -17,7 +17,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from small_federation import (
     arrays_of,
     as_weights,
-    assert_identical,
     legacy_app,
     plain_sgd,
     quiet,
@@ -189,28 +188,6 @@ def test_claimed_examples_do_not_outvote_the_others() -> None:
         as_weights(arrays)["3.weight"], expected.weight, rtol=1e-3, atol=1e-4
     )
     assert seen[0] > 0.95
-
-
-def test_a_server_that_dies_in_the_first_round_asks_for_no_sums_again(tmp_path: Path) -> None:
-    class Killed(Exception):
-        """Stands for the end of the server's process."""
-
-    def dies(server_round: int, arrays: ArrayRecord) -> None:
-        raise Killed
-
-    records: list[Any] = []
-
-    def strategy() -> Checkpointed:
-        return Checkpointed(
-            PartialUpdates(quiet(), config=TERMS, on_round=records.append), tmp_path
-        )
-
-    with pytest.raises(Killed):
-        run(strategy(), apps(), arrays_of(build()), 2, evaluate_fn=dies)
-    resumed, _ = run(strategy(), apps(), arrays_of(build()), 2)
-    assert [each.server_round for each in records].count(0) == 1
-    whole, _ = run(PartialUpdates(quiet(), config=TERMS), apps(), arrays_of(build()), 2)
-    assert_identical(resumed.arrays, whole.arrays)
 
 
 def test_it_does_not_go_with_differential_privacy() -> None:

@@ -253,16 +253,6 @@ def test_no_groups_give_an_empty_selection() -> None:
     assert found.mask.shape == (0,) and found.value == found.cost == 0.0 and found.feasible
 
 
-def test_inputs_are_left_as_they_were() -> None:
-    case = large_instance(40, 0.5, seed=1)
-    before = [case.updates.copy(), case.paths.copy(), case.worth.copy()]
-    case.solve()
-    assert all(
-        np.array_equal(a, b)
-        for a, b in zip(before, [case.updates, case.paths, case.worth], strict=True)
-    )
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

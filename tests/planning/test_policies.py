@@ -130,28 +130,6 @@ def test_elastic_trains_everything_that_fits_even_if_worthless(
     assert mask_of("elastic", request_of(profile, budget, seed)).all()
 
 
-@given(profile=profiles, seed=st.integers(0, 99), data=st.data())
-def test_elastic_respects_every_limit_or_refuses(
-    profile: CostProfile, seed: int, data: st.DataObject
-) -> None:
-    whole = mask_bytes(profile, np.ones(len(profile), dtype=bool))
-    share = st.one_of(st.none(), st.floats(0.01, 1))
-    memory, uplink = data.draw(share), data.draw(share)
-    budget = Budget(
-        speedup=data.draw(st.one_of(st.none(), st.floats(1, 3))),
-        memory=None if memory is None else whole * memory,
-        uplink=None if uplink is None else float(profile.parameter_bytes.sum()) * uplink,
-    )
-    request = request_of(profile, budget, seed)
-    if not request.fits_bytes(request.head_mask()):
-        with pytest.raises(BudgetError, match="not even the head"):
-            mask_of("elastic", request)
-        return
-    mask = mask_of("elastic", request)
-    assert request.fits_bytes(mask) and mask[profile.graph.head]
-    assert request.fits(mask) or not request.fits(request.head_mask())
-
-
 @cache
 def all_masks(groups: int) -> NDArray[np.bool_]:
     bits = np.arange(1, 2**groups)[:, None] >> np.arange(groups) & 1
@@ -384,14 +362,6 @@ def test_a_refusal_names_both_budgets_in_one_line() -> None:
     message = str(caught.value)
     assert "of memory, the budget is 1:" in message and "the uplink budget is 2:" in message
     assert "\n" not in message
-
-
-@pytest.mark.usefixtures("few")
-def test_elastic_plans_are_never_empty_below_the_floor() -> None:
-    profile = made_up_profile(groups=6)
-    plan = POLICIES.make("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
-    assert plan.mask[profile.graph.head]
-    assert 0 < plan.step_fraction < 0.05
 
 
 @pytest.mark.usefixtures("few")

@@ -72,15 +72,6 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
     assert all(each.requires_grad for each in model.parameters())
 
 
-def test_new_classes_with_features(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20)
-    seen = run(learner, blobs(100, [0, 1]) + blobs(150, [0, 1, 2], seed=1))
-    assert len(learner.classes) == 3
-    assert np.mean([each.correct for each in seen[-50:]]) > 0.8
-    assert len(learner.store) > 200 and learner.store.sample(1).x.shape == (1, 16)
-    closed(learner)
-
-
 @pytest.mark.parametrize("encoding", ["raw", "fp16", "int8"])
 def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_path: Path) -> None:
     learner = learner_in(

@@ -28,7 +28,6 @@ from fl_elastic.state import archive as storage
 from fl_elastic.streaming import StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
 
-STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
 STATE = "learner.state"
 KIND = storage.Kind("fl_elastic.stream", 3)
 
@@ -36,16 +35,6 @@ KIND = storage.Kind("fl_elastic.stream", 3)
 def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     """A new learner in the folder of one that was not closed, as after a kill."""
     return learner_in(folder, **given)
-
-
-def test_another_seed_does_something_else(tmp_path: Path) -> None:
-    learners = []
-    for seed in range(2):
-        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed))
-        run(learners[-1], STREAM[:60])
-    assert not same(weights(learners[0]), weights(learners[1]))
-    for learner in learners:
-        closed(learner)
 
 
 def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) -> None:

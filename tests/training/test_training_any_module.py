@@ -377,28 +377,6 @@ def test_examples_are_those_that_the_loader_gives(settings: dict[str, Any], expe
     assert examples_of(DataLoader(hundred(), **settings)) == expected
 
 
-def test_lists_of_images_count_images_not_channels() -> None:
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, pictures: list[Tensor]) -> Tensor:
-            out: Tensor = self.layer(torch.stack([each.mean((1, 2)) for each in pictures]))
-            return out
-
-    def boxes(outputs: Tensor, targets: list[dict[str, Tensor]]) -> Tensor:
-        return (outputs - torch.stack([each["box"] for each in targets])).square().mean()
-
-    batches: list[Any] = [
-        ([torch.randn(3, 8, 8) for _ in range(5)], [{"box": torch.randn(2)} for _ in range(5)])
-        for _ in range(4)
-    ]
-    trainer = ElasticTrainer(Detector(), boxes, sgd, budget=Budget(), policy="full")
-    trainer.fit(batches)
-    assert trainer.update().num_examples == 20
-
-
 def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_elastic.training.batches._MOST_BATCHES", 1000)
 

@@ -273,10 +273,6 @@ def test_what_has_no_such_head_is_said(model: nn.Module, targets: Any, words: st
         head_sums(model, [(torch.randn(2, 5), targets)])
 
 
-def test_no_batch_is_begun_after_the_time_is_up() -> None:
-    assert head_sums(Net(), data(), seconds=-1.0).num_examples == 4
-
-
 torch.manual_seed(0)
 MODEL = Net()
 MANIFEST = Manifest.of(MODEL)

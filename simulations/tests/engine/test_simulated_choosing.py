@@ -81,9 +81,7 @@ def charged(cell: RunResult) -> tuple[float, float]:
     return cell.profile_seconds, cell.choosing_seconds
 
 
-@pytest.mark.parametrize(
-    "method", slow_unless(("elastic", "fedel", "heterofl").__contains__, CHOOSING)
-)
+@pytest.mark.parametrize("method", slow_unless(("elastic", "fedel").__contains__, CHOOSING))
 def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
     method: str, tmp_path: Path, profile: CostProfile
 ) -> None:
@@ -106,7 +104,7 @@ def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
 
 
 @pytest.mark.parametrize(
-    "method", slow_unless({"elastic", "fedel", "wait"}.__contains__, [*CHOOSING, *FREE])
+    "method", slow_unless({"elastic", "wait"}.__contains__, [*CHOOSING, *FREE])
 )
 def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: CostProfile) -> None:
     made, full = scenario(profile, count=1), profile.full_step_seconds

@@ -69,14 +69,6 @@ def test_final_accuracy_is_the_mean_of_the_last_five_tests_and_seeds() -> None:
     assert found["final_accuracy_rule"] == "mean of the last 5 tests, at most of the last quarter"
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 4, 5])
-def test_a_short_run_ends_with_its_last_test(rounds: int) -> None:
-    accuracies = RISING[: rounds + 1]
-    found = summarise(scenario(), [cell("full", 0, accuracies)], GROUPS)["methods"]["full"]
-    assert found["final_accuracy"] == accuracies[-1]
-    assert found["final_accuracy_std"] == 0.0
-
-
 @pytest.mark.parametrize(("tests", "counted"), [(1, 1), (7, 1), (8, 2), (12, 3), (20, 5), (400, 5)])
 def test_final_accuracy_counts_the_last_quarter_of_the_tests(tests: int, counted: int) -> None:
     accuracies = [0.0] * (tests - counted) + [0.5 + 0.1 * i for i in range(counted)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
-from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import NodeConfig
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
@@ -25,7 +23,6 @@ from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.app import client_app
-from fl_elastic_simulations.fleet.node import ScenarioNode
 from fl_elastic_simulations.fleet.server import FleetRun
 from fl_elastic_simulations.scenario import Scenario
 
@@ -304,31 +301,6 @@ def test_a_device_on_its_battery_takes_no_part_if_it_is_not_to(
     assert list(line["nodes"]) == ["1"]
     reasons = {each["node"]: each["reason"] for each in line["rejections"]}
     assert "not on mains" in reasons["2"] and "25 %, its least is 30 %" in reasons["3"]
-
-
-def test_what_loading_took_is_no_longer_there_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scenario = scenario_of(1)
-    config = {"scenario": scenario.to_json(), "method": "full", "fl_elastic.deadline": 10.0}
-    settings = NodeConfig(0, tmp_path / "state", threads=1)
-    node = ScenarioNode(settings, config)
-    given = []
-
-    def fit(self: ElasticClient, arrays: Any, told: dict[str, Any]) -> Any:
-        given.append(told["fl_elastic.deadline"])
-        return [], 0, {}
-
-    original = ScenarioNode.client
-
-    def slow(self: ScenarioNode, **options: bool) -> ElasticClient:
-        time.sleep(0.3)
-        return original(self, **options)
-
-    monkeypatch.setattr(ElasticClient, "fit", fit)
-    monkeypatch.setattr(ScenarioNode, "client", slow)
-    node.cared_for().train([])
-    assert 5 < given[0] <= 9.7
 
 
 @pytest.mark.parametrize(
