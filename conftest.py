@@ -15,7 +15,11 @@ from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "fl_elastic", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "fl_elastic",
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.load_profile("fl_elastic")
 

@@ -141,13 +141,6 @@ def test_the_json_has_what_the_contract_says(plan: Plan) -> None:
     assert found["groups"][0]["parameters"] == ["6.weight", "6.bias"]
 
 
-def test_without_a_budget_everything_is_trained(plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--json"))
-    assert found["requested_speedup"] == 1.0
-    assert found["step_fraction"] == 1.0
-    assert all(group["mode"] == "full" for group in found["groups"])
-
-
 def test_all_plans_that_are_timed_share_one_fisher_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
     score = FisherChannels.score
@@ -229,12 +222,6 @@ def test_a_policy_that_refuses_the_budget_says_why(plan: Plan) -> None:
         plan("mine:tiny", *tight, "--all").out.split()
     )
     assert plan("mine:tiny", *tight, "--policy", "full").is_one_line_of_error()
-
-
-def test_uplink_is_that_of_the_modes(plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--policy", "bias", "--json"))
-    # The head of 8 x 10 + 10, and the biases of 8 and 4 channels.
-    assert found["uplink_bytes"] == 4 * (90 + 8 + 4)
 
 
 def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) -> None:

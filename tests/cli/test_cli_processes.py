@@ -104,6 +104,7 @@ def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
     assert "summary.json" in out
 
 
+@pytest.mark.slow  # In one process an interruption is tested in `test_simulated_federation.py` each time.
 def test_ctrl_c_keeps_what_is_finished_and_resume_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

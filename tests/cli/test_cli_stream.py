@@ -19,6 +19,7 @@ import command_line
 import numpy as np
 import pytest
 import typer
+from slow_ones import slow_unless
 from typer.testing import CliRunner
 
 from fl_elastic.cli import stream as stream_module
@@ -356,7 +357,9 @@ def test_a_head_in_closed_form_reads_where_it_is_told(
     assert call(*arguments(place, *solved))["observed"] == 299
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", slow_unless(signal.SIGTERM.__eq__, [signal.SIGTERM, signal.SIGINT])
+)
 def test_a_service_that_is_stopped_has_saved(number: int, place: Path) -> None:
     command = "import typer; from fl_elastic.cli.stream import stream; typer.run(stream)"
     with (place / "err").open("w") as errors:

@@ -276,12 +276,6 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> N
         tmp_path.chmod(0o700)
 
 
-def test_a_file_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "fleet").write_text("a file")
-    with pytest.raises(FleetError, match="cannot make folder"):
-        make_fleet(tmp_path / "fleet")
-
-
 def test_two_at_a_time_lose_nothing(tmp_path: Path) -> None:
     folder = make_fleet(tmp_path / "fleet")
     threads = [

@@ -65,11 +65,6 @@ def test_revoking_keeps_the_key_and_never_takes_it_again(folder: FleetFolder) ->
     assert load_inventory(folder.inventory).node("pi0").revoked
 
 
-def test_revoking_twice_is_revoking_once(folder: FleetFolder) -> None:
-    assert revoke_node(folder, "pi0") == revoke_node(folder, "pi0")
-    assert len(load_inventory(folder.inventory).revoked_keys) == 1
-
-
 def test_a_rotated_node_has_another_key_and_is_trusted_again(folder: FleetFolder) -> None:
     old = load_inventory(folder.inventory).node("pi0")
     before = folder.node("pi0").key.read_bytes()

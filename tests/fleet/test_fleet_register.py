@@ -98,14 +98,6 @@ def test_a_revoked_key_under_another_name_is_refused(folder: FleetFolder) -> Non
     assert known.calls == []
 
 
-def test_a_server_that_forgot_everything_is_told_again(folder: FleetFolder) -> None:
-    register(folder, Known())
-    known = Known()
-    known.keys[b"other"] = "1"  # so that the new ids differ from the old ones
-    assert said(folder, known) == [("pi0", "registered"), ("pi1", "registered")]
-    assert {node.node_id for node in load_inventory(folder.inventory).nodes} == known.alive
-
-
 def test_an_id_that_was_not_written_down_is_found_again(folder: FleetFolder) -> None:
     known = Known()
     register(folder, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from fl_elastic.flower import client as client_module
 from fl_elastic.flower.records import PACKED
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.policy import NeqPolicy
-from fl_elastic.profiling import load_profile, profile_model, save_profile
+from fl_elastic.profiling import load_profile, save_profile
 from fl_elastic.state.codec import read_state
 from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.selection import SELECTION
@@ -169,19 +168,6 @@ def test_a_profile_of_another_case_is_replaced(tmp_path: Path) -> None:
     assert load_profile(path).key.threads == torch.get_num_threads()
 
 
-def test_a_given_profile_is_not_stored(tmp_path: Path) -> None:
-    model = build()
-    made = elastic(tmp_path)
-    made._profile = profile_model(
-        model,
-        made.loss_fn,
-        made.train_loader[0],
-        optimizer_fn=made.optimizer_fn,  # type: ignore[index]
-    )
-    fit(made)
-    assert [path.name for path in tmp_path.iterdir()] == [paths(tmp_path)[1].name]
-
-
 def test_a_directory_that_cannot_be_made_does_not_lose_the_round(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -196,18 +182,6 @@ def test_a_directory_that_cannot_be_made_does_not_lose_the_round(
     assert any("cost profile" in line for line in warned)
     assert any("cannot keep importance" in line for line in warned)
     assert not any("\n" in line for line in warned)
-
-
-def test_a_full_disk_does_not_lose_the_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: Any) -> Path:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)
-    fit(elastic(tmp_path))
-    assert caplog.text.count("No space left on device") == 2
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_in_the_place_of_a_file_does_not_lose_the_round(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
+from slow_ones import slow_unless
 from small_federation import elastic_client, local_data
 from small_models import conv_net, flat_profile, sgd
 from torch import nn
@@ -109,7 +110,9 @@ def test_random_choices_differ_between_rounds_and_clients(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("policy", "on_disk"),
-    [("elastic", True), ("random", False), ("joint", True)],
+    slow_unless(
+        lambda *case: case[0] == "elastic", [("elastic", True), ("random", False), ("joint", True)]
+    ),
 )
 def test_deep_fits_come_for_every_policy_at_rounds_of_each_clients_own(
     policy: str, on_disk: bool, tmp_path: Path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -207,18 +207,6 @@ def test_a_node_that_answers_nonsense_does_not_count(
 def test_if_nobody_answers_there_is_no_deadline() -> None:
     odd = {f"node_{node}": {} for node in EXAMPLES}
     assert deadlines(quantile(0.5), fleet(**odd)) == [None, None]
-
-
-def test_a_reply_without_the_records_of_an_answer_is_nonsense_too() -> None:
-    def stripped(reply: Message) -> Message:
-        if "evaluateres.metrics" in reply.content:
-            reply.content = RecordDict({"other": MetricRecord({"x": 1})})
-        return reply
-
-    strategy = PartialUpdates(quiet(), config=quantile(0.5))
-    result, _ = run(strategy, fleet(), first_arrays(), 1, alter=stripped)
-    assert strategy.fleet.capabilities == {}
-    assert result.arrays
 
 
 def test_an_error_from_the_transport_is_nonsense_too() -> None:

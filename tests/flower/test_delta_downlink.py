@@ -48,7 +48,7 @@ from fl_elastic.flower.records import (
     train_reply,
 )
 from fl_elastic.flower.tasks.task import config_key
-from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
+from fl_elastic.update import Manifest, encode, weights_of
 from fl_elastic.update.model_wire import decode_weights, encode_weights
 
 KEEP = config_key("keep")
@@ -352,18 +352,3 @@ def test_another_model_under_the_same_number_starts_anew() -> None:
     assert downlink.for_node(1) is downlink.whole
     decoded, _ = decode_weights(downlink.for_node(1), known)
     assert np.array_equal(decoded["untouched"], other["untouched"])
-
-
-def test_updates_start_from_the_version_that_was_sent() -> None:
-    seen: list[int] = []
-
-    def watched(update_of: UpdateOf) -> UpdateOf:
-        def update(weights: Weights, version: int) -> PartialUpdate:
-            seen.append(version)
-            return update_of(weights, version)
-
-        return update
-
-    apps = {n: keeping_app(n, watched(u), kept) for kept in [{}] for n, u in scripts().items()}
-    run(PartialUpdates(quiet(), config=DELTA), apps, first_arrays(BIG), 3)
-    assert seen == [1] * 4 + [2] * 4 + [3] * 4

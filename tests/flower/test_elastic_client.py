@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from small_federation import (
     EXAMPLES,
     arrays_of,
-    as_weights,
-    assert_close,
     assert_identical,
     elastic_client,
     legacy_app,
@@ -343,40 +341,6 @@ def test_each_round_starts_from_the_servers_model() -> None:
     used = elastic_client(build(9), 2)
     used.fit([packed_model(build(9))], {PACKED: True})
     assert used.fit([packed_model(build(8))], {PACKED: True})[0][0].tobytes() == fresh[0].tobytes()
-
-
-def test_one_class_of_device_may_send_half_precision() -> None:
-    def fleet(codec: str) -> dict[int, ClientApp]:
-        return {
-            node: legacy_app(
-                lambda node=node: elastic_client(
-                    build(), node, codec=codec if node == 2 else "fp32"
-                )
-            )
-            for node in (1, 2)
-        }
-
-    found = {}
-    for codec in ("fp32", "fp16"):
-        records: list[RoundRecord] = []
-        strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-        found[codec] = as_weights(run(strategy, fleet(codec), arrays_of(build()))[0].arrays)
-        sizes = {reply.node_id: reply.uplink_bytes for reply in records[0].accepted}
-        assert (sizes[2] < 0.7 * sizes[1]) is (codec == "fp16")
-    floats = {name: array for name, array in found["fp16"].items() if array.dtype == np.float32}
-    assert_close(floats, {name: found["fp32"][name] for name in floats}, rtol=0, atol=1e-3)
-
-
-def test_replies_are_records_that_flower_can_carry() -> None:
-    """Only types that survive serialisation; `InProcessGrid` sends them through it."""
-    content = instruction("train", packed_model(build()).tobytes(), ConfigRecord())
-    reply = replied(elastic_client_app(lambda _: elastic_client(build(), 1)), content, "train")
-    assert {name: type(record) for name, record in reply.items()} == {
-        "fitres.parameters": ArrayRecord,
-        "fitres.num_examples": MetricRecord,
-        "fitres.metrics": ConfigRecord,
-        "fitres.status": ConfigRecord,
-    }
 
 
 def rates_of(configure: Any = None, **config: Any) -> list[dict[str, Any]]:

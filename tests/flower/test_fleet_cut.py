@@ -89,13 +89,6 @@ def test_what_lies_below_stays_as_it_is_under_every_policy(tmp_path: Path, polic
     assert trained and not any(below(name) for name in trained)
 
 
-def test_features_are_computed_once_in_a_run(tmp_path: Path) -> None:
-    _, _, reports = federation(tmp_path, 3, RoundConfig(cut=f"fixed:{CUT}"))
-    forwards = [each.forward for each in reports if each.forward is not None]
-    assert [each.refused for each in forwards] == [""] * 12
-    assert sum(each.computed for each in forwards) == sum(each.found for each in forwards) / 2 == 60
-
-
 def test_a_round_has_as_many_passes_as_take_as_long_as_one_over_everything(
     tmp_path: Path, passes: list[int]
 ) -> None:
@@ -109,15 +102,6 @@ def test_a_round_has_as_many_passes_as_take_as_long_as_one_over_everything(
     uncut = tmp_path / "uncut"
     _, _, reports = federation(uncut, 2, RoundConfig())
     assert sum(each.steps for each in reports) == steps[1]
-
-
-def test_kept_features_train_to_the_same_weights(tmp_path: Path) -> None:
-    terms = RoundConfig(cut=f"fixed:{CUT}")
-    kept, _, _ = federation(tmp_path / "kept", 3, terms)
-    plain, _, reports = federation(tmp_path / "plain", 3, terms, feature_bytes=0)
-    assert all(each.forward is not None and each.forward.found == 0 for each in reports)
-    for name, value in plain.items():
-        np.testing.assert_allclose(kept[name], value, rtol=5e-3, atol=5e-3)
 
 
 def test_the_pass_of_round_zero_leaves_the_features_for_the_rounds(tmp_path: Path) -> None:
@@ -203,21 +187,6 @@ def test_a_cut_that_the_model_does_not_have_is_said(
     caplog.set_level(logging.WARNING, "fl_elastic")
     federation(tmp_path, 1, RoundConfig(cut="fixed:nowhere"))
     assert "no group 'nowhere' to cut below" in caplog.text
-
-
-def test_another_models_features_are_never_used(tmp_path: Path) -> None:
-    terms = RoundConfig(cut=f"fixed:{CUT}")
-    federation(tmp_path, 1, terms)
-    with torch.no_grad():
-        other = build()
-        other[0].weight += 0.1  # type: ignore[union-attr, operator]
-    client = ElasticClient(
-        other, local_data(1), images(1), budget=Budget(), loss_fn=loss_fn,
-        optimizer_fn=plain_sgd, policy="full", state_dir=tmp_path / "1",
-    )  # fmt: skip
-    client.fit([*as_weights(arrays_of(other)).values()], {"fl_elastic.cut": CUT})
-    assert client.report is not None and client.report.forward is not None
-    assert client.report.forward.found == 0
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from slow_ones import slow_unless
 from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -169,34 +170,6 @@ def test_what_was_met_outlasts_the_server(known: ArrayRecord, tmp_path: Path) ->
     _, records, clients = start(known, rounds=3, wrap=kept)
     assert records and all(each.trains for each in records)
     assert clients[2].forgotten
-
-
-def altered(node: int, change: Callable[[SquaredGradients], SquaredGradients]) -> Any:
-    """Let one node send other squares, which are to be forgotten as well."""
-    manifest = Manifest.of(build())
-
-    def alter(message: Message) -> Message:
-        if message.metadata.src_node_id != node:
-            return message
-        packed = message.content.array_records["fitres.parameters"]["0"].numpy()
-        try:
-            everything, forgotten = decode_squares(packed.tobytes(), manifest)
-        except UpdateError:
-            return message
-        forgotten = None if forgotten is None else change(forgotten)
-        sent = encode_squares(change(everything), forgotten, manifest)
-        message.content = train_reply([np.frombuffer(sent, np.uint8)], everything.examples, {})
-        return message
-
-    return alter
-
-
-def test_one_that_claims_huge_squares_does_not_decide_alone(known: ArrayRecord) -> None:
-    """With squares a million times too large nothing of the others' would count: all weights would go."""
-    _, fair, _ = start(known)
-    after, records, _ = start(known, alter=altered(2, lambda squares: squares.times(1e6)))
-    assert accuracy(after, 0, 1, 2, 3) > 0.7
-    assert records[-1].dampened < 3 * fair[-1].dampened + 100
 
 
 def test_squares_of_nobody_who_asked_forget_nothing(known: ArrayRecord) -> None:
@@ -364,7 +337,7 @@ def test_squares_arrive_as_they_were_sent(with_few: bool) -> None:
             np.testing.assert_array_equal(forgotten.sums[name], few.sums[name])
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 40, range(200)))
 def test_mutated_squares_raise_update_errors_alone(seed: int) -> None:
     manifest, few = Manifest.of(build()), squares_of(1, 3)
     packed = bytearray(encode_squares(squares_of(2, 9) + few, few, manifest))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from flwr.supercore.task_identity import TaskIdentity
@@ -368,27 +368,6 @@ def test_checkpointed_streams_too(tmp_path: Any) -> None:
     assert kinds == [False, False]
     plain = PartialUpdates(quiet()).start(Slow(lambda _: False), first_arrays(), num_rounds=2)
     assert_identical(found.arrays, plain.arrays)
-
-
-def test_memory_is_that_of_one_update_however_many_clients() -> None:
-    """Each reply's arrays are gone before the next one is taken."""
-    strategy = PartialUpdates(quiet())
-    apps = {node: scripted_app(manifest(), update) for node, update in scripts().items()}
-    grid = InProcessGrid(len(EXAMPLES), apps.__getitem__)
-    messages = list(strategy.configure_train(1, first_arrays(), ConfigRecord(), grid))
-    alive: list[weakref.ref[ArrayRecord]] = []
-
-    def replies() -> Iterator[Message]:
-        for reply in grid.send_and_receive(messages):
-            gc.collect()
-            assert not any(ref() is not None for ref in alive)
-            alive.append(weakref.ref(reply.content["fitres.parameters"]))
-            yield reply
-            del reply
-
-    arrays, _ = strategy.aggregate_train(1, replies())
-    assert arrays is not None
-    assert len(alive) == 4
 
 
 def test_a_silent_node_is_not_waited_for_in_every_round() -> None:

@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from in_process_grid import InProcessGrid
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
+from slow_ones import slow_unless
 from small_federation import Weights, assert_identical, quiet
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
@@ -167,7 +168,7 @@ def assert_same_memory(one: Path, other: Path) -> None:
         assert array.tobytes() == second[name].tobytes(), name
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", slow_unless("all terms".__eq__, STRATEGIES))
 def test_a_crash_at_any_message_changes_nothing(name: str, tmp_path: Path) -> None:
     make = STRATEGIES[name]
     whole, grid = life(make(), tmp_path / "whole", {})
@@ -182,7 +183,7 @@ def test_a_crash_at_any_message_changes_nothing(name: str, tmp_path: Path) -> No
         assert_same_memory(directory, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("name", ["lazy adam", "all terms"])
+@pytest.mark.parametrize("name", slow_unless("lazy adam".__eq__, ["lazy adam", "all terms"]))
 def test_a_crash_at_any_reply_changes_nothing(name: str, tmp_path: Path) -> None:
     make = STRATEGIES[name]
     whole, _ = life(make(), tmp_path / "whole", {})

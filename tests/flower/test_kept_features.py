@@ -219,12 +219,6 @@ def test_a_bound_below_an_epoch(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "features.db").stat().st_size <= keeps + 8 * 2**14
 
 
-def test_a_model_in_half_precision(tmp_path: Path) -> None:
-    data = [(x.bfloat16(), y) for x, y in images(2)]
-    reports = check_rounds(tmp_path, [(lambda: net().bfloat16(), data)] * 2)
-    assert [each.found for each in reports] == [0, 12]
-
-
 @pytest.mark.parametrize("scale", [1e6, 1e-6])
 def test_features_that_fp16_does_not_hold_are_not_kept(tmp_path: Path, scale: float) -> None:
     def scaled() -> nn.Module:
@@ -237,22 +231,6 @@ def test_features_that_fp16_does_not_hold_are_not_kept(tmp_path: Path, scale: fl
 
     reports = check_rounds(tmp_path, [(scaled, images(2))] * 2, precision="fp16")
     assert all("as fp16: keep them as fp32" in each.refused for each in reports)
-
-
-class Noisy:
-    """Images that are never twice the same, save those of the first batch."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __iter__(self) -> Any:
-        first, *others = images(3)
-        return iter([first, *((x + torch.randn_like(x), y) for x, y in others)])
-
-
-def test_a_loader_that_augments_at_random(tmp_path: Path) -> None:
-    reports = check_rounds(tmp_path, [(net, Noisy())] * 3)
-    assert [each.found for each in reports][1:] != [18, 18]
 
 
 def test_damage_anywhere_in_the_file(tmp_path: Path) -> None:

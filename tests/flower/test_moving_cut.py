@@ -200,12 +200,6 @@ def test_start_decides_where_nobody_said_whether_the_model_was_trained(
         assert bool(preset.solved.weights) == trained
 
 
-def test_a_model_without_norms_counts_as_fresh() -> None:
-    arrays = ArrayRecord(nn.Linear(3, 2).state_dict())
-    preset = PartialUpdates.for_unequal_devices(quiet(), deadline=9, initial_arrays=arrays)
-    assert preset.config.cut == "none"
-
-
 def test_one_liar_moves_nothing(tmp_path: Path) -> None:
     lied: list[int] = []
 
@@ -287,8 +281,3 @@ def test_it_is_refused_where_noise_must_cover_what_clients_say() -> None:
     with pytest.raises(RegistryError, match="differential privacy does not cover"):
         PartialUpdates(noisy, config=MOVING)
     PartialUpdates(noisy, config=RoundConfig(cut="fixed:6"))
-
-
-def test_unknown_cuts_are_refused() -> None:
-    with pytest.raises(RegistryError, match="known are none, fixed:GROUP, moving"):
-        RoundConfig(cut="wandering")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,6 @@ def test_scalars_of_the_config_arrive_and_lists_do_not() -> None:
         "local-epochs": 2, "note": "text", "raw": b"1",
         "server-round": 5, "server_round": 5, PACKED: True,
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_messages_that_share_content_go_on_sharing_it(kind: str) -> None:
-    strategy = PartialUpdates(quiet(fraction_evaluate=1.0))
-    configure = getattr(strategy, f"configure_{kind}")
-    messages = list(configure(1, first_arrays(), ConfigRecord(), grid()))
-    assert len(messages) == len(EXAMPLES)
-    assert len({id(message.content) for message in messages}) == 1
 
 
 class Looks(FedAvg):
@@ -281,15 +272,6 @@ def test_no_accuracy_is_averaged_in_for_a_client_that_computed_none() -> None:
     }  # fmt: skip
 
 
-def test_replies_may_come_from_a_generator() -> None:
-    def one_by_one(replies: list[Message]) -> Iterator[Message]:
-        yield from replies
-
-    found, reference = arranged(one_by_one), arranged(lambda replies: replies)
-    assert_identical(found.arrays, reference.arrays)
-    assert found.evaluate_metrics_clientapp == reference.evaluate_metrics_clientapp
-
-
 def test_the_inner_strategy_may_return_a_generator_of_messages() -> None:
     class Lazy(FedAvg):
         def configure_train(self, *arguments: Any, **options: Any) -> Iterable[Message]:
@@ -352,13 +334,6 @@ def test_limits_are_the_servers_choice(limits: Limits, reason: str) -> None:
 def test_merging_before_sending_is_refused() -> None:
     with pytest.raises(UpdateError, match="before configure_train"):
         PartialUpdates(quiet()).aggregate_train(1, [])
-
-
-def test_half_of_the_clients_can_be_drawn() -> None:
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(fraction_train=0.5, min_train_nodes=1), on_round=records.append)
-    run(strategy, apps(), first_arrays(), 3)
-    assert [len(record.accepted) for record in records] == [2, 2, 2]
 
 
 def test_types_of_the_model_survive() -> None:

@@ -13,11 +13,10 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAdam, FedAvg
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from small_federation import (
     arrays_of,
     as_weights,
-    assert_identical,
     legacy_app,
     plain_sgd,
     quiet,
@@ -189,77 +188,6 @@ def test_claimed_examples_do_not_outvote_the_others() -> None:
         as_weights(arrays)["3.weight"], expected.weight, rtol=1e-3, atol=1e-4
     )
     assert seen[0] > 0.95
-
-
-def test_bytes_that_are_no_sums_are_left_out() -> None:
-    def alter(message: Message) -> Message:
-        if message.metadata.src_node_id == 2:
-            message.content = train_reply([np.zeros(40, dtype=np.uint8)], 5, {})
-        return message
-
-    arrays, _ = start(PartialUpdates(quiet(), config=TERMS), alter=alter)
-    others = closed_form_head(*(sums_at(n) for n in (1, 3, 4)))
-    np.testing.assert_allclose(as_weights(arrays)["3.weight"], others.weight, rtol=1e-3, atol=1e-4)
-
-
-def test_where_nobody_can_send_sums_the_model_stays_and_the_run_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def without_head(node: int) -> ElasticClient:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
-        return ElasticClient(
-            model,
-            data(node),
-            data(0),
-            budget=Budget(),
-            loss_fn=classification_loss,
-            optimizer_fn=plain_sgd,
-        )
-
-    torch.manual_seed(0)
-    first = arrays_of(nn.Sequential(nn.Linear(8, 4), nn.Tanh()))
-    made = {n: elastic_client_app(lambda _, n=n: without_head(n)) for n in range(1, 5)}
-    result, _ = run(PartialUpdates(quiet(), config=TERMS), made, first, 1)
-    assert "no client sent sums" in caplog.text and "is that of a linear layer" in caplog.text
-    moved = as_weights(result.arrays)["0.weight"] - as_weights(first)["0.weight"]
-    assert np.isfinite(moved).all() and moved.any()
-
-
-def test_a_resumed_run_has_no_round_zero_of_its_own(tmp_path: Path) -> None:
-    records: list[Any] = []
-    for rounds in (1, 2):
-        strategy = PartialUpdates(quiet(), config=TERMS, on_round=records.append)
-        start(Checkpointed(strategy, tmp_path), rounds)
-    assert [each.server_round for each in records if not each.trains] == [0, 1, 2]
-
-
-def test_a_server_that_dies_in_the_first_round_asks_for_no_sums_again(tmp_path: Path) -> None:
-    class Killed(Exception):
-        """Stands for the end of the server's process."""
-
-    def dies(server_round: int, arrays: ArrayRecord) -> None:
-        raise Killed
-
-    records: list[Any] = []
-
-    def strategy() -> Checkpointed:
-        return Checkpointed(
-            PartialUpdates(quiet(), config=TERMS, on_round=records.append), tmp_path
-        )
-
-    with pytest.raises(Killed):
-        run(strategy(), apps(), arrays_of(build()), 2, evaluate_fn=dies)
-    resumed, _ = run(strategy(), apps(), arrays_of(build()), 2)
-    assert [each.server_round for each in records].count(0) == 1
-    whole, _ = run(PartialUpdates(quiet(), config=TERMS), apps(), arrays_of(build()), 2)
-    assert_identical(resumed.arrays, whole.arrays)
-
-
-@pytest.mark.parametrize("inner", [FedAvg, FedAdam])
-def test_rounds_go_on_from_the_head(inner: type[FedAvg]) -> None:
-    _, seen = start(PartialUpdates(quiet(inner), config=TERMS), rounds=2)
-    assert len(seen) == 3 and seen[0] > 0.95
 
 
 def test_it_does_not_go_with_differential_privacy() -> None:
@@ -528,24 +456,6 @@ def test_who_says_that_others_examples_are_of_another_class_later_on_is_undone()
     assert len(again) == 3 == asked[0] - 1 and all(each.stepped_back for each in again)
     assert min(seen) == seen[0]
     assert all(len(each.accepted) == 4 for each in records if each.trains)
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_part_of_the_learning_rate_is_that_of_every_group_of_weights(momentum: float) -> None:
-    found = []
-
-    def made(parameters: Any) -> torch.optim.Optimizer:
-        first, *rest = parameters
-        groups = [{"params": [first], "lr": 0.5}, {"params": rest}]
-        found.append(torch.optim.SGD(groups, lr=0.1, momentum=momentum))
-        return found[-1]
-
-    one = ElasticClient(
-        build(), data(1), data(0), budget=Budget(), loss_fn=classification_loss,
-        optimizer_fn=made, policy="full",
-    )  # fmt: skip
-    one.fit(one.get_parameters({}), {RATE: 0.25})
-    assert [group["lr"] for group in found[-1].param_groups] == [0.125, 0.025]
 
 
 @pytest.mark.parametrize("rate", [0, 0.0, -1.0, 1.5, float("nan"), "half", True])

@@ -22,7 +22,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower import Deadline, ElasticClient, RoundConfig, SecurePartialUpdates
+from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
@@ -160,11 +160,6 @@ def test_over_rounds_everything_is_trained_and_no_update_is_seen_in_the_clear(
 def test_a_config_that_cannot_be_kept_is_refused(config: RoundConfig) -> None:
     with pytest.raises(RegistryError, match="secure aggregation"):
         SecurePartialUpdates(FedAvg(), config=config)
-
-
-def test_the_plan_is_the_servers_in_any_case() -> None:
-    config = RoundConfig(deadline=Deadline(seconds=5.0))
-    assert SecurePartialUpdates(FedAvg(), config=config).fleet.config.plan == "server"
 
 
 class Fit:

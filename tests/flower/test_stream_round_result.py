@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_ones import slow_unless
 
 from fl_elastic.budget import Budget
 from fl_elastic.flower.records import PACKED
@@ -143,18 +144,6 @@ def test_a_result_from_before_another_one_was_taken_is_left_out(tmp_path: Path) 
     closed(learner)
 
 
-def test_of_two_that_nobody_has_taken_the_later_one_counts(tmp_path: Path) -> None:
-    learner = learned(tmp_path)
-    before = weights(learner)
-    inbox = RoundInbox(tmp_path)
-    inbox.leave(change_of(learner, lambda value: np.full_like(value, 0.5)))
-    inbox.leave(change_of(learner, slightly, "two"))
-    learner.apply_round_result()
-    assert learner.rounds.last == "two" and learner.rounds.taken == 1
-    np.testing.assert_allclose(weights(learner)["5.bias"], before["5.bias"] + 1e-3, atol=1e-6)
-    closed(learner)
-
-
 def test_one_that_dies_after_saving_does_not_take_it_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +186,7 @@ def _no_space(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a file", b"x" * 1000])
+@pytest.mark.parametrize("content", [b"", b"x" * 1000])
 def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None:
     learner = learned(tmp_path)
     before = weights(learner)
@@ -208,7 +197,13 @@ def test_a_damaged_result_is_passed_over(tmp_path: Path, content: bytes) -> None
     closed(learner)
 
 
-@pytest.mark.parametrize("value", [None, 3, "x", [[1]], {"x": []}, ["x"], [10**30]])
+@pytest.mark.parametrize(
+    "value",
+    slow_unless(
+        lambda value: value in (None, "x", [10**30]),
+        [None, 3, "x", [[1]], {"x": []}, ["x"], [10**30]],
+    ),
+)
 def test_a_result_that_somebody_wrote_costs_no_learning(tmp_path: Path, value: Any) -> None:
     learner = learned(tmp_path)
     RoundInbox(tmp_path).leave(change_of(learner, slightly))

@@ -54,6 +54,7 @@ def test_tensorboard_reads_it_back(tmp_path: Path) -> None:
     assert [event.step for event in found.Scalars("train/loss")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_mlflow_reads_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

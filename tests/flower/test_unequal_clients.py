@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Message
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
 from small_federation import (
     UpdateOf,
@@ -19,7 +18,6 @@ from small_federation import (
     as_record,
     as_weights,
     assert_close,
-    assert_identical,
     elastic_client,
     legacy_app,
     local_data,
@@ -193,25 +191,6 @@ def test_fedprox_pulls_trained_tensors_and_no_others(policy: str) -> None:
     for name, delta in pulled.items():
         np.testing.assert_allclose(delta, expected[name], rtol=2e-4, atol=2e-6, err_msg=name)
     assert max(np.abs(pulled[name] - plain[name]).max() for name in pulled) > 1e-3
-
-
-def test_flowers_fedprox_reaches_the_clients() -> None:
-    """Its coefficient comes with every message, and the run equals one of clients that pull by themselves."""
-
-    def apps(mu: float) -> dict[int, Any]:
-        made = {node: elastic_client(build(), node, epochs=2) for node in (1, 2)}
-        for each in made.values():
-            each.options = replace(each.options, proximal=mu)
-        return {node: legacy_app(lambda node=node: made[node]) for node in made}
-
-    arrays = as_record(weights_of(build(), Manifest.of(build())))
-    prox = quiet(FedProx, nodes=2, proximal_mu=MU)
-    told, _ = run(PartialUpdates(prox), apps(0.0), arrays, 2)
-    own, _ = run(PartialUpdates(quiet(nodes=2)), apps(MU), arrays, 2)
-    neither, _ = run(PartialUpdates(quiet(nodes=2)), apps(0.0), arrays, 2)
-    assert_identical(told.arrays, own.arrays)
-    first, second = as_weights(told.arrays), as_weights(neither.arrays)
-    assert max(np.abs(first[name] - second[name]).max() for name in first) > 1e-3
 
 
 def wide() -> nn.Sequential:

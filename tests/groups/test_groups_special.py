@@ -51,35 +51,6 @@ def test_parameters_that_take_no_part_keep_their_place_and_cost_nothing() -> Non
         assert profile.node_saved_bytes[list(owners[group])].sum() == 0
 
 
-def test_parameters_without_gradient_belong_to_no_group() -> None:
-    model = chain()
-    model[2].requires_grad_(False)
-    model[4].bias.requires_grad_(False)
-    groups = tensor_groups(model, loss_fn, vectors()[0])
-    assert names_of(groups) == ["6", "4", "0"]
-    assert groups[1].parameters == ("4.weight",)
-    assert not model[2].weight.requires_grad
-
-
-class Transposed(nn.Module):
-    """A linear layer whose input and weight are turned round first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 8))
-        self.mix = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Mix examples rather than features."""
-        mixed: Tensor = self.mix(x.t()).t() @ torch.randn(6, 3)
-        return mixed + x[:, :3] @ self.weight[:, :3].t()
-
-
-def test_a_weight_used_through_transposes_has_a_group() -> None:
-    groups = tensor_groups(Transposed(), loss_fn, vectors()[0])
-    assert {p for g in groups for p in g.parameters} == {"weight", "mix.weight", "mix.bias"}
-
-
 @pytest.mark.parametrize("parametrize", [parametrizations.weight_norm, parametrizations.orthogonal])
 def test_parametrised_weights_belong_to_the_layer_that_uses_them(
     parametrize: Callable[[nn.Module], nn.Module],

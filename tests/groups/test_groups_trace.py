@@ -56,10 +56,6 @@ def names_of(groups: list[TensorGroup]) -> list[str]:
     return [group.name for group in groups]
 
 
-def group_named(groups: list[TensorGroup], name: str) -> TensorGroup:
-    return next(group for group in groups if group.name == name)
-
-
 def arrival_of_gradients(model: nn.Module, batch: Batch) -> list[str]:
     """Names of the parameters in the order in which a real backward pass gives their gradients."""
     arrived: list[str] = []
@@ -128,21 +124,6 @@ def test_nodes_point_deeper_and_every_group_has_a_node(name: str) -> None:
     assert deepest == sorted(deepest)
     first = next(node.group for node in graph.nodes if node.group is not None)
     assert graph.head == first
-
-
-def test_a_chain_runs_from_output_to_input() -> None:
-    groups = tensor_groups(chain(), loss_fn, vectors()[0])
-    assert names_of(groups) == ["6", "4", "2", "0"]
-    assert all(group.kind is GroupKind.LINEAR for group in groups)
-    assert groups[0].parameters == ("6.weight", "6.bias")
-    assert groups[0].vectors() == ("6.bias",)
-
-
-def test_convolution_and_norm_are_groups_of_their_own() -> None:
-    groups = tensor_groups(conv_net(), loss_fn, images()[0])
-    assert names_of(groups) == ["11", "7", "6", "4", "3", "1", "0"]
-    kinds = [GroupKind.LINEAR] + 3 * [GroupKind.NORM, GroupKind.CONV]
-    assert [group.kind for group in groups] == kinds
 
 
 def test_branches_rejoin_in_a_residual_graph() -> None:

@@ -132,14 +132,6 @@ def test_settled_statistics_are_means_over_the_batches() -> None:
     assert model[0].momentum == 0.1
 
 
-def test_statistics_that_are_kept_stay() -> None:
-    model, batches = conv_net(), images(3)
-    before = {n: b.clone() for n, b in model.named_buffers()}
-    trainer = trainer_of(model, batches[0], SliceOutPolicy(rate=0.5), keep_statistics=True)
-    trainer.fit(batches)
-    assert all(torch.equal(value, model.get_buffer(name)) for name, value in before.items())
-
-
 def test_a_budget_is_held_by_narrower_windows_and_predicted() -> None:
     model, batches = conv_net(), images(6)
     trainer = trainer_of(model, batches[0], "slice_out", Budget(speedup=2.0))

@@ -33,12 +33,6 @@ def test_all_units_are_held_equally_often(size: int, length: int) -> None:
     np.testing.assert_allclose(inclusion(size, length), length / size)
 
 
-def test_windows_are_in_one_piece_where_the_length_divides_the_size() -> None:
-    for size, length in SIZES:
-        ends = window_starts(size, length) + length
-        assert (ends <= size).all() == (size % length == 0 or length >= size)
-
-
 def test_drawn_starts_are_as_likely_as_they_are_said_to_be() -> None:
     width = width_of(6)
     windows = Windows((width,), 0.5, seed=5)

@@ -90,13 +90,6 @@ def test_in_place_on_a_leaf_is_refused_as_by_torch() -> None:
         relu(torch.zeros(3, requires_grad=True), inplace=True)
 
 
-@every_pair
-def test_derivative_by_differences(ours: Activation, plain: Activation) -> None:
-    del plain
-    x = (3 * torch.randn(20, dtype=torch.float64)).requires_grad_()
-    assert torch.autograd.gradcheck(ours, (x,))
-
-
 @pytest.mark.parametrize("activation", [relu, relu6])
 def test_rectifiers_keep_one_bit_per_element(activation: Activation) -> None:
     x = torch.randn(4, 16, 8, 8, requires_grad=True)

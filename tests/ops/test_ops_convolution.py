@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conv_cases import ConvCase, conv_case, conv_cases
+from conv_cases import ConvCase, conv_cases
 from hypothesis import given
 from kept_bytes import gradients, kept_bytes
 from torch import Tensor, nn
@@ -37,17 +37,6 @@ def test_the_exact_weight_gradient_is_that_of_torch(case: ConvCase) -> None:
     )
     ours = case.geometry.weight_gradient(case.gradient, case.x, torch.empty_like(case.weight))
     torch.testing.assert_close(ours, of_weight, rtol=1e-12, atol=1e-12)
-
-
-def test_float32_gradient_is_the_same_to_the_bit() -> None:
-    case = conv_case(SAME, channels=(16, 8))
-    x, weight, gradient = case.x.float(), case.weight.float(), case.gradient.float()
-    of_lean = gradients(
-        lambda x: frozen_conv2d(x, weight, None, case.geometry), x, gradient=gradient
-    )[1][0]
-    of_plain = gradients(lambda x: case.plain(x, weight, None), x, gradient=gradient)[1][0]
-    assert torch.equal(of_lean, of_plain)
-    assert of_lean.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_only_the_weight_is_kept() -> None:

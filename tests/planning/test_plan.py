@@ -56,12 +56,6 @@ def test_speedup_and_step_fraction_follow_from_the_times() -> None:
     assert replace(plan, allowed_step_seconds=math.inf).step_fraction == 1.0
 
 
-def test_group_sizes_count_every_weight() -> None:
-    assert [group.numel for group in (CONV, NORM, BARE)] == [112, 8, 16]
-    scalar = TensorGroup("scale", ("scale",), ((),), GroupKind.OTHER)
-    assert scalar.numel == 1 and scalar.vectors() == ("scale",)
-
-
 def test_a_deadline_is_spread_and_the_measured_pace_counts() -> None:
     profile = made_up_profile()
     request = PlanRequest(profile, Budget(deadline=6.0), np.ones(len(profile)), steps=3)
@@ -69,12 +63,6 @@ def test_a_deadline_is_spread_and_the_measured_pace_counts() -> None:
     assert replace(request, correction=2.0).allowed_step_seconds == pytest.approx(1.0)
     speedup = replace(request, budget=Budget(speedup=4.0))
     assert speedup.allowed_step_seconds == pytest.approx(profile.full_step_seconds / 4)
-
-
-def test_the_head_is_the_group_next_to_the_loss() -> None:
-    profile = made_up_profile(groups=5)
-    request = PlanRequest(profile, Budget(), np.zeros(5))
-    assert request.head_mask().tolist() == [True, False, False, False, False]
 
 
 def test_fitting_means_time_memory_and_uplink() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -68,13 +68,6 @@ def test_fresh_policies_of_a_kind_plan_alike(name: str) -> None:
     made = type(POLICIES.make(name))
     check_plan_is_reproducible_from_seed(made)
     assert isinstance(POLICIES.make(name), made)
-
-
-@given(profile=profiles)
-def test_full_trains_everything_and_head_the_head(profile: CostProfile) -> None:
-    request = request_of(profile, Budget(speedup=3.0))
-    assert mask_of("full", request).all()
-    assert np.flatnonzero(mask_of("head", request)).tolist() == [profile.graph.head]
 
 
 @given(profile=profiles, speedup=st.floats(1, 5))
@@ -137,51 +130,6 @@ def test_elastic_trains_everything_that_fits_even_if_worthless(
     assert mask_of("elastic", request_of(profile, budget, seed)).all()
 
 
-@given(profile=profiles, seed=st.integers(0, 99), data=st.data())
-def test_elastic_respects_every_limit_or_refuses(
-    profile: CostProfile, seed: int, data: st.DataObject
-) -> None:
-    whole = mask_bytes(profile, np.ones(len(profile), dtype=bool))
-    share = st.one_of(st.none(), st.floats(0.01, 1))
-    memory, uplink = data.draw(share), data.draw(share)
-    budget = Budget(
-        speedup=data.draw(st.one_of(st.none(), st.floats(1, 3))),
-        memory=None if memory is None else whole * memory,
-        uplink=None if uplink is None else float(profile.parameter_bytes.sum()) * uplink,
-    )
-    request = request_of(profile, budget, seed)
-    if not request.fits_bytes(request.head_mask()):
-        with pytest.raises(BudgetError, match="not even the head"):
-            mask_of("elastic", request)
-        return
-    mask = mask_of("elastic", request)
-    assert request.fits_bytes(mask) and mask[profile.graph.head]
-    assert request.fits(mask) or not request.fits(request.head_mask())
-
-
-@settings(max_examples=150)
-@given(profile=profiles, seed=st.integers(0, 99), data=st.data())
-def test_elastic_is_worth_at_least_any_run_of_groups_next_to_the_loss(
-    profile: CostProfile, seed: int, data: st.DataObject
-) -> None:
-    whole = mask_bytes(profile, np.ones(len(profile), dtype=bool))
-    limits = {
-        "speedup": data.draw(st.floats(1, 2.5)),
-        "memory": whole * data.draw(st.floats(0.3, 1)),
-        "uplink": float(profile.parameter_bytes.sum()) * data.draw(st.floats(0.3, 1)),
-    }
-    kept = data.draw(st.sets(st.sampled_from(sorted(limits)), min_size=1))
-    request = request_of(profile, Budget(**{name: limits[name] for name in kept}), seed)
-    runs = [
-        request.head_mask() | (np.arange(len(profile)) <= deepest)
-        for deepest in range(len(profile))
-    ]
-    fitting = [request.expected_decrease(run) for run in runs if request.fits(run)]
-    if fitting:
-        found = request.expected_decrease(mask_of("elastic", request))
-        assert found >= max(fitting) - 1e-9
-
-
 @cache
 def all_masks(groups: int) -> NDArray[np.bool_]:
     bits = np.arange(1, 2**groups)[:, None] >> np.arange(groups) & 1
@@ -209,27 +157,6 @@ def test_elastic_is_optimal_on_a_chain(seed: int) -> None:
     request = request_of(made_up_profile(groups=8, seed=seed), Budget(speedup=speedup), seed)
     assert request.fits(request.head_mask())
     assert share_of_the_best(request) == pytest.approx(1.0, rel=1e-9)
-
-
-@pytest.mark.usefixtures("few")
-def test_elastic_is_nearly_optimal_with_branches_and_byte_limits() -> None:
-    shares = []
-    for seed in range(40):
-        profile = made_up_profile(groups=7, branched=True, seed=seed)
-        rng = np.random.default_rng(seed)
-        memory = mask_bytes(profile, np.ones(7, dtype=bool)) * rng.uniform(0.4, 1)
-        uplink = float(profile.parameter_bytes.sum()) * rng.uniform(0.4, 1)
-        for budget in (
-            Budget(speedup=rng.uniform(1.05, 1.8)),
-            Budget(memory=memory),
-            Budget(speedup=1.2, uplink=uplink),
-        ):
-            request = request_of(profile, budget, seed)
-            request = replace(request, importance=request.importance + 0.01)
-            if request.fits(request.head_mask()):
-                shares.append(share_of_the_best(request))
-    assert len(shares) > 80
-    assert np.mean(shares) > 0.96 and min(shares) > 0.5 and max(shares) <= 1 + 1e-9
 
 
 def parallel_branches(branches: int, layers: int, trunk: int, seed: int) -> CostProfile:
@@ -415,21 +342,6 @@ def test_solving_again_with_the_slack_finds_what_filling_alone_does_not(
     assert share_of_the_best(request) == pytest.approx(1.0)
 
 
-@pytest.mark.usefixtures("few")
-def test_elastic_prefers_what_is_worth_more_per_second() -> None:
-    profile = made_up_profile(groups=6, seed=3)
-    importance = np.zeros(6)
-    importance[2] = 1.0
-    allowed = profile.step_seconds(np.array([True, False, True, False, False, False]))
-    budget = Budget(speedup=profile.full_step_seconds / allowed)
-    assert np.flatnonzero(
-        mask_of("elastic", PlanRequest(profile, budget, importance))
-    ).tolist() == [
-        0,
-        2,
-    ]
-
-
 def test_a_measured_correction_makes_plans_cheaper() -> None:
     profile = made_up_profile(groups=10, seed=1)
     budget = Budget(speedup=1.3)
@@ -450,14 +362,6 @@ def test_a_refusal_names_both_budgets_in_one_line() -> None:
     message = str(caught.value)
     assert "of memory, the budget is 1:" in message and "the uplink budget is 2:" in message
     assert "\n" not in message
-
-
-@pytest.mark.usefixtures("few")
-def test_elastic_plans_are_never_empty_below_the_floor() -> None:
-    profile = made_up_profile(groups=6)
-    plan = POLICIES.make("elastic").plan(request_of(profile, Budget(speedup=1000.0)))
-    assert plan.mask[profile.graph.head]
-    assert 0 < plan.step_fraction < 0.05
 
 
 @pytest.mark.usefixtures("few")

@@ -116,27 +116,6 @@ def test_filtered_gradients_count_one_tap_per_patch() -> None:
     assert both == pytest.approx(way + own["3"] * 2 / 36 + own["0"])
 
 
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.long = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
-        self.short = nn.Linear(6, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.long(x) + self.short(x))
-        return out
-
-
-def test_a_branch_beside_the_way_counts_nothing() -> None:
-    model = Branches()
-    graph = traced(model, torch.randn(1, 6))
-    names = [group.name for group in graph.groups]
-    for trained, expected in (("short", 12 + 24), ("long.2", 12 + 20), ("long.0", 12 + 20 + 30)):
-        modes = [Mode.FULL if name == trained else Mode.FROZEN for name in names]
-        assert backward_macs(graph, modes) == expected
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_nodes_pass_on_what_the_profile_says(seed: int) -> None:
     profile = made_up_profile(groups=13, branched=True, seed=seed)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from kept_bytes import kept_bytes
 from peak_bytes import peak_bytes
+from slow_ones import slow_unless
 from small_models import Batch, loss_fn, sgd
 from torch import Tensor, nn
 from torch.nn import functional
@@ -188,7 +189,7 @@ def test_a_declined_layer_is_predicted_as_plain() -> None:
 
 
 # Not of the recurrent one: what its cell splits and joins again at each place is counted too low by two fifths.
-@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("lean", slow_unless(bool, [True, False]))
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "recurrent"])
 def test_what_a_step_takes_at_its_peak_is_predicted(name: str, lean: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)

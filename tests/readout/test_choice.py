@@ -122,40 +122,11 @@ def test_no_place_alone_and_no_single_addition_is_better(
             assert more > best * (1 - 0.005 - PENALTY_GAP)
 
 
-def rotated(sample: Sample, seed: int) -> Sample:
-    """The rows of each fold mixed by a rotation, and folds in another order."""
-    rng = np.random.default_rng(seed)
-    parts = [np.flatnonzero(sample.folds == fold) for fold in np.unique(sample.folds)]
-    turns = [np.linalg.qr(rng.normal(size=(len(part), len(part))))[0] for part in parts]
-
-    def mixed(rows: Floats) -> Floats:
-        return np.concatenate([turn @ rows[part] for turn, part in zip(turns, parts, strict=True)])
-
-    return Sample(
-        {place: mixed(np.asarray(rows, float)) for place, rows in sample.rows.items()},
-        mixed(sample.constant[:, None])[:, 0],
-        mixed(sample.targets),
-        np.concatenate([sample.folds[part] for part in parts]),
-        np.concatenate([sample.clients[part] for part in parts]),
-    )
-
-
 def same(one: Choice, other: Choice) -> None:
     assert one.best.name == other.best.name and one.best.penalty == other.best.penalty
     by_name = {each.name: each.error for each in other.single}
     for each in one.single:
         assert each.error == pytest.approx(by_name[each.name], rel=WITHIN)
-
-
-@pytest.mark.parametrize(("seed", "count", "widths"), CASES[:6])
-def test_rows_mixed_within_folds_give_the_same_choice(
-    seed: int, count: int, widths: tuple[int, ...]
-) -> None:
-    sample = case(seed, count, widths)
-    same(
-        choose_places(sample, most_features=10**4),
-        choose_places(rotated(sample, seed), most_features=10**4),
-    )
 
 
 def test_a_sample_whose_rows_count_twice_is_one_with_each_row_twice() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fl_elastic.errors import RegistryError
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 
-SEEDS = 20
+SEEDS = 10
 
 
 def errors(seed: int, *parts: tuple[int, float]) -> list[float]:

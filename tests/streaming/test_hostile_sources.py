@@ -140,15 +140,6 @@ def test_a_table_that_was_rotated_while_nobody_read(tmp_path: Path) -> None:
     assert numbers(open_source(f"csv:{path}", after=after, follow=True), 2) == [100, 101]
 
 
-def test_a_table_that_is_empty_at_first(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("")
-    readings = open_source(f"csv:{path}", follow=True)
-    assert until_silence(readings) == []
-    table(path, 3, 2)
-    assert numbers(readings, 2) == [3, 4]
-
-
 def test_a_file_that_is_packed_in_an_unknown_way_costs_itself_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.ones((2, 3)), y=[0, 1])
     data = bytearray((tmp_path / "a.npz").read_bytes())

@@ -142,18 +142,6 @@ def test_a_reservoir_is_what_the_lottery_says(tmp_path: Path) -> None:
     assert kept == set(sorted(draws, key=draws.__getitem__)[: len(kept)])
 
 
-def test_a_reservoir_keeps_old_and_new_alike(tmp_path: Path) -> None:
-    halves = np.zeros(2)
-    for seed in range(6):
-        store = SampleStore(tmp_path / f"{seed}.db", 2**18, policy="reservoir", seed=seed)
-        store.add(np.zeros((800, 500), np.float32), [0] * 800)
-        ids = store.sample(1000).ids
-        halves += [int((ids <= 400).sum()), int((ids > 400).sum())]
-        store.close()
-    # Binomial: within four standard deviations.
-    assert abs(halves[0] - halves[1]) < 4 * np.sqrt(halves.sum())
-
-
 def test_a_rare_class_is_kept_whole_and_the_others_share_the_rest(tmp_path: Path) -> None:
     store = open_store(tmp_path, 2**18, policy="class_balanced")
     generator = np.random.default_rng(0)
@@ -196,23 +184,6 @@ def test_samples_that_make_no_sense_are_counted_and_the_stream_goes_on(
     assert sum(open_store(tmp_path).rejected.values()) == 1
 
 
-def test_a_bad_first_sample_fixes_no_shape(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    assert store.add(np.full((2, 2), np.nan), 0) is None
-    assert store.add(sample_of(1), 0) == 1
-    assert store.sample(1).x.shape == (1, 6)
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "float32", "float16", "bool"])
-def test_raw_samples_come_back_bit_for_bit(dtype: str, tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    x = (generator.normal(size=(20, 2, 3)) * 50).astype(dtype)
-    store = open_store(tmp_path)
-    ids = store.add(x, [0] * 20)
-    found = store.take([each for each in ids if each is not None])
-    assert found.x.dtype == x.dtype and np.array_equal(found.x, x)
-
-
 @pytest.mark.parametrize(("encoding", "bound"), [("fp16", 2e-3), ("int8", 0.5 / 255)])
 def test_features_take_less_and_come_back_close(
     encoding: str, bound: float, tmp_path: Path
@@ -244,13 +215,6 @@ def test_each_sample_is_drawn_once_and_the_same_again(tmp_path: Path) -> None:
     assert one.tolist() == two.tolist() and len(set(one.tolist())) == 10
     assert len(store.sample(1000)) == 100 and len(store.sample(1000, labelled=False)) == 101
     assert store.ids().tolist() == list(range(1, 101)) and store.ids(labelled=False)[-1] == 101
-
-
-def test_an_empty_store_gives_nothing(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    x, y = store.sample(5)
-    assert len(x) == len(y) == len(store) == 0 and store.classes == {}
-    assert store.take([1]).x.shape[0] == 0
 
 
 def test_what_it_was_made_with_holds(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from forked_service import Life, arguments
+from slow_ones import slow_unless
 from toy_streams import samples_of
 
 from fl_elastic.streaming import SampleStore
@@ -100,7 +101,8 @@ def killed_at_work(folder: Path, given: list[str], draw: random.Random) -> None:
 
 @pytest.mark.parametrize("kills", KILLS)
 @pytest.mark.parametrize(
-    ("batch", "solved"), [(1, ()), (7, SOLVED), (7, INSIDE)], ids=["trained", "solved", "inside"]
+    ("batch", "solved"),
+    slow_unless(lambda batch, solved: batch == 1, [(1, ()), (7, SOLVED), (7, INSIDE)]),
 )
 def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path) -> None:
     draw, path, written, nonsense = random.Random(kills), tmp_path / "table.csv", 0, 0

@@ -292,31 +292,6 @@ def test_what_was_known_before_the_stream_counts(tmp_path: Path) -> None:
             solved_in(tmp_path / why, model, head=ClosedForm(before=before))
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_it_goes_on_where_it_was(saved: bool, tmp_path: Path) -> None:
-    stream = blobs(260, LABELS)
-    learner, whole = solved_in(tmp_path / "a"), solved_in(tmp_path / "b")
-    run(learner, stream[:130])
-    if saved:
-        learner.save()
-        whole_seen = run(whole, stream[:130])
-        whole.save()
-    else:
-        whole_seen = run(whole, stream[:130])
-    # As if it were killed.
-    learner.store.close()
-    again = solved_in(tmp_path / "a")
-    assert same(weights(again), weights(whole))
-    assert again.progress == whole.progress
-    seen = run(again, stream[130:])
-    expected = run(whole, stream[130:])
-    assert seen == expected and len(whole_seen) == 130
-    assert same(weights(again), weights(whole))
-    assert is_least_squares(again)
-    closed(again)
-    closed(whole)
-
-
 def test_without_a_state_it_learns_what_the_store_holds(tmp_path: Path) -> None:
     learner = solved_in(tmp_path)
     run(learner, blobs(200, LABELS))

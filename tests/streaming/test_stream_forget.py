@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -80,21 +79,6 @@ def test_its_bytes_are_in_no_file_of_the_learner(tmp_path: Path, encoding: str) 
     closed(learner)
     after = bytes_of(tmp_path)
     assert not any(each in after for each in wanted)
-
-
-def test_what_was_forgotten_stays_so_after_a_restart(tmp_path: Path) -> None:
-    learner, ids = taught(tmp_path)
-    learner.forget(ids, alpha=2.0)
-    expected, number = weights(learner), learner.progress.observed
-    # As if it were killed: nothing is saved at the end.
-    learner.store.close()
-    again = learner_in(tmp_path, net(5), optimizer_fn=gently)
-    assert same(weights(again), expected) and again.progress.observed == number
-    assert accuracy(again, 4) < 0.3
-    with pytest.raises(StreamError, match="none of these samples is here"):
-        again.forget(ids)
-    assert same(weights(again), expected)
-    closed(again)
 
 
 def test_samples_without_a_label_are_deleted_and_change_no_weight(tmp_path: Path) -> None:
@@ -192,25 +176,6 @@ def test_a_sample_whose_label_was_corrected_to_a_new_class_is_forgotten_as_any_o
     assert learner.forget([again]).examples == 1
     assert learner.store.classes.get(9) is None
     closed(learner)
-
-
-@pytest.mark.parametrize("ends", ["closed", "killed"])
-def test_a_later_life_knows_the_classes_that_this_one_knows(ends: str, tmp_path: Path) -> None:
-    learner = learner_in(tmp_path / "first", trigger=Trigger(1000, None))
-    run(learner, blobs(10))
-    kept = learner.store.sample(1).ids.tolist()[0]
-    learner.label(kept, 7)
-    x = blobs(1, seed=5)[0][0]
-    said = learner.observe(x)
-    if ends == "closed":
-        closed(learner)
-    shutil.copytree(tmp_path / "first", tmp_path / "second")
-    later = learner_in(tmp_path / "second", trigger=Trigger(1000, None))
-    assert later.classes == learner.classes == (*learner.classes[:-1], 7)
-    assert later.observe(x).prediction == said.prediction
-    closed(later)
-    if ends == "killed":
-        closed(learner)
 
 
 @pytest.mark.parametrize("ids", ["12", 5, None])

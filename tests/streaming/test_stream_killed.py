@@ -108,7 +108,7 @@ def killed_after(
     return list(WORD.iter_unpack(data[: len(data) // size * size]))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("life", LIVES.values(), ids=LIVES.keys())
 def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> None:
     draw = random.Random(kills)

@@ -72,15 +72,6 @@ def test_only_what_is_above_is_trained_and_features_are_small(tmp_path: Path) ->
     assert all(each.requires_grad for each in model.parameters())
 
 
-def test_new_classes_with_features(tmp_path: Path) -> None:
-    learner = learner_in(tmp_path, net(2), encoding="int8", latent=Latent(2), steps=20)
-    seen = run(learner, blobs(100, [0, 1]) + blobs(150, [0, 1, 2], seed=1))
-    assert len(learner.classes) == 3
-    assert np.mean([each.correct for each in seen[-50:]]) > 0.8
-    assert len(learner.store) > 200 and learner.store.sample(1).x.shape == (1, 16)
-    closed(learner)
-
-
 @pytest.mark.parametrize("encoding", ["raw", "fp16", "int8"])
 def test_a_label_for_features_that_are_gone_costs_nothing(encoding: str, tmp_path: Path) -> None:
     learner = learner_in(
@@ -117,14 +108,6 @@ def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> 
     closed(other)
 
 
-def test_a_closed_learner_takes_up_again(tmp_path: Path) -> None:
-    learner = made(tmp_path)
-    run(learner, blobs(20))
-    learner.close()
-    assert not learner.observe(*blobs(1)[0]).refused and len(learner.store) > 15
-    closed(learner)
-
-
 def test_where_no_cut_is_possible(tmp_path: Path) -> None:
     with pytest.raises(StreamError, match="at least 1"):
         Latent(0)
@@ -133,13 +116,6 @@ def test_where_no_cut_is_possible(tmp_path: Path) -> None:
         ModelError, match=r"below the first 3 of 3 groups: the model can be cut below 1, 2"
     ):
         run(learner, blobs(1))
-    closed(learner)
-
-
-def test_the_first_sample_may_be_bad(tmp_path: Path) -> None:
-    learner = made(tmp_path)
-    assert "does not take it" in learner.observe(np.zeros(9, np.float32), 0).refused
-    assert not learner.observe(np.zeros(6, np.float32), 0).refused
     closed(learner)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slow_ones import slow_unless
 from toy_streams import CENTRES, adam, closed, in_memory, learner_state, net
 
 from fl_elastic.budget import Budget
@@ -133,9 +134,7 @@ def born_again(learner: StreamLearner, folder: Path, ends: str) -> None:
         closed(learner)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 200))]
-)
+@pytest.mark.parametrize("seed", slow_unless(lambda seed: seed < 4, range(200)))
 def test_many_lives_are_one(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     made = Settings(draw).maker(monkeypatch)

@@ -8,16 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import chain, same_weights, sgd, weights_of
-from torch.nn.functional import cross_entropy
 
-from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import SampleStore, replay_loader
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic.training import ElasticTrainer
 
 CLASSES = ClassMap((7, 3, 5))
 KINDS = [Replay(), Replay(8, 0.25), Replay(stored_share=0.0), Replay(5, 1.0)]
@@ -118,18 +114,6 @@ def test_only_samples_of_the_wished_version(store: SampleStore) -> None:
     pool = Pool(np.zeros((0, 6), np.float32), np.zeros(0, np.int64), store, CLASSES, "new")
     inputs, _ = next(iter(loader_of(pool, Replay(rows=4))))
     assert (inputs == -100).all()
-
-
-@pytest.mark.parametrize("replay", KINDS)
-@pytest.mark.parametrize("policy", ["full", "elastic", "tinytrain"])
-def test_the_trainer_takes_the_batches(replay: Replay, policy: str, store: SampleStore) -> None:
-    fill(store, 60)
-    model = chain()
-    before = weights_of(model)
-    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(speedup=1.6), policy=policy)
-    loader = ReplayLoader(pool_of(store, 40), replay, 3, (0,), lambda x: torch.from_numpy(x) / 60)
-    report = trainer.fit(loader)
-    assert report.steps >= 1 and np.isfinite(report.loss) and not same_weights(before, model)
 
 
 def test_what_means_nothing_is_refused() -> None:

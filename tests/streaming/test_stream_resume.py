@@ -5,23 +5,17 @@ from __future__ import annotations
 import copy
 import errno
 import logging
-import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 from toy_streams import (
-    Sample,
     blobs,
     closed,
-    in_memory,
     learner_in,
-    learner_state,
     net,
     relabelled,
     run,
@@ -29,83 +23,18 @@ from toy_streams import (
     weights,
 )
 
-from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import DriftDetector, Guard, StreamLearner, Trigger
+from fl_elastic.streaming import StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
-from fl_elastic.streaming.stream_options import Replay
 
-STREAM = blobs(150) + blobs(150, [0, 1, 2, 5], seed=1, turn=1)
-SAME_CLASSES = blobs(150) + blobs(150, seed=1, turn=1)
 STATE = "learner.state"
 KIND = storage.Kind("fl_elastic.stream", 3)
-
-
-class EveryHundredth(DriftDetector):
-    """Says drift at every hundredth error or hit."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def update(self, error: float) -> bool:
-        self.seen += 1
-        return self.seen == 100
-
-
-def settings(replay: Replay, policy: str) -> dict[str, Any]:
-    """Everything that draws random numbers, at once."""
-    return {
-        "model": net(dropout=0.2), "replay": replay, "policy": policy,
-        "budget": Budget(speedup=1.6), "guard": Guard(every=5, size=8), "detector": EveryHundredth,
-        "trigger": Trigger(30, 10), "capacity": 2**17,
-    }  # fmt: skip
 
 
 def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
     """A new learner in the folder of one that was not closed, as after a kill."""
     return learner_in(folder, **given)
-
-
-@pytest.mark.parametrize(
-    ("replay", "policy", "stream"),
-    [(Replay(stored_share=0.0), "full", STREAM), (Replay(), "elastic", SAME_CLASSES)],
-)
-def test_two_halves_are_the_whole(
-    replay: Replay, policy: str, stream: list[Sample], tmp_path: Path
-) -> None:
-    # The costs are measured once, so that both plan alike; a head that has grown has other costs.
-    given = partial(settings, replay, policy)
-    first = learner_in(tmp_path / "halves", **given())
-    seen = run(first, stream[:150])
-    assert first.progress.adaptations == 5 and first.save()
-    (tmp_path / "whole").mkdir()
-    profile = (tmp_path / "halves" / "profile.state").read_bytes()
-    (tmp_path / "whole" / "profile.state").write_bytes(profile)
-    first.store.close()
-    second = as_last_saved(tmp_path / "halves", **given())
-    seen += run(second, stream[150:])
-    whole = learner_in(tmp_path / "whole", **given())
-    expected = run(whole, stream)
-    assert seen == expected
-    assert list(map(str, learner_state(second))) == list(map(str, learner_state(whole)))
-    assert same(weights(second), weights(whole))
-    assert [each.trained for each in second.adaptations] == [
-        each.trained for each in whole.adaptations
-    ]
-    assert whole.progress.drifts == 3 and len(whole.classes) == (4 if stream is STREAM else 3)
-    second.store.close()
-    closed(whole)
-
-
-def test_another_seed_does_something_else(tmp_path: Path) -> None:
-    learners = []
-    for seed in range(2):
-        learners.append(learner_in(tmp_path / str(seed), net(), seed=seed))
-        run(learners[-1], STREAM[:60])
-    assert not same(weights(learners[0]), weights(learners[1]))
-    for learner in learners:
-        closed(learner)
 
 
 def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) -> None:
@@ -135,29 +64,6 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     assert again.label(ids[1], 1).refused == "" and int(again.store.take([ids[1]]).y[0]) == 1
     assert again.observe(blobs(1)[0][0]).sample_id == ids[-1] + 1
     closed(again)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_what_has_left_the_window_before_a_kill_is_not_new_to_the_next_life(
-    late: bool, tmp_path: Path
-) -> None:
-    given: dict[str, Any] = {
-        "trigger": Trigger(1000, None), "detector": "none", "guard": Guard(every=2, size=3)
-    }  # fmt: skip
-    learner = learner_in(tmp_path / "first", **given)
-    for x, y in blobs(40):
-        seen = learner.observe(x, None if late else y)
-        if late and seen.sample_id:
-            learner.label(seen.sample_id, y)
-    # Whoever looks makes it write down which samples the store has been given.
-    assert len(learner.store) == 37
-    shutil.copytree(tmp_path / "first", tmp_path / "second")
-    later = learner_in(tmp_path / "second", **given)
-    for told in ("new.n", "held.n", "new.x", "held.x", "counted"):
-        expected = in_memory(learner)[told]
-        np.testing.assert_array_equal(in_memory(later)[told], expected)
-    closed(learner)
-    closed(later)
 
 
 def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
@@ -253,17 +159,6 @@ def test_a_damaged_store_is_replaced_while_learning(tmp_path: Path) -> None:
     assert again.progress.observed == 180 and sum(each.adapted for each in seen) == 1
     assert np.mean([bool(each.correct) for each in seen]) > 0.8
     closed(again)
-
-
-def test_torchs_own_numbers_do_not_matter(tmp_path: Path) -> None:
-    found = []
-    for seed in range(2):
-        learner = learner_in(tmp_path / str(seed), net(dropout=0.4))
-        torch.manual_seed(seed)
-        run(learner, STREAM[:110])
-        found.append(weights(learner))
-        closed(learner)
-    assert same(*found)
 
 
 def at(facts: Any, place: tuple[str, ...]) -> Any:

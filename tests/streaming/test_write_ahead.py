@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from toy_streams import blobs, closed, learner_in, run
 
-from fl_elastic.streaming import Guard, StreamLearner, Trigger
+from fl_elastic.streaming import StreamLearner, Trigger
 from fl_elastic.streaming import event_log as event_log_module
 from fl_elastic.streaming.event_log import Event, EventLog
 from fl_elastic.streaming.places import Place
@@ -40,32 +40,6 @@ def test_half_a_line_is_cut_off_and_the_rest_is_read(tmp_path: Path) -> None:
         assert again.add(Event(3, {"refused": ["no array"]}))
         assert [each.facts for each in again.read()][-1] == {"refused": ["no array"]}
         again.close()
-
-
-def test_late_labels_are_known_after_a_kill(tmp_path: Path) -> None:
-    guard = Guard(every=3, size=4)
-    for settled in (False, True):
-        folder = tmp_path / str(settled)
-        learner = learner_in(folder, trigger=NEVER, guard=guard)
-        stream = blobs(30)
-        ids = [learner.observe(x).sample_id for x, _ in stream]
-        learner.save()
-        for each, (_, y) in zip(ids[:20], stream, strict=False):
-            learner.label(each, y)
-        if settled:
-            assert len(learner.store) > 0
-        before = learner.progress
-        window = [row.number for row in learner._memory.held_out]
-        abandoned(learner)
-        again = learner_in(folder, trigger=NEVER, guard=guard)
-        assert again.progress == before and again.progress.labelled == 20
-        assert [row.number for row in again._memory.held_out] == window and len(window) == 4
-        found = again.store.sample(1000, labelled=False)
-        labels = dict(zip(found.ids.tolist(), found.y.tolist(), strict=True))
-        assert sorted([*labels, *window]) == list(range(1, 31))
-        for number, (_, y) in enumerate(stream, start=1):
-            assert labels.get(number, y) == (y if number <= 20 else None) or number in window
-        closed(again)
 
 
 def test_a_learner_that_nothing_made_sense_to_leaves_nothing(tmp_path: Path) -> None:

@@ -47,14 +47,6 @@ def take(
 
 
 @pytest.mark.parametrize("correct", [True, False])
-def test_without_a_limit_every_step_is_taken(correct: bool) -> None:
-    control = control_of(math.inf, 50, correct=correct)
-    take(control, 30, 1e9)
-    assert control.steps_left(plan_of(1.0)) == 20
-    assert not corrects(control, plan_of(1e-9))
-
-
-@pytest.mark.parametrize("correct", [True, False])
 def test_no_step_is_taken_that_is_not_paid_for(correct: bool) -> None:
     plan = plan_of(100.0, allowed=0.1)
     assert control_of(1.0, 10, correct=correct).steps_left(plan) == 0
@@ -74,11 +66,6 @@ def test_open_loop_follows_the_prediction_whatever_is_measured() -> None:
     assert not corrects(control, plan) and control.correction == 1.0
     take(control, 15, 99.0, predicted=1.0)
     assert control.steps_left(plan) == 0
-
-
-def test_open_loop_takes_every_step_of_a_plan_that_just_fits() -> None:
-    control = control_of(10 * 0.1, 10, correct=False)
-    assert control.steps_left(plan_of(0.1, allowed=0.1)) == 10
 
 
 def test_closed_loop_predicts_until_it_has_measured_a_window() -> None:

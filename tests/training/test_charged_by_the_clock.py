@@ -196,16 +196,6 @@ def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
     assert clock.seconds - began == pytest.approx(10 * full)
 
 
-def test_a_deadline_that_copying_the_weights_uses_up_trains_the_head_once(
-    clock: Hands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, full = with_ten_steps()
-    copied = taking(clock, 9.5 * full, FitStart.about_to_train)
-    monkeypatch.setattr(FitStart, "about_to_train", copied)
-    report = made.fit(vectors(20))
-    assert report.steps == 1 and set(made.update().deltas) == {"6.weight", "6.bias"}
-
-
 def test_a_deadline_shorter_than_the_cheapest_step_is_refused(clock: Hands) -> None:
     made, full = with_ten_steps()
     made.budget = Budget(deadline=0.1 * full)

@@ -75,15 +75,6 @@ def test_weights_end_where_plain_training_ends(kind: str) -> None:
     assert set(elastic.update().deltas) == set(plain.update().deltas)
 
 
-def test_features_in_a_file_are_found_by_the_next_fit(tmp_path: Path) -> None:
-    forward = ForwardOptions(feature_bytes=1 << 20, path=tmp_path / "features.db")
-    model, data = settled_net(), images(2)
-    before = trainer_of(model, {"11"}, forward).fit(data, epochs=2).forward
-    after = trainer_of(model, {"11"}, forward).fit(data).forward
-    assert before is not None and before.computed and before.found
-    assert after is not None and (after.computed, after.found) == (0, before.computed)
-
-
 class Noisy:
     """Images that are never twice the same."""
 

@@ -279,12 +279,6 @@ def test_it_is_found_where_users_look() -> None:
     assert fl_elastic.fine_tune is fine_tune
 
 
-def test_a_solved_head_is_as_good_as_any_of_its_kind() -> None:
-    model, data = build(), images(8)
-    head, weight = solve_head(model, data)
-    assert weight == "11.weight" and torch.equal(model[-1].weight, torch.from_numpy(head.weight))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("cut", [CUT, ""])
 def test_numbers_that_are_none_are_an_error_wherever_they_stand(value: float, cut: str) -> None:

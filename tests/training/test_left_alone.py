@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_ones import slow_unless
 from small_models import (
     Residual,
     chain,
@@ -62,7 +63,7 @@ def plainly(model: nn.Module, batches: Any, trained: set[str], *, kept_statistic
         optimizer.step()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_unless({"batch norms", "residual"}.__contains__, MODELS))
 @pytest.mark.parametrize(
     ("kept_statistics", "kept_head", "forward"),
     [

@@ -162,23 +162,6 @@ def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> Non
             np.testing.assert_allclose(merged[name], value.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_it_is_what_the_trainer_does() -> None:
-    data = batches()
-    options = TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False))
-    model = network().train()
-    plan = plan_for(model, LOSS, data[:2], budget=Budget(), policy="head", optimizer_fn=sgd)
-    trainer = ElasticTrainer(
-        copy.deepcopy(model), LOSS, sgd, budget=Budget(), policy="head", options=options
-    )
-    trainer.fit(data)
-    base = state_of(model)
-    own_loop(model, plan, data)
-    mine, theirs = changed(model, base, plan, steps=4, num_examples=24), trainer.update()
-    assert mine.steps == theirs.steps
-    for name, delta in theirs.deltas.items():
-        np.testing.assert_allclose(mine.deltas[name], delta, rtol=1e-5, atol=1e-7)
-
-
 def test_without_an_optimiser_other_channels_are_as_before_on_leaving() -> None:
     model, data = network().train(), batches()
     plan = plan_for(
@@ -230,12 +213,6 @@ def test_what_does_not_fit_is_said() -> None:
     del base["0.weight"]
     with pytest.raises(TrainingError, match=r"base lacks '0\.weight'"):
         changed(model, base, plan, steps=1, num_examples=6)
-
-
-def test_a_deadline_is_shared_by_the_steps() -> None:
-    model, data = network().train(), batches()
-    generous = plan_for(model, LOSS, data[:2], budget=Budget(deadline=60.0), steps=10)
-    assert generous.mask.all()
 
 
 @pytest.mark.parametrize("policy", ["full", "last_k", "elastic", "head"])

@@ -94,19 +94,6 @@ class OwnNorm(nn.Module):
         return out
 
 
-class WritesInput(nn.Module):
-    """Normalises what it is given in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x.mul_(0.5)
-        out: Tensor = self.layer(x)
-        return out
-
-
 def routed(batches: int, sign: int | None = None) -> list[Batch]:
     """Batches that name their expert, in turn unless one sign is asked for."""
     found = vectors(batches)
@@ -151,16 +138,6 @@ def test_groups_are_those_of_the_model_whatever_the_batch(make: Callable[[], nn.
         order = [[group.name for group in groups] for groups in seen]
         for names_in_order in order:
             assert names_in_order[0] == "head" and names_in_order[-1] == "stem"
-
-
-def test_a_head_that_no_batch_uses_is_neither_stepped_nor_sent() -> None:
-    model, batches = TwoHeads(), routed(5, sign=1)
-    before = weights_of(model)
-    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
-    trainer.fit(batches)
-    update = trainer.update()
-    assert not [name for name in update.deltas if name.startswith("right")]
-    assert same_weights(before, model, ["right.weight", "right.bias"])
 
 
 def test_steps_count_only_the_batches_that_reached_a_tensor() -> None:
@@ -400,28 +377,6 @@ def test_examples_are_those_that_the_loader_gives(settings: dict[str, Any], expe
     assert examples_of(DataLoader(hundred(), **settings)) == expected
 
 
-def test_lists_of_images_count_images_not_channels() -> None:
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, pictures: list[Tensor]) -> Tensor:
-            out: Tensor = self.layer(torch.stack([each.mean((1, 2)) for each in pictures]))
-            return out
-
-    def boxes(outputs: Tensor, targets: list[dict[str, Tensor]]) -> Tensor:
-        return (outputs - torch.stack([each["box"] for each in targets])).square().mean()
-
-    batches: list[Any] = [
-        ([torch.randn(3, 8, 8) for _ in range(5)], [{"box": torch.randn(2)} for _ in range(5)])
-        for _ in range(4)
-    ]
-    trainer = ElasticTrainer(Detector(), boxes, sgd, budget=Budget(), policy="full")
-    trainer.fit(batches)
-    assert trainer.update().num_examples == 20
-
-
 def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_elastic.training.batches._MOST_BATCHES", 1000)
 
@@ -435,19 +390,6 @@ def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         ElasticTrainer(chain(), loss_fn, sgd, budget=Budget(), policy="head").fit(
             DataLoader(Endless(), batch_size=None)
         )
-
-
-def test_a_model_that_writes_to_its_input_leaves_the_batches_alone() -> None:
-    model, batches = WritesInput(), vectors(4)
-    before = copy.deepcopy(batches)
-    twin = plainly_trained(model, batches)
-    trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(), policy="elastic",
-        options=TrainerOptions(timing=Timing(closed_loop=False)),
-    )  # fmt: skip
-    trainer.fit(batches)
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(before, batches, strict=True))
-    assert same_weights(weights_of(twin), model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

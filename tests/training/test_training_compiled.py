@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from slow_ones import slow_unless
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 
@@ -61,7 +62,13 @@ def test_names_are_those_of_the_model() -> None:
     load_weights(compiled, manifest, weights_of(compiled, manifest))
 
 
-@pytest.mark.parametrize("policy", ["full", "head", "gradient_filter", "tinytrain", "joint"])
+@pytest.mark.parametrize(
+    "policy",
+    slow_unless(
+        {"head", "tinytrain"}.__contains__,
+        ["full", "head", "gradient_filter", "tinytrain", "joint"],
+    ),
+)
 def test_a_loop_of_ones_own_compiles_once_for_a_plan_and_trains_as_without(policy: str) -> None:
     model, twin, compiled, backend = pair()
     base = {name: value.clone() for name, value in compiled.state_dict().items()}

@@ -72,14 +72,6 @@ def test_a_batch_that_does_not_fit_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_outputs_that_are_no_scores_have_no_accuracy() -> None:
-    model = nn.Linear(6, 1)
-    batch = torch.randn(4, 6), torch.randn(4, 1)
-    found = evaluate(model, nn.functional.mse_loss, [batch])
-    assert found.accuracy is None and found.num_examples == 4
-    assert found.loss == pytest.approx(nn.functional.mse_loss(model(batch[0]), batch[1]).item())
-
-
 def _mean_of(outputs: Any, targets: Any) -> Tensor:
     del targets
     outputs = outputs["boxes"] if isinstance(outputs, dict) else outputs
@@ -249,12 +241,3 @@ def test_tokens_that_are_all_ignored_do_not_end_an_evaluation() -> None:
 
     cut_off = (torch.randint(7, (2, 5)), torch.full((2, 5), -100))
     assert evaluate(model, loss, [*batches, cut_off]) == evaluate(model, loss, batches)
-
-
-@pytest.mark.parametrize(
-    "loss", [nn.CrossEntropyLoss(reduction="sum"), partial(cross_entropy, reduction="sum")]
-)
-def test_a_loss_that_sums_has_the_same_mean_over_examples(loss: Any) -> None:
-    model, batches = conv_net(), [*images(2), images(1, size=2, seed=5)[0]]
-    expected = evaluate(model, cross_entropy, batches).loss
-    assert evaluate(model, loss, batches).loss == pytest.approx(expected)

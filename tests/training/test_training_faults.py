@@ -15,21 +15,13 @@ from small_models import (
     loss_fn,
     same_weights,
     sgd,
-    trainer_of,
     vectors,
     weights_of,
 )
-from torch import Tensor
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, RegistryError, TrainingError
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.training import ElasticTrainer, TrainerOptions
-
-
-@pytest.mark.parametrize("epochs", [0, -1, 1.5, float("inf"), True])
-def test_there_must_be_an_epoch(epochs: Any) -> None:
-    with pytest.raises(TrainingError, match=f"epochs {epochs}"):
-        ElasticTrainer(chain(), loss_fn, sgd, budget=Budget()).fit(vectors(2), epochs=epochs)
 
 
 @pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
@@ -85,36 +77,6 @@ def test_a_batch_that_does_not_fit_is_one_line_and_puts_the_model_back(at: int, 
     assert same_weights(before, model)
 
 
-def test_a_failed_fit_after_a_good_one_leaves_no_update() -> None:
-    batches = vectors(3)
-    trainer = trainer_of(chain(), batches[0], ["6"])
-    trainer.fit(batches)
-    assert trainer.update().deltas
-    with pytest.raises(TrainingError):
-        trainer.fit([(batches[0][0] * math.nan, batches[0][1])])
-    assert trainer.update().deltas == {}
-
-
-def test_an_error_of_the_loss_function_leaves_flags_and_modes_as_they_were() -> None:
-    batches = images(3)
-    model = conv_net()
-    calls = []
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyError("the user's own")
-        return loss_fn(outputs, targets)
-
-    trainer = trainer_of(model, batches[0], ["11"])
-    trainer.loss_fn = loss
-    with pytest.raises(KeyError, match="own"):
-        trainer.fit(batches)
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(module.training for module in model.modules())
-    assert not any("train" in vars(module) for module in model.modules())
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
     model = chain()
@@ -124,15 +86,6 @@ def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
         model.get_parameter("6.weight").fill_(value)
     with pytest.raises(TrainingError, match=r"'6.weight' is no longer finite.*learning rate"):
         trainer.update()
-
-
-def test_unknown_names_are_explained_at_once() -> None:
-    with pytest.raises(RegistryError, match="did you mean 'elastic'"):
-        ElasticTrainer(chain(), loss_fn, sgd, budget=Budget(), policy="elastc")
-    with pytest.raises(RegistryError, match="did you mean 'fisher'"):
-        ElasticTrainer(
-            chain(), loss_fn, sgd, budget=Budget(), options=TrainerOptions(importance="fishr")
-        )
 
 
 @pytest.mark.parametrize(

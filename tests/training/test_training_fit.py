@@ -27,7 +27,7 @@ from torch import nn
 from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, PlanError
+from fl_elastic.errors import BudgetError
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions
@@ -71,17 +71,6 @@ def test_a_trainer_that_is_done_with_holds_no_memory(budget: Budget) -> None:
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_two_fits_are_one_longer_fit() -> None:
-    batches = vectors(3)
-    once, twice = chain(), chain()
-    twice.load_state_dict(once.state_dict())
-    ElasticTrainer(once, loss_fn, sgd, budget=Budget()).fit(batches, epochs=2)
-    trainer = ElasticTrainer(twice, loss_fn, sgd, budget=Budget())
-    trainer.fit(batches)
-    trainer.fit(batches)
-    assert same_weights(weights_of(once), twice)
 
 
 def test_the_report_counts_what_was_done() -> None:
@@ -242,18 +231,6 @@ def test_where_times_are_not_measured_costs_of_another_batch_hold_and_of_another
     assert trainer.profile is not other and "6.weight" in trainer.update().deltas
 
 
-def test_a_policy_that_does_not_fit_the_model_is_refused_before_it_is_touched() -> None:
-    model, batches = chain(), vectors(3)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(speedup=2.0), policy="gradient_filter"
-    )
-    with pytest.raises(PlanError, match=r"'gradient_filter'.*use policy 'elastic'"):
-        trainer.fit(batches)
-    assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
-    assert trainer.plan is None
-
-
 def test_a_deep_fit_that_cannot_send_everything_sends_what_was_left_out_longest() -> None:
     batches, model = vectors(4), chain()
     profile = flat_profile(model, batches[0])
@@ -272,18 +249,6 @@ def test_a_deep_fit_that_cannot_send_everything_sends_what_was_left_out_longest(
         assert sizes[report.plan.mask].sum() <= budget.uplink
         trained |= set(report.plan.trained_parameters)
     assert trained == {name for group in profile.graph.groups for name in group.parameters}
-
-
-def test_a_fit_whose_turn_it_is_trains_what_is_paid_for_where_everything_is_not() -> None:
-    batches, model = vectors(2), chain()
-    profile = flat_profile(model, batches[0])
-    trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(deadline=0.9 * profile.full_step_seconds),
-        profile=profile, options=TrainerOptions(full_update_every=1, timing=Timing(closed_loop=False)),
-    )  # fmt: skip
-    report = trainer.fit(batches)
-    assert report.steps == 1 and report.plan.policy == "elastic"
-    assert 0 < len(report.plan.trained_parameters) < len(trainer.manifest.names)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.0, 1.57, 2.3, 3.99])
@@ -316,19 +281,6 @@ def test_the_rest_of_a_deadline_is_spent_on_a_part_of_the_plan(
     assert deadline - spent < head * (1 + 1e-9)
     trained = {name for _, plan in report.plans for name in plan.trained_parameters}
     assert trained == set(report.plan.trained_parameters)
-
-
-def test_two_full_steps_and_a_half_are_two_and_the_part_next_to_the_loss() -> None:
-    batches, model = vectors(20), chain()
-    profile = flat_profile(model, batches[0])
-    trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(deadline=2.6 * profile.full_step_seconds),
-        profile=profile, options=TrainerOptions(full_update_every=1, timing=Timing(closed_loop=False)),
-    )  # fmt: skip
-    report = trainer.fit(batches)
-    assert report.steps == 3 and report.plan.policy == "full"
-    steps = trainer.update().steps
-    assert steps["6.weight"] == 3 and steps["0.weight"] == 2
 
 
 @pytest.mark.parametrize("policy", ["elastic", "random", "joint", "tinytrain", "last_k"])

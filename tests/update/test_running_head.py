@@ -38,15 +38,6 @@ def exact(head: RunningHead) -> Floats:
     return np.vstack([weight[:-1], weight[-1] - head.sums.origin @ weight[:-1]])
 
 
-@pytest.mark.parametrize("count, features", [(30, 4), (200, 20), (60, 40), (25, 250)])
-def test_solved_anew_it_is_least_squares(count: int, features: int) -> None:
-    x, y = examples(count, features, 5)
-    head = RunningHead(RunningSums(features, 5))
-    head.add(x, y)
-    wanted = slow_ridge(x, y, 5, head.penalty)
-    assert close(x @ exact(head)[:-1] + exact(head)[-1], x @ wanted[:-1] + wanted[-1], 1e-8)
-
-
 @pytest.mark.parametrize("together", [1, 3, 7])
 def test_one_after_the_other_it_is_least_squares_with_the_penalty_that_was_fixed(
     together: int,

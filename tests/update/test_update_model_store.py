@@ -45,17 +45,6 @@ def test_a_model_received_in_double_precision_is_kept_as_it_arrived(tmp_path: Pa
     assert all(held[0][name].tobytes() == array.tobytes() for name, array in received.items())
 
 
-def test_the_last_save_counts(tmp_path: Path) -> None:
-    manifest = Manifest.of(chain())
-    weights = weights_of(chain(), manifest)
-    store = ModelStore(tmp_path / "model")
-    for version in (3, 2):
-        assert store.save(weights, version)
-    held = store.load(manifest)
-    assert held is not None and held[1] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_damaged_and_foreign_files_are_no_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

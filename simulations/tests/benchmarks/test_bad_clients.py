@@ -38,9 +38,7 @@ def test_attacks_send_what_they_say() -> None:
         sent("not a number")
 
 
-@pytest.mark.parametrize(
-    "attack", slow_unless({"a million times", "not a number", "stale"}.__contains__, ATTACKS)
-)
+@pytest.mark.parametrize("attack", slow_unless("stale".__eq__, ATTACKS))
 def test_two_of_ten_clients_attack_and_the_run_goes_on(attack: str) -> None:
     made = scenario_of("median")
     made = replace(made, training=replace(made.training, rounds=2, local_steps=2))

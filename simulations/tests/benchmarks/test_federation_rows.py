@@ -73,11 +73,8 @@ PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free prob
 }
 
 
-# One of each kind; the others are among the slow tests.
-FIRST = {
-    "fedavg", "fedavg, waiting, our server", "heterofl", "fl_elastic", "fl_elastic, int8",
-    "fedel, free probe, our server", "fewer full steps, our server",
-}  # fmt: skip
+# One that waits, a peer and ours; the others are among the slow tests.
+FIRST = {"fedavg, waiting, our server", "heterofl", OURS}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +105,9 @@ def test_every_method_is_tested_at_the_same_times(folder: Path, method: str) -> 
     assert row["choosing_seconds"] + row["profile_seconds"] < row["client_seconds"]
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if "waiting" not in name])
+@pytest.mark.parametrize(
+    "method", slow_unless(FIRST.__contains__, [name for name in METHODS if "waiting" not in name])
+)
 def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> None:
     """The fastest class's full round, and the way down to the slowest; exits make FedEL's model larger."""
     row, profile = cell(folder, method), task_costs("small", SMALL, folder, "")[0]
@@ -118,7 +117,7 @@ def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> N
     assert row["simulated_seconds"] / (row["rounds"] + 1) <= (deadline + down) * 1.01
 
 
-@pytest.mark.parametrize("method", [OURS, "heterofl", "fedel"])
+@pytest.mark.parametrize("method", slow_unless(OURS.__eq__, [OURS, "heterofl", "fedel"]))
 def test_a_cell_is_reproducible_from_the_stored_costs(folder: Path, method: str) -> None:
     one, other = cell(folder, method), fresh_cell(folder, method)
     assert {**one, "cpu_seconds": 0.0} == {**other, "cpu_seconds": 0.0}

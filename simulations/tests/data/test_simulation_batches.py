@@ -47,16 +47,6 @@ def test_dropping_the_last_leaves_whole_batches_only(examples: int, batch_size: 
         assert sizes == [examples]
 
 
-def test_a_trailing_pair_stays_a_batch_of_its_own() -> None:
-    assert [len(batch) for batch in _targets(_batches(10, 4))] == [4, 4, 2]
-
-
-def test_inputs_stay_with_their_targets() -> None:
-    for inputs, targets in _batches(23, 5):
-        assert torch.equal(inputs[:, 0], 10.0 * targets)
-        assert (inputs.dtype, targets.dtype) == (torch.float32, torch.int64)
-
-
 def test_the_order_changes_with_iteration_and_seed_and_is_repeatable() -> None:
     first, second = _batches(50, 8), _batches(50, 8)
     one, two = _targets(first), _targets(first)
@@ -72,11 +62,6 @@ def test_iterators_that_are_alive_together_do_not_disturb_each_other() -> None:
     left, right = iter(batches), iter(batches)
     pairs = [(a[1].tolist(), b[1].tolist()) for a, b in zip(left, right, strict=True)]
     assert ([a for a, _ in pairs], [b for _, b in pairs]) == (one, two)
-
-
-def test_without_shuffling_the_order_is_that_of_the_arrays() -> None:
-    batches = _batches(9, 4, shuffle=False)
-    assert _targets(batches) == _targets(batches) == [[0, 1, 2, 3], [4, 5, 6, 7, 8]]
 
 
 def test_global_random_states_are_left_alone() -> None:

@@ -151,12 +151,6 @@ def test_a_run_ends_with_its_simulated_time(tmp_path: Path, profile: CostProfile
     assert found.history[-1]["simulated_seconds"] >= limit
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
-    made = scenario(training=TABLE["training"] | {"client_fraction": 0.5}, methods=["elastic"])
-    one, other = (ran(made, tmp_path / name)["elastic"] for name in "ab")
-    assert one.history == other.history and one.coverage == other.coverage
-
-
 def test_the_local_engine_gives_a_summary(tmp_path: Path) -> None:
     made = scenario(methods=["wait", "elastic"])
     summary = simulate(Simulation(made, tmp_path), LoggedProgress(), engine="local")

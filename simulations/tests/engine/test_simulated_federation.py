@@ -57,9 +57,13 @@ def profile() -> CostProfile:
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Costs are measured, so two runs are alike only if they start from the same ones."""
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    with_costs(profile, monkeypatch)
     yield
+
+
+def with_costs(profile: CostProfile, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
+    patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
 
 
 class Interrupted(BaseException):
@@ -101,13 +105,20 @@ def results(cells: list[RunResult]) -> list[Any]:
     return [(cell.method, cell.seed, cell.history, cell.coverage, cell.rejected) for cell in cells]
 
 
-def test_clients_in_other_processes_give_the_same_results(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Results of the scenario in one process, without an interruption."""
+    with pytest.MonkeyPatch.context() as patch:
+        with_costs(profile, patch)
+        return results(simulated(tmp_path_factory.mktemp("whole")))
+
+
+def test_clients_in_other_processes_give_the_same_results(tmp_path: Path, whole: list[Any]) -> None:
     made = scenario()
-    here = simulated(tmp_path / "here")
     with client_processes(simulated_client_app, 2) as processes:
         elsewhere = LocalGrid(len(made.clients), simulated_client_app(), processes=processes)
         there, _ = run_methods(Simulation(made, tmp_path / "there"), elsewhere, Recorder())
-    assert results(there) == results(here)
+    assert results(there) == whole
 
 
 @pytest.mark.slow
@@ -156,18 +167,15 @@ def test_every_method_and_seed_has_its_cell(tmp_path: Path) -> None:
     assert cells[0].history != cells[2].history
 
 
-def test_same_seed_and_same_costs_give_the_same_result(tmp_path: Path) -> None:
-    one, other = simulated(tmp_path / "one"), simulated(tmp_path / "other")
-    assert results(one) == results(other)
-
-
-def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(
+    tmp_path: Path, whole: list[Any]
+) -> None:
     """Clients keep importance on disk from round to round, but not from run to run."""
-    assert results(simulated(tmp_path)) == results(simulated(tmp_path))
+    simulated(tmp_path)
+    assert results(simulated(tmp_path)) == whole
 
 
-def test_resume_takes_finished_cells_as_they_are(tmp_path: Path) -> None:
-    whole = simulated(tmp_path / "whole")
+def test_resume_takes_finished_cells_as_they_are(tmp_path: Path, whole: list[Any]) -> None:
     with pytest.raises(Interrupted):
         simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
     kept = tmp_path / "parts" / "cells" / "full-0.json"
@@ -177,14 +185,13 @@ def test_resume_takes_finished_cells_as_they_are(tmp_path: Path) -> None:
     resumed = simulated(tmp_path / "parts", progress=progress, resume=True)
     assert kept.stat().st_mtime_ns == before
     assert {method for method, _ in progress.rounds} == {"elastic"}
-    assert results(resumed) == results(whole)
+    assert results(resumed) == whole
 
 
 def test_methods_after_an_interruption_go_by_the_costs_of_those_before(
-    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch, whole: list[Any]
 ) -> None:
     """Else a host that is busier by now would make them slower than the others."""
-    whole = simulated(tmp_path / "whole")
     with pytest.raises(Interrupted):
         simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
     busier = at_speed(profile, 2.0)
@@ -193,7 +200,7 @@ def test_methods_after_an_interruption_go_by_the_costs_of_those_before(
         simulated_server, "measure_choosing",
         lambda made, _, __, known: known if known.plan_seconds else flat_choosing(made, plan=1.0),
     )  # fmt: skip
-    assert results(simulated(tmp_path / "parts", resume=True)) == results(whole)
+    assert results(simulated(tmp_path / "parts", resume=True)) == whole
 
 
 def test_costs_of_another_scenario_are_not_gone_by(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def sizes_of(made: Scenario) -> list[int]:
     return [client_batches(made, None, 0, each.index, 0).dataset_size for each in made.clients]
 
 
-@pytest.mark.parametrize("held", [None, 200_000])
+@pytest.mark.parametrize("held", slow_unless(bool, [None, 200_000]))
 def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     ran: Any, monkeypatch: pytest.MonkeyPatch, held: int | None
 ) -> None:
@@ -272,8 +272,8 @@ def test_asking_what_cuts_are_worth_takes_two_full_steps(ran: Any, profile: Cost
 def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(ran: Any) -> None:
     training = TABLE["training"] | {
         "rounds": 50,
-        "simulated_seconds": 48.0,
-        "tests": 8,
+        "simulated_seconds": 24.0,
+        "tests": 2,
         "learning_rate": 1e-9,
     }
     cell = ran(scenario(training=training, methods=["solved"], target={"method": "solved"}))[
@@ -283,7 +283,7 @@ def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(
     assert by_time[0.0] == by_time[12.0] < by_time[24.0] - 0.3
 
 
-@pytest.mark.parametrize("keep_features", [True, False])
+@pytest.mark.parametrize("keep_features", slow_unless(bool, [True, False]))
 def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
     ran: Any, keep_features: bool
 ) -> None:
@@ -293,7 +293,7 @@ def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
             "keep_features": keep_features,
         }
     }  # fmt: skip
-    made = scenario(method=method, methods=["plain", "cut"])
+    made = scenario(method=method, methods=["plain", "cut"], **LITTLE)
     cells = ran(made)
     plain, cut = (cells[name].history for name in ("plain", "cut"))
     whole = plain[1]["downlink_bytes"] / 4
@@ -315,7 +315,7 @@ def test_who_keeps_to_a_cut_pays_for_knowing_where_it_lies(
     )
     cut = {"policy": "full", "cut": "fixed:conv4"}
     method = TABLE["method"] | {"cut": cut, "both": cut | {"round_zero": "closed_form"}}
-    cells = ran(scenario(method=method, methods=["plain", "cut", "both"]))
+    cells = ran(scenario(method=method, methods=["plain", "cut", "both"], **LITTLE))
     assert cells["plain"].profile_seconds == 0.0
     # Two clients of each speed, once each.
     expected = 3.0 * 2 * (1.0 + SLOWEST)

@@ -58,12 +58,6 @@ def test_clients_share_the_limited_training_set_out_among_them() -> None:
     assert len(set.union(*seen)) >= sum(len(each) for each in seen) - 2
 
 
-def test_without_a_limit_everything_is_shared_out() -> None:
-    whole = scenario(data={"dataset": "digits"})
-    sizes = [client_batches(whole, None, 0, client, 1).dataset_size for client in range(4)]
-    assert sum(sizes) == len(scenario_dataset(whole, None).train_y)
-
-
 def test_a_limit_beyond_the_dataset_is_no_limit() -> None:
     data = {"dataset": "digits", "train_limit": 10**6, "test_limit": 10**6}
     made, dataset = scenario(data=data), scenario_dataset(scenario(), None)

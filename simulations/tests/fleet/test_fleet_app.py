@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import torch
 
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
-from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import NodeConfig
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
@@ -25,7 +23,6 @@ from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.fleet.app import client_app
-from fl_elastic_simulations.fleet.node import ScenarioNode
 from fl_elastic_simulations.fleet.server import FleetRun
 from fl_elastic_simulations.scenario import Scenario
 
@@ -62,19 +59,21 @@ def test_a_line_of_a_round_knows_its_training_and_what_else_was_asked(tmp_path: 
         assert line["downlink_bytes"] > 0
 
 
-def scenario_of(rounds: int = 3, speedup: float = 3.0) -> Scenario:
+def scenario_of(
+    rounds: int = 3, epochs: int = 1, methods: Sequence[str] = ("full", "elastic")
+) -> Scenario:
     return Scenario.from_json(
         json.dumps(
             {
                 "title": "tiny",
                 "seeds": [0],
-                "methods": ["full", "elastic"],
+                "methods": list(methods),
                 "data": {"dataset": "digits", "partition": "iid", "train_limit": 240},
                 "model": {"name": "digits_cnn"},
-                "training": {"rounds": rounds, "local_epochs": 2, "batch_size": 16},
+                "training": {"rounds": rounds, "local_epochs": epochs, "batch_size": 16},
                 "fleet": [
                     {"device": "pi_5", "count": 1},
-                    {"device": "pi_4b", "count": NODES - 1, "speedup": speedup},
+                    {"device": "pi_4b", "count": NODES - 1, "speedup": 3.0},
                 ],
             }
         )
@@ -103,7 +102,7 @@ def journal(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def test_full_training_gives_the_model_of_the_simulation(tmp_path: Path) -> None:
-    scenario = scenario_of()
+    scenario = scenario_of(epochs=2, methods=["full"])
     found = run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
     simulation = Simulation(scenario, tmp_path / "simulated")
     expected = simulate(simulation, LoggedProgress(), engine="local")["methods"]["full"]
@@ -229,8 +228,8 @@ def test_a_node_that_is_set_up_wrongly_is_named_and_the_others_go_on(
     odd: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     grid = grid_of(tmp_path, lambda partition: odd if partition == 1 else {})
-    summary = run_of(tmp_path, scenario_of(2), method="full").run(grid)
-    assert summary["final_accuracy"] > 0.1
+    run_of(tmp_path, scenario_of(1), method="full").run(grid)
+    assert len(journal(tmp_path)) == 2
     for line in journal(tmp_path)[1:]:
         if reason:
             assert line["accepted"] == NODES - 1
@@ -302,31 +301,6 @@ def test_a_device_on_its_battery_takes_no_part_if_it_is_not_to(
     assert list(line["nodes"]) == ["1"]
     reasons = {each["node"]: each["reason"] for each in line["rejections"]}
     assert "not on mains" in reasons["2"] and "25 %, its least is 30 %" in reasons["3"]
-
-
-def test_what_loading_took_is_no_longer_there_to_train(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scenario = scenario_of(1)
-    config = {"scenario": scenario.to_json(), "method": "full", "fl_elastic.deadline": 10.0}
-    settings = NodeConfig(0, tmp_path / "state", threads=1)
-    node = ScenarioNode(settings, config)
-    given = []
-
-    def fit(self: ElasticClient, arrays: Any, told: dict[str, Any]) -> Any:
-        given.append(told["fl_elastic.deadline"])
-        return [], 0, {}
-
-    original = ScenarioNode.client
-
-    def slow(self: ScenarioNode, **options: bool) -> ElasticClient:
-        time.sleep(0.3)
-        return original(self, **options)
-
-    monkeypatch.setattr(ElasticClient, "fit", fit)
-    monkeypatch.setattr(ScenarioNode, "client", slow)
-    node.cared_for().train([])
-    assert 5 < given[0] <= 9.7
 
 
 @pytest.mark.parametrize(

@@ -226,10 +226,6 @@ def test_an_exit_averages_over_positions_or_tokens() -> None:
     torch.testing.assert_close(tokens(features), tokens.linear(features.mean(1)))
 
 
-def test_blocks_cost_their_gradients_both_ways() -> None:
-    assert chain_costs().block_seconds == [3.0, 3.0, 3.0, 4.0]
-
-
 @pytest.mark.parametrize("window", [Window(0, 1), Window(0, 2), Window(1, 2), Window(1, 3)])
 @pytest.mark.parametrize("limit", [0.0, 7.0, 9.5, 11.0, 12.0, 14.0, 99.0])
 def test_selection_in_a_window_is_the_best_that_fits(window: Window, limit: float) -> None:

@@ -124,7 +124,10 @@ def cells(browser: Chrome) -> list[str]:
     return [str(image.get_attribute("href")) for image in images]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(PHONE, "dark"), pytest.param(DESKTOP, "light", marks=pytest.mark.slow)],
+)
 def test_every_plot_is_drawn_and_fits(browser: Chrome, page: Path, width: int, scheme: str) -> None:
     opened(browser, page, width, scheme)
     for name in ("time", "uplink"):

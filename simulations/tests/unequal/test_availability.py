@@ -41,18 +41,6 @@ def seconds_there(pairs: list[tuple[int, int]], period: float | None) -> list[bo
     return [any(a <= n < b for a, b in pairs) for n in within]
 
 
-@given(pairs=intervals, period=periods, time=st.integers(0, 2 * PERIOD))
-def test_questions_are_answered_as_by_a_list_of_seconds(
-    pairs: list[tuple[int, int]], period: float | None, time: int
-) -> None:
-    device, seconds = made(pairs, period), seconds_there(pairs, period)
-    assert device.there(time) == device.there(time + 0.5) == seconds[time]
-    gone = next((n for n in range(time, HORIZON) if not seconds[n]), math.inf)
-    back = next((n for n in range(time, HORIZON) if seconds[n]), math.inf)
-    assert device.leaves(time) == gone
-    assert device.comes(time) == back
-
-
 @given(
     fleet=st.lists(st.tuples(intervals, periods), min_size=1, max_size=4),
     time=st.integers(0, PERIOD), count=st.integers(1, 4),

@@ -23,12 +23,6 @@ BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
 amounts = st.floats(min_value=0, max_value=1e12)
 
 
-def test_each_part_is_computed_from_its_own_figure() -> None:
-    cost = round_cost(BOARD, host_seconds=0.5, uplink_bytes=3e6, downlink_bytes=1e6)
-    assert cost == RoundCost(compute_seconds=4.0, uplink_seconds=1.5, downlink_seconds=0.25)
-    assert cost.total == 5.75
-
-
 @given(seconds=amounts, up=amounts, down=amounts, factor=st.floats(1, 100))
 def test_a_slower_device_takes_proportionally_longer_to_compute_only(
     seconds: float, up: float, down: float, factor: float
@@ -41,14 +35,6 @@ def test_a_slower_device_takes_proportionally_longer_to_compute_only(
         before.uplink_seconds,
         before.downlink_seconds,
     )
-
-
-@given(st.lists(st.tuples(amounts, amounts, amounts), min_size=1))
-def test_a_synchronous_round_waits_for_the_slowest(parts: list[tuple[float, float, float]]) -> None:
-    costs = [RoundCost(*part) for part in parts]
-    seconds = round_seconds(cost.total for cost in costs)
-    assert all(cost.total <= seconds for cost in costs)
-    assert any(cost.total == seconds for cost in costs)
 
 
 @pytest.mark.parametrize("name", ["host_seconds", "uplink_bytes", "downlink_bytes"])

@@ -67,20 +67,6 @@ def ran(
     return grid, strategy, result
 
 
-def test_late_replies_never_reach_the_strategy_which_waits_until_its_timeout() -> None:
-    grid, strategy, result = ran(fleet(8.0, 1.0, 4.0, 2.0), timeout=3.0)
-    assert strategy.nodes == [[2, 4]] and strategy.errors == []
-    # Weighted by 20 and 40 examples, of which 2 and 4 were added.
-    moved = (20 * 2 + 40 * 4) / 60
-    np.testing.assert_allclose(result.arrays["weight"].numpy(), [moved, 1 + moved])
-    assert [row.outcome for row in grid.rows if row.message_type == "train"] == [
-        "answered", "answered", "late", "late",
-    ]  # fmt: skip
-    trained = [row for row in grid.rows if row.message_type == "train"]
-    assert [row.arrival for row in trained] == pytest.approx([1, 2, 4, 8], rel=1e-6)
-    assert all(row.sent == pytest.approx(3.0) for row in grid.rows if row.message_type != "train")
-
-
 @pytest.mark.parametrize("timeout", [None, 100.0])
 def test_where_nobody_is_late_the_result_is_that_of_the_plain_run(timeout: float | None) -> None:
     _, strategy, result = ran(fleet(8.0, 1.0, 4.0), rounds=3, timeout=timeout)
@@ -120,27 +106,6 @@ def test_the_strategys_messages_stay_its_own() -> None:
     assert [each.metadata.src_node_id for each in replies] == [1, 2]
     assert all(RECORD not in each.content for each in replies)
     assert {row.server_round for row in grid.rows} == {7}
-
-
-def test_links_and_bytes_are_those_of_the_records() -> None:
-    given = {"train": CostSection(seconds=1.0), "evaluate": CostSection()}
-    grid, _, _ = ran(fleet(2.0, bandwidth=100.0, costs=given))
-    row = grid.rows[0]
-    content = RecordDict({"arrays": arrays(0.0, 1.0), "config": ConfigRecord({"server-round": 1})})
-    downlink = sum(record.count_bytes() for record in content.values())
-    metrics = MetricRecord({"num-examples": 10, "loss": 0.0})
-    uplink = arrays(0.0, 1.0).count_bytes() + metrics.count_bytes()
-    assert (row.downlink_bytes, row.uplink_bytes) == (downlink, uplink)
-    assert row.downlink_seconds == pytest.approx(downlink / 100)
-    assert row.uplink_seconds == pytest.approx(uplink / 100)
-    assert row.arrival == pytest.approx(2.0 + (downlink + uplink) / 100)
-
-
-def test_costs_by_example_go_by_what_the_reply_counts() -> None:
-    given = {"train": CostSection(0.5, seconds_per_example=0.1), "evaluate": CostSection()}
-    grid, _, _ = ran(fleet(1.0, 2.0, costs=given))
-    found = {row.client: row.compute_seconds for row in grid.rows if row.message_type == "train"}
-    assert found == pytest.approx({0: 0.5 + 1.0, 1: 2 * (0.5 + 2.0)})
 
 
 def test_without_given_costs_the_processor_time_is_measured() -> None:
