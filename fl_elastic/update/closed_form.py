@@ -127,7 +127,7 @@ def penalties_tried(best: float) -> int:
     """Return how many penalties `best_ridge` compares before it ends at the best one.
 
     >>> penalties_tried(0.1), penalties_tried(1.0), penalties_tried(100.0)
-    (3, 5, 7)
+    (3, 5, 8)
     """
     place = int(np.abs(np.log(PENALTIES / best)).argmin())
     return min(max(place, _START) + 1, len(PENALTIES) - 1) - max(min(place, _START) - 1, 0) + 1
