@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch_size import batch_size
 from fl_elastic.groups.examples import few_of
-from fl_elastic.groups.forward import call_model, scores_of
+from fl_elastic.groups.forward import call_model, refusing_misfits, scores_of
 from fl_elastic.groups.untouched import untouched
 
 __all__ = ["FirstPass"]
@@ -43,6 +43,11 @@ class FirstPass:
     def of(cls, model: nn.Module, batch: tuple[Any, Any]) -> FirstPass:
         """Return what a pass over some examples of a batch shows; the model is not changed.
 
+        Raises
+        ------
+        TrainingError
+            If the model cannot take the inputs.
+
         Examples
         --------
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
@@ -61,7 +66,8 @@ class FirstPass:
             # A model may raise any exception on inputs that it does not expect.
             except Exception:
                 pass
-            return cls(batch, *_run(model, batch[0]))
+            with refusing_misfits(batch):
+                return cls(batch, *_run(model, batch[0]))
 
     @property
     def outputs(self) -> int:

@@ -391,8 +391,10 @@ def _factor(matrix: Tensor) -> Tensor:
 
 def _solved(factor: Tensor, right: _Floats) -> _Floats:
     # In half of the time of torch.cholesky_solve, which copies the factor.
-    given = torch.from_numpy(right).to(factor.dtype)
+    # Sums of targets may be beyond the range of fp32.
+    rounds = factor.dtype is torch.float32
+    size = float(np.abs(right).max(initial=0.0)) or 1.0 if rounds else 1.0
+    given = torch.from_numpy(right / size).to(factor.dtype)
     below = torch.linalg.solve_triangular(factor, given, upper=False)
-    return np.asarray(
-        torch.linalg.solve_triangular(factor.T, below, upper=True).numpy(), np.float64
-    )
+    found = torch.linalg.solve_triangular(factor.T, below, upper=True).numpy()
+    return np.asarray(size * found.astype(np.float64))

@@ -263,6 +263,13 @@ def test_what_has_no_head_in_closed_form_is_said(
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("read", ["auto", "1@flat"])
+def test_inputs_that_the_model_cannot_take_are_refused_with_their_shape(read: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with pytest.raises(TrainingError, match=r"inputs of shape \(8, 5\)"):
+        read_out(model, [(torch.randn(8, 5), torch.arange(8) % 3)], read=read)
+
+
 @pytest.mark.parametrize("ignored", [0, 2, 255, -1])
 @pytest.mark.parametrize("read", ["last", "1@flat", "auto"])
 def test_the_class_that_the_loss_ignores_is_in_no_head(read: str, ignored: int) -> None:

@@ -511,6 +511,17 @@ def test_sums_that_are_hardly_those_of_examples_take_a_stronger_penalty(missing:
     assert np.isfinite(head.weight).all() and np.isfinite(head.error) and head.penalty > 0.01
 
 
+@pytest.mark.parametrize("times", [1e-30, 1e-12, 1e12, 1e37])
+def test_the_unit_of_the_targets_changes_no_choice(times: float) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 6))
+    y = x[:, :2] + 3 * rng.normal(size=(60, 2))
+    usual, other = (closed_form_head(sums_of(x, k * y, classes=False)) for k in (1.0, times))
+    assert usual.penalty > 0.01
+    assert (other.penalty, other.error) == (usual.penalty, pytest.approx(usual.error, rel=1e-5))
+    np.testing.assert_allclose(other.weight / times, usual.weight, rtol=1e-5)
+
+
 def test_sums_that_no_examples_can_have_are_refused() -> None:
     honest = sums_of(*examples(0, 60))
     products = honest.products.copy()

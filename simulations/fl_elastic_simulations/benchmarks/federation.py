@@ -42,7 +42,7 @@ from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["BENCHMARK", "Cells", "Federation", "federation_cell", "sooner", "task_costs"]
+__all__ = ["BENCHMARK", "Cells", "Federation", "federation_cell", "row_of", "sooner", "task_costs"]
 
 Cells: TypeAlias = Mapping[int, Mapping[str, Any]]
 """Rows of one method in one task, by seed."""
@@ -226,7 +226,7 @@ def federation_cell(
         simulation = Simulation(scenario, Path(scratch), data_root)
         grid = InProcessGrid(len(scenario.clients), simulated_client_app())
         cell = run_method(simulation, grid, Progress(), section, seed, profile, choosing)
-    return _row(cell) | {"cpu_seconds": round(time.process_time() - started, 1)}
+    return row_of(cell) | {"cpu_seconds": round(time.process_time() - started, 1)}
 
 
 def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
@@ -240,14 +240,14 @@ def _timed(task: FederationTask, profile: CostProfile) -> Scenario:
     return task_scenario(task, bandwidth, task.reference_rounds * full_round * _SPARE)
 
 
-def _row(run: RunResult) -> Row:
+def row_of(run: RunResult) -> Row:
     """Return the stored row of a run: the final figures, and the tests better than all before, with the last one.
 
     A point of the curve holds simulated seconds, uplink and downlink bytes so far, and accuracy. A new model counts
     from the time when it was there, except at the last test.
     """
     history, last = pd.DataFrame(run.history), run.history[-1]
-    new = (history["round"].diff() != 0) & (history.index < len(history) - 1)
+    new = (history["since"].diff() != 0) & (history.index < len(history) - 1)
     history["simulated_seconds"] = history["since"].where(new, history["simulated_seconds"])
     curve = history[["simulated_seconds", "uplink_bytes", "downlink_bytes", "accuracy"]]
     tested = history["accuracy"].tolist()[1:]

@@ -19,6 +19,7 @@ from fl_elastic_simulations.benchmarks.benchmark import Request, markdown
 from fl_elastic_simulations.benchmarks.federation import (
     Federation,
     federation_cell,
+    row_of,
     sooner,
     task_costs,
 )
@@ -33,6 +34,7 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
     task_scenario,
 )
 from fl_elastic_simulations.benchmarks.intervals import interval
+from fl_elastic_simulations.engine.run_result import RunResult
 
 STEPS = 8
 SMALL = FederationTask(
@@ -71,6 +73,17 @@ def fresh_cell(folder: Path, method: str) -> dict[str, Any]:
 PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
     f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
 }
+
+
+def test_a_new_model_counts_from_when_it_was_there_even_if_it_is_of_the_same_round() -> None:
+    run = RunResult("head, then steps", 0)
+    spent = {"uplink_bytes": 1.0, "downlink_bytes": 1.0}
+    for number, accuracy, since, at in [
+        (0, 0.1, 0.0, 0.0), (0, 0.5, 1.5, 2.0), (0, 0.5, 1.5, 4.0), (1, 0.6, 5.2, 6.0), (2, 0.7, 7.9, 8.0),
+    ]:  # fmt: skip
+        costs = spent | {"simulated_seconds": at}
+        run.evaluated(number, accuracy, 1.0, spent=costs if at else None, since=since)
+    assert [point[0] for point in row_of(run)["curve"]] == [1.5, 5.2, 8.0]
 
 
 # One that waits, a peer and ours; the others are among the slow tests.
