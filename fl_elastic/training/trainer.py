@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 __all__ = ["ElasticTrainer", "eager"]
 
 _LOG = logging.getLogger("fl_elastic")
+# Multiple of its deadline from which on a fit says that it has overrun it; clocks and steps vary by less.
+_OVERRUN = 1.15
 # Most names in a message.
 _SHOWN = 4
 
@@ -359,7 +361,18 @@ class ElasticTrainer:
         for transform in fit.plan.transforms:
             transform.finished(self.model, fit.plan, self._optimizing())
         self._closing_seconds = clock() - log.ended
+        if self._charges_loading:
+            self._tell_overrun(clock() - log.began, report)
         return report
+
+    def _tell_overrun(self, took: float, report: FitReport) -> None:
+        deadline = self.budget.deadline
+        if deadline is not None and took > _OVERRUN * deadline:
+            _LOG.warning(
+                "the fit took %.3g s, its deadline was %.3g s: %.3g s of it for %s steps, the rest for estimating, "
+                "choosing and preparing. Allow more time; later fits of this model know its costs",
+                took, deadline, report.seconds, report.steps,
+            )  # fmt: skip
 
     def _control(
         self, profile: CostProfile, budget: Budget, requested: int, ends: bool

@@ -153,7 +153,12 @@ def test_making_ready_is_told_apart_from_choosing(
     [(0.0, 4, 2), (1.3, 2, 2), (1.5, 1, 2), (1.65, 1, 2.4), (9, 1, 9.7)],
 )
 def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_trained(
-    clock: Hands, monkeypatch: pytest.MonkeyPatch, planning: float, groups: int, most: float
+    clock: Hands,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    planning: float,
+    groups: int,
+    most: float,
 ) -> None:
     """Where not even a part fits the head is trained for a step: choosing does not cost the round."""
     full, take, begin = flat().full_step_seconds, TrainingStep.take, TrainingStep.begin
@@ -183,6 +188,7 @@ def test_where_choosing_leaves_no_time_for_a_step_of_the_plan_a_part_of_it_is_tr
     assert next(int(plan.mask.sum()) for _, plan in report.plans) == groups
     assert report.plan is report.plans[0][1] and report.steps >= 1
     assert clock.seconds <= most * full * (1 + 1e-9)
+    assert ("its deadline was" in caplog.text) is (planning == 9)
 
 
 def test_what_comes_after_the_last_step_is_kept_back_by_the_next_fit(
