@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
 from fl_elastic.update.closed_form import inner_mean
-from fl_elastic.update.ridge import PARTS, PENALTIES, STILL, least_from, precise_enough
+from fl_elastic.update.ridge import PARTS, PENALTIES, least_from, precise_enough, varies
 
 __all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
 
@@ -322,7 +322,7 @@ class _Task:
         # fp32 is precise enough for standardised numbers, and takes half the time.
         scaled = centred.astype(np.float32)
         spread = np.sqrt(np.einsum("ij,ij->j", scaled, scaled) / self.examples)
-        moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
+        moves = varies(spread, mean)
         scaled = scaled[:, moves]
         scaled /= spread[moves].astype(np.float32)
         return np.asarray(scaled @ scaled.T, np.float32)

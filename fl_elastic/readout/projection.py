@@ -9,10 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.update.ridge import STILL
+from fl_elastic.update.ridge import varies
 
 __all__ = ["Directions", "Projection"]
 
+# Share of the largest value below which another one counts as zero.
+_NOTHING = 1e-6
 _LARGEST = 127
 
 
@@ -55,19 +57,22 @@ class Directions:
         """
         features = np.concatenate(rows, axis=1).astype(np.float64)
         examples = float(constant @ constant)
-        features -= np.outer(constant, constant @ features / examples)
+        mean = constant @ features / examples
+        features -= np.outer(constant, mean)
         spread = np.sqrt((features**2).sum(axis=0) / examples)
-        moves = spread > STILL * max(float(spread.max(initial=0.0)), STILL)
+        moves = varies(spread, mean)
         exponents = np.full(len(spread), -_LARGEST)
         exponents[moves] = np.clip(-np.round(np.log2(spread[moves])), -_LARGEST, _LARGEST)
         features *= np.exp2(exponents)
         values, vectors = np.linalg.eigh(features @ features.T)
         largest = np.argsort(values)[::-1][:width]
-        largest = largest[values[largest] > STILL * max(float(values.max(initial=0.0)), STILL)]
+        largest = largest[
+            values[largest] > _NOTHING * max(float(values.max(initial=0.0)), _NOTHING)
+        ]
         principal = (vectors[:, largest] / np.sqrt(values[largest])).T @ features
         turn = np.linalg.qr(np.random.default_rng(0).normal(size=(len(largest), len(largest))))[0]
         matrix = turn @ principal
-        matrix *= _LARGEST / max(float(np.abs(matrix).max(initial=0.0)), STILL)
+        matrix *= _LARGEST / max(float(np.abs(matrix).max(initial=0.0)), _NOTHING)
         return cls(exponents.astype(np.int8), np.round(matrix).astype(np.int8))
 
 

@@ -15,14 +15,13 @@ from fl_elastic.readout.place import Place
 from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import check_count
+from fl_elastic.update.ridge import varies
 
 __all__ = ["PlacesReply", "decode_places", "encode_places", "sample_bytes"]
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
 _LONGEST_NAME = 500
-# A feature whose deviation is a smaller share of its mean is constant, up to the rounding of fp32.
-_STILL = 1e-7
 # Tolerance for counts that are computed from targets and constants in fp32.
 _ROUNDED = 1e-3
 
@@ -79,7 +78,7 @@ def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
         mean = sample.constant @ rows / sample.num_examples
         centred = rows - np.outer(sample.constant, mean)
         scale = np.sqrt((centred**2).mean(axis=0))
-        still = scale <= _STILL * np.abs(mean)
+        still = ~varies(scale, mean)
         centred[:, still], scale[still] = 0.0, 1.0
         scale = scale.astype("<f4")
         exact += [mean.astype("<f4"), scale]

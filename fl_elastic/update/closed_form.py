@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import PENALTIES, STILL, Ridge, RidgeSystem, least_from
+from fl_elastic.update.ridge import PENALTIES, Ridge, RidgeSystem, least_from
 
 __all__ = [
     "ClosedFormHead",
@@ -31,6 +31,8 @@ _Floats = NDArray[np.float64]
 # Least squares tell by how much the score of an example's own class exceeds the others on average. Class scores are
 # stretched so that their softmax gives the own class this mean score as its probability, within these bounds.
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
+# Difference of mean scores below which classes are not told apart at all.
+_NO_MARGIN = 1e-6
 # Index of the penalty at which the search begins: 0.1.
 _START = 6
 # One in this many clients, at either end of the errors, is left out when the penalty is chosen.
@@ -184,7 +186,7 @@ def stretch(sums: HeadSums, weight: _Floats, bias: _Floats) -> float:
     own = float((weight * sums.targets[:-1]).sum() + (bias * sums.targets[-1]).sum()) / examples
     others = (1.0 - own) / max(classes - 1, 1)
     margin = own - others
-    if classes < 2 or margin <= STILL:
+    if classes < 2 or margin <= _NO_MARGIN:
         return 1.0
     sure = min(max(own, _LEAST_SURE), _MOST_SURE)
     return max(float(np.log(sure * (classes - 1) / (1 - sure))) / margin, 1.0)

@@ -18,19 +18,16 @@ from fl_elastic.update.head_sums import HeadSums
 __all__ = [
     "PARTS",
     "PENALTIES",
-    "STILL",
     "Ridge",
     "RidgeSystem",
     "RidgeWithout",
     "least_from",
     "precise_enough",
+    "varies",
 ]
 
 PARTS = 5
 """Number of parts into which all clients' examples are divided for holding out."""
-
-STILL = 1e-6
-"""A feature whose standard deviation is below this share of the largest one is taken for constant."""
 
 PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 """Candidate penalties, as shares of the number of examples."""
@@ -40,6 +37,10 @@ _Floats = NDArray[np.float64]
 _NOTHING_LEFT = 1e-6
 # Once this many examples are held out, no further part is needed.
 _ENOUGH = 640
+# A standard deviation below this share of the mean may be rounding of the sums, which are in fp64.
+_CONSTANT = 3e-7
+# Weights of features with a smaller standard deviation might be too large for fp32.
+_LEAST = 1e-30
 # Down to this penalty, errors on held-out examples are compared in fp32, which takes half of the time.
 _ROUNDED = 0.01
 
@@ -65,6 +66,19 @@ def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
         if found == best:
             return best, known[best]
         best = found
+
+
+def varies(spread: _Floats, mean: _Floats) -> NDArray[np.bool_]:
+    """Return which features vary by more than rounding, given their standard deviations and means.
+
+    Each feature is compared with its own mean: columns of a table may differ in scale by any factor.
+
+    Examples
+    --------
+    >>> varies(np.array([1e-9, 1e9, 1e-9, 0.0]), np.array([0.0, 5.0, 3.0, 0.0])).tolist()
+    [True, True, False, False]
+    """
+    return np.asarray(spread > np.maximum(_CONSTANT * np.abs(mean), _LEAST))
 
 
 def precise_enough(penalty: float) -> type[np.floating]:
@@ -113,9 +127,7 @@ class RidgeSystem:
         if not intercept:
             mean, goal = np.zeros_like(mean), np.zeros_like(goal)
         spread = np.sqrt(np.maximum(np.diag(total.products)[:-1] / examples - mean**2, 0.0))
-        scale = np.where(
-            spread > STILL * max(float(spread.max(initial=0.0)), STILL), spread, np.inf
-        )
+        scale = np.where(varies(spread, mean), spread, np.inf)
         return cls(tuple(sums), total, mean, scale, goal, intercept)
 
     @property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import STILL
+from fl_elastic.update.ridge import varies
 
 __all__ = ["KeptSums", "RunningSums", "add_product"]
 
@@ -113,7 +113,7 @@ class RunningSums:
         mean = self.products[-1, :-1] / weight
         spread = np.maximum(np.diag(self.products)[:-1] / weight - mean**2, 0.0)
         most = float(spread.max(initial=0.0)) or 1.0
-        return np.where(spread > STILL**2 * most, spread, most)
+        return np.where(varies(np.sqrt(spread), self.origin + mean), spread, most)
 
     def rows(self, features: NDArray[Any]) -> _Floats:
         """Return features, shape (N, D), as they are summed: relative to the origin, with a constant 1 appended."""

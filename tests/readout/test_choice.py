@@ -179,7 +179,7 @@ def test_features_that_stand_still_or_are_huge_do_no_harm() -> None:
     still, huge = places(2)
     rows = {
         still: np.hstack([sample.rows[still], np.full((60, 3), 7.0)]),
-        huge: 1e12 * sample.rows[huge],
+        huge: 1e12 * sample.rows[huge] * 10.0 ** np.linspace(-9, 0, 8),
     }
     one = choose_places(sample, most_features=100)
     other = choose_places(replace(sample, rows=rows), most_features=100)

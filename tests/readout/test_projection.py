@@ -28,7 +28,8 @@ def filled(directions: Directions) -> Projection:
 def test_it_spans_the_principal_directions(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(60, 6)) * [9, 7, 5, 0.1, 0.1, 0.1] @ rng.normal(size=(6, 40))
-    rows = rows * 10.0 ** rng.uniform(-2, 2, 40) + rng.normal(size=40) * 100
+    units = 10.0 ** rng.uniform(-6, 6, 40)
+    rows = (rows + rng.normal(size=40) * 100) * units
     found = Directions.of([rows[:, :25], rows[:, 25:]], np.ones(60), 3)
     scaled = (rows - rows.mean(axis=0)) * np.exp2(found.exponents.astype(float))
     assert ((0.7 < scaled.std(axis=0)) & (scaled.std(axis=0) < 1.5)).all()

@@ -194,6 +194,23 @@ def test_features_that_stand_still_get_no_weight() -> None:
     assert not head.weight[:, 2].any() and np.isfinite(head.weight).all()
 
 
+@pytest.mark.parametrize("travels", [False, True])
+def test_a_column_of_a_table_counts_whatever_its_unit(travels: bool) -> None:
+    """Amounts in the millions beside shares of a millionth."""
+    x, y = examples(3, 120, features=40)
+    units = 10.0 ** np.linspace(-8, 8, 40)
+    one, other = sums_of(x, y), sums_of(x * units, y)
+    if travels:
+        one, other = (
+            decode_head_sums(encode_head_sums(each, linear_manifest()), linear_manifest())
+            for each in (one, other)
+        )
+    expected, found = closed_form_head(one), closed_form_head(other)
+    assert found.penalty == expected.penalty
+    close = {"rtol": 1e-3, "atol": 1e-4} if travels else {"rtol": 1e-7, "atol": 1e-9}
+    np.testing.assert_allclose(found.weight * units, expected.weight, **close)
+
+
 def test_without_a_bias_nothing_is_centred() -> None:
     x, _ = examples(4, 80)
     numbers = x @ np.random.default_rng(0).normal(size=(6, 2))

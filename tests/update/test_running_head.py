@@ -25,7 +25,7 @@ def examples(
 ) -> tuple[Floats, Ints]:
     """Classes around centres, features of very unlike scales and far from zero."""
     draw = np.random.default_rng(seed)
-    scales = 10.0 ** draw.uniform(-2, 2, features)
+    scales = 10.0 ** draw.uniform(-5, 5, features)
     y = draw.integers(classes, size=count)
     centres = np.random.default_rng(99).normal(size=(classes, features))
     return (centres[y] + draw.normal(size=(count, features)) + far) * scales, y
