@@ -141,10 +141,15 @@ def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
 
     The rows of the fold are a factor of its products. Negative eigenvalues are rounding errors and are dropped.
     """
-    values, vectors = np.linalg.eigh(held.products)
+    # Scaled to a diagonal of ones, so that a feature of small numbers is no rounding error of a feature of large ones.
+    size = np.sqrt(np.maximum(np.diag(held.products), 0.0))
+    scale = np.where(size > 0, size, 1.0)
+    values, vectors = np.linalg.eigh(held.products / np.outer(scale, scale))
     some = values > _CANCELLED * max(float(values[-1]), 0.0)
     if not some.any():
         return total
-    rows = vectors[:, some].T * np.sqrt(values[some])[:, None]
-    targets = (vectors[:, some].T @ held.targets) / np.sqrt(values[some])[:, None]
+    rows = vectors[:, some].T * np.sqrt(values[some])[:, None] * scale
+    targets = (vectors[:, some].T @ (held.targets / scale[:, None])) / np.sqrt(values[some])[
+        :, None
+    ]
     return total.with_folds([Fold(rows, targets, held.squares)])

@@ -261,18 +261,23 @@ def test_numbers_too_large_for_it_are_refused() -> None:
 @pytest.mark.parametrize("count", [3, 40])
 def test_what_is_held_out_of_a_total_is_what_it_was(count: int) -> None:
     rng = np.random.default_rng(count)
-    x, y = rng.normal(size=(60, 12)) + 3, np.eye(4)[rng.integers(0, 4, 60)]
+    units = 10.0 ** np.linspace(-4, 4, 12)
+    x, y = (rng.normal(size=(60, 12)) + 3) * units, np.eye(4)[rng.integers(0, 4, 60)]
     total, held = sums_of(x, y), sums_of(x[:count], y[:count])
     found = with_held_out(
         of_vector(as_vector(total), "weight", (4, 12), True),
         of_vector(as_vector(held), "weight", (4, 12), True),
     )
     (fold,) = found.folds
-    np.testing.assert_allclose(fold.rows.T @ fold.rows, held.products, atol=1e-9)
-    np.testing.assert_allclose(fold.rows.T @ fold.targets, held.targets, atol=1e-9)
+    size = np.append(units, 1.0)
+    products, targets = fold.rows.T @ fold.rows, fold.rows.T @ fold.targets
+    np.testing.assert_allclose(
+        products / np.outer(size, size), held.products / np.outer(size, size), atol=1e-9
+    )
+    np.testing.assert_allclose(targets / size[:, None], held.targets / size[:, None], atol=1e-9)
     rest, part = sums_of(x[count:], y[count:]), (Fold.of(x[:count], y[:count]),)
     plain = HeadSums(rest.weight, rest.products, rest.targets, rest.squares, True, part)
     one, other = closed_form_head(found), closed_form_head(plain)
     assert one.penalty == other.penalty and one.error == pytest.approx(other.error, rel=1e-6)
-    np.testing.assert_allclose(one.weight, other.weight, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(one.weight * units, other.weight * units, rtol=1e-4, atol=1e-6)
     assert with_held_out(total, sums_of(x[:0], y[:0])) is total
