@@ -141,7 +141,7 @@ def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
 
     The rows of the fold are a factor of its products. Negative eigenvalues are rounding errors and are dropped.
     """
-    # Scaled to a diagonal of ones, so that a feature of small numbers is no rounding error of a feature of large ones.
+    # Scaled to a diagonal of ones: beside features of large numbers, those of small ones are no rounding error.
     size = np.sqrt(np.maximum(np.diag(held.products), 0.0))
     scale = np.where(size > 0, size, 1.0)
     values, vectors = np.linalg.eigh(held.products / np.outer(scale, scale))
