@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import Ridge, RidgeWithout
+from fl_elastic.update.ridge import Ridge, RidgeWithout, varies
 
 __all__ = ["harmful", "sizes_about_the_middle", "sizes_of_features"]
 
@@ -59,7 +59,7 @@ def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
     middle = np.median(means, axis=0)
     about = np.maximum(squares - 2 * middle * means + middle**2, 0.0)
     usual = about.mean(axis=0)
-    moves = usual > 0
+    moves = varies(np.sqrt(usual), middle)
     if not moves.any():
         return np.ones(len(means))
     return np.asarray((about[:, moves] / usual[moves]).mean(axis=1))
