@@ -58,7 +58,7 @@ def digits(_: Path) -> Dataset:
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """Return Fashion-MNIST from its original four gz files if present, or else downloaded.
+    """Return Fashion-MNIST from its four original gz files, which are downloaded if they are missing.
 
     0.2860 and 0.3530 are the mean and standard deviation of the training pixels.
     """

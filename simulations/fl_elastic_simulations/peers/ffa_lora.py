@@ -1,4 +1,4 @@
-"""Adapters with one frozen factor, so that averaging is exact."""
+"""FFA-LoRA: clients train one factor of every adapter and share the other, so that averaging is exact."""
 
 from __future__ import annotations
 

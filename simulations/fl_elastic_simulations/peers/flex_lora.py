@@ -1,4 +1,4 @@
-"""Adapters of different ranks, merged by their products."""
+"""FlexLoRA: clients train adapters of different ranks, and the server averages the products of their factors."""
 
 from __future__ import annotations
 

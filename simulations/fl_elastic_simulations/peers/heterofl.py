@@ -1,4 +1,4 @@
-"""Narrow models inside wide ones: each client trains as many channels as it can afford."""
+"""HeteroFL: each client trains the first channels of every layer, as many as it can afford."""
 
 from __future__ import annotations
 
