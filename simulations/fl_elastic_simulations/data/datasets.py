@@ -115,7 +115,7 @@ def load_dataset(
     ----------
     name : str
         A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
-        ``gtsrb``, ``har`` or ``plays``), or ``module:callable``: a function that returns a `Dataset`, with the data
+        ``gtsrb`` or ``har``), or ``module:callable``: a function that returns a `Dataset`, with the data
         root as its argument or without any.
     data_root : path, optional
         Folder of the files, see :func:`data_root_folder`. ``digits`` needs none.
@@ -237,4 +237,3 @@ for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cifar100
     DATASETS.register(_name)(DatasetKind(_read_by("pictures", _name)))
 DATASETS.register("gtsrb")(DatasetKind(_read_by("pictures", "gtsrb"), owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_read_by("activity_windows", "har"), owner="person"))
-DATASETS.register("plays")(DatasetKind(_read_by("plays", "plays"), owner="role"))

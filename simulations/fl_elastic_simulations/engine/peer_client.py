@@ -56,8 +56,6 @@ class PeerClient:
         Host seconds for local training and everything before it.
     profile_seconds, choosing_seconds : float
         Part of these seconds for estimating costs in this round, and for one choice of what to train.
-    fraction : float
-        Speed of the device relative to the fastest.
     place : tuple of (int, int)
         The client's number, and the number of clients.
     seed : int
@@ -81,7 +79,6 @@ class PeerClient:
     allowed_seconds: float
     profile_seconds: float
     choosing_seconds: float
-    fraction: float
     place: tuple[int, int]
     seed: int
     codec: str
@@ -124,7 +121,6 @@ class PeerClient:
             seed=self.seed,
             memory=memory,
             global_change=self._change(weights, version, manifest),
-            fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
             width=self.width,
         )
