@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import affine_grid, avg_pool2d, grid_sample
+from torch.nn.functional import avg_pool2d
 
 from fl_elastic.errors import DatasetError
 from fl_elastic.named_models import build_model
@@ -161,28 +161,6 @@ def _new_classes(root: Path, seed: int) -> Stream:
     parts = [train[own[:1500]] for own in rows]
     tests = tuple(_some(test, np.isin(test.y, each), 200 * len(each), draw) for each in sets)
     return _in_turn(train[before], parts, tests)
-
-
-def _turned(root: Path, seed: int) -> Stream:
-    """Return a stream with upright pictures at home and at first, then three camera rotations by 60 degrees."""
-    train, test = _fashion(root)
-    draw = np.random.default_rng(seed)
-    rows = draw.permutation(len(train))[: 4000 + 4 * 1500]
-    shown = _some(test, np.ones(len(test), bool), 800, draw)
-    parts = [rows[4000 + 1500 * turn : 5500 + 1500 * turn] for turn in range(4)]
-    return _in_turn(
-        train[rows[:4000]],
-        [_rotated(train[own], 60 * turn) for turn, own in enumerate(parts)],
-        tuple(_rotated(shown, 60 * turn) for turn in range(4)),
-    )
-
-
-def _rotated(pictures: Labelled, degrees: float) -> Labelled:
-    angle = np.deg2rad(degrees)
-    matrix = torch.tensor([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0]])
-    x = torch.from_numpy(pictures.x.astype(np.float32) / 255)
-    grid = affine_grid(matrix.float().expand(len(x), 2, 3), list(x.shape), align_corners=False)
-    return Labelled(_bytes(grid_sample(x, grid, align_corners=False).numpy()), pictures.y)
 
 
 def _people(root: Path, seed: int) -> Stream:
@@ -344,16 +322,11 @@ def _mobilenet(root: Path, outputs: int, seed: int) -> nn.Module:
 
 
 TASKS: dict[str, StreamTask] = {
-    # New classes change little below a high cut. Rotated pictures and other people's motions need a low cut.
+    # New classes change little below a high cut. Other people's motions need a low cut.
     "fashion-classes": StreamTask(
         "Fashion-MNIST, two new classes at a time", _new_classes,
         _pictures((48, 2), (80, 2), (64, 3), (160, 1)), latent=3, capacity=4 * 2**20,
         every=100, steps=20, latent_steps=72, prepare=_grey,
-    ),
-    "fashion-rotation": StreamTask(
-        "Fashion-MNIST, turned by 60 degrees three times", _turned,
-        _pictures((48, 2), (64, 7), (128, 1), (160, 1)), latent=5, capacity=4 * 2**20,
-        every=100, steps=20, latent_steps=28, prepare=_grey,
     ),
     "activity": StreamTask(
         "Human activity, fifteen people in turn", _people,
@@ -362,10 +335,6 @@ TASKS: dict[str, StreamTask] = {
     ),
     "electricity": StreamTask(
         "Electricity prices", _table("elec", 2000), _dense(6), latent=2, capacity=2 * 2**20,
-        every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100, remember=2000,
-    ),
-    "weather": StreamTask(
-        "Rain tomorrow", _table("weather", 2000), _dense(8), latent=2, capacity=2 * 2**20,
         every=200, steps=20, latent_steps=20, latent_stored=0.5, together=100, remember=2000,
     ),
     "birds": StreamTask(

@@ -1,4 +1,4 @@
-"""Measure the costs of a client-round besides its training: this engine, Flower's engine, and a bare loop."""
+"""Measure the costs of a client-round besides its training: this engine, and a bare loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from fl_elastic.named_models import build_model
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset
-from fl_elastic_simulations.engine.plain_rounds import plain_rounds
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation
@@ -37,7 +36,7 @@ _CLASSES, _FEATURES, _PIXELS, _RATE = 10, 784, 28, 0.05
 _TURNS = 3
 # Number of replies before counting begins; by then all processes have loaded everything.
 _WARM = 40
-LOOP, FULL, ELASTIC, FLOWER = "bare loop", "full", "elastic", "Flower, plain client"
+LOOP, FULL, ELASTIC = "bare loop", "full", "elastic"
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Task:
 TASKS = {
     "linear": Task("vectors", "Linear", 1000, 10, 32, 50, 10, 5),
     "cnn": Task("pictures", "small_cnn", 100, 10, 12, 100, 20, 5),
-    "10,000 registered": Task("vectors_of_many", "Linear", 10_000, 20, 16, 10, 10, 5),
 }
 
 
@@ -77,11 +75,6 @@ class Linear(nn.Module):
 def vectors(examples: int = 50_000) -> Dataset:
     """Return noise: examples of 784 features."""
     return _noise("vectors", (_FEATURES,), examples)
-
-
-def vectors_of_many() -> Dataset:
-    """Return noise: ten examples of 784 features for each of 10,000 clients."""
-    return vectors(100_000)
 
 
 def pictures() -> Dataset:
@@ -222,22 +215,6 @@ def _bare(name: str) -> Row:
     return watch.row()
 
 
-def trained(name: str, weights: Mapping[str, torch.Tensor], client: int) -> nn.Module:
-    """Return the model of a task after a client's training steps from these weights."""
-    return _of_task(name).train(weights, client, 0)
-
-
-def _of_flower(name: str) -> Row:
-    """Run the same training on Flower's engine, with Flower's own strategy."""
-    task, watch = TASKS[name], _Watch()
-    with quiet_log(of=["flwr"]):
-        plain_rounds(
-            partial(trained, name), _of_task(name).model.state_dict(), clients=task.clients,
-            each_round=task.each_round, rounds=task.rounds, on_reply=watch.reply,
-        )  # fmt: skip
-    return watch.row()
-
-
 class Throughput(Benchmark):
     """CPU time of a client-round, of everything that runs for it, once all is loaded."""
 
@@ -250,7 +227,7 @@ class Throughput(Benchmark):
             f"{task} | {way} | {turn}": (task, way)
             for turn in range(_TURNS)
             for task in request.tasks or TASKS
-            for way in request.methods or (LOOP, FULL, ELASTIC, FLOWER)
+            for way in request.methods or (LOOP, FULL, ELASTIC)
         }
 
     def run(self, task: str, way: str) -> Row:
@@ -258,25 +235,14 @@ class Throughput(Benchmark):
         torch.set_num_threads(1)
         if way == LOOP:
             return _bare(task)
-        return _of_flower(task) if way == FLOWER else _of_this_library(TASKS[task], way)
+        return _of_this_library(TASKS[task], way)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
         """Return medians over the turns, and in brackets their ratios to those of the bare loop."""
         table = {
-            name: {way: _text(rows, name, way) for way in (LOOP, FULL, ELASTIC, FLOWER)}
-            for name in TASKS
+            name: {way: _text(rows, name, way) for way in (LOOP, FULL, ELASTIC)} for name in TASKS
         }
-        whole = {
-            way: {column: _median(rows, "10,000 registered", way, column) for column in _WHOLE}
-            for way in (FULL, FLOWER)
-        }
-        return {
-            "costs": pd.DataFrame(table).T.rename_axis("CPU ms a client-round"),
-            "registered": pd.DataFrame(whole).T.map(_number).rename_axis("10,000 registered"),
-        }
-
-
-_WHOLE = ("first_reply_seconds", "wall_ms", "peak_mb")
+        return {"costs": pd.DataFrame(table).T.rename_axis("CPU ms a client-round")}
 
 
 def _median(rows: Rows, task: str, way: str, column: str) -> float | None:

@@ -114,7 +114,7 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
+        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cub50``,
         ``gtsrb`` or ``har``), or ``module:callable``: a function that returns a `Dataset`, with the data
         root as its argument or without any.
     data_root : path, optional
@@ -233,7 +233,7 @@ def _read_by(module: str, name: str) -> Callable[[Path], Dataset]:
     return read
 
 
-for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cifar100", "cub50"):
+for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cub50"):
     DATASETS.register(_name)(DatasetKind(_read_by("pictures", _name)))
 DATASETS.register("gtsrb")(DatasetKind(_read_by("pictures", "gtsrb"), owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_read_by("activity_windows", "har"), owner="person"))

@@ -108,8 +108,6 @@ class RunResult:
         By reason, with numbers removed, the number of updates that were not merged in each round.
     peaks : dict
         By device class, the most predicted bytes of any step of a merged update.
-    importance : dict
-        By group, the mean share of importance over the clients that know all groups at the end.
     machines : dict
         On a cluster, the number of training messages that each machine handled.
     """
@@ -134,7 +132,6 @@ class RunResult:
     accepted: int = 0
     rejections: dict[str, dict[str, int]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
-    importance: dict[str, float] = field(default_factory=dict)
     machines: dict[str, int] = field(default_factory=dict)
 
     @property

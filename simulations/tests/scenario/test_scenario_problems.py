@@ -59,13 +59,13 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
-            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
+            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
             "or module:callable",
         ),
         (
             "data.dataset=my_project.data.read",
             "data.dataset: unknown dataset 'my_project.data.read': known are "
-            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
+            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
             "or module:callable, as in 'my_project.data:read'",
         ),
         (
