@@ -193,8 +193,11 @@ class SideBySide(Benchmark):
         return {name: TASKS[name] for name in chosen_tasks(request.tasks, TASKS)}
 
     def run(self, *case: Any) -> Row:
-        """Train by one method, and return its row."""
-        return side_by_side_cell(*case)
+        """Train by one method; return its row, or the reason for which the method does not suit the task."""
+        try:
+            return side_by_side_cell(*case)
+        except (BudgetError, ModelError, PlanError, TrainingError) as error:
+            return {"refused": str(error)}
 
     def summary(self, row: Mapping[str, Any]) -> str:
         """Return accuracy and seconds, or the reason for which the method does not suit the task."""
@@ -250,15 +253,15 @@ def _megabytes(cells: Cells, kind: str) -> str:
 
 
 def side_by_side_cell(
-    task: ComparedTask, method: str, seed: int, root: str, costs: Path, examples: int | None = None
+    task: ComparedTask, name: str, seed: int, root: str, costs: Path, examples: int | None = None
 ) -> Row:
-    """Train by one method in this process; return accuracy, CPU seconds and bytes, or the reason of a refusal.
+    """Train by one method in this process; return accuracy, CPU seconds and bytes.
 
     Parameters
     ----------
     task : ComparedTask
         Task to train on.
-    method : str
+    name : str
         Name of the method.
     seed : int
         Seed, see `SideBySide.cases`.
@@ -270,15 +273,6 @@ def side_by_side_cell(
         Largest number of examples.
     """
     torch.set_num_threads(1)
-    try:
-        return _transferred(task, method, seed, root, costs, examples)
-    except (BudgetError, ModelError, PlanError, TrainingError) as error:
-        return {"refused": str(error)}
-
-
-def _transferred(
-    task: ComparedTask, name: str, seed: int, root: str, costs: Path, examples: int | None
-) -> Row:
     torch.manual_seed(seed)
     data, method = load_dataset(task.dataset, root, task.image_size), METHODS[name]
     model = task.model(data, seed, root).train()

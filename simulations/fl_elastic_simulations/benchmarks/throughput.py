@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import tempfile
 import time
@@ -72,9 +71,9 @@ class Linear(nn.Module):
         return scores
 
 
-def vectors(examples: int = 50_000) -> Dataset:
+def vectors() -> Dataset:
     """Return noise: examples of 784 features."""
-    return _noise("vectors", (_FEATURES,), examples)
+    return _noise("vectors", (_FEATURES,), 50_000)
 
 
 def pictures() -> Dataset:
@@ -106,30 +105,25 @@ def _cpu() -> float:
 
 @dataclass
 class _Watch(Progress):
-    """Records CPU and wall-clock seconds when replies arrive."""
+    """Records CPU and wall-clock seconds at the replies between which is counted."""
 
-    began: float = field(default_factory=time.perf_counter)
+    replies: int = 0
     marks: list[tuple[float, float]] = field(default_factory=list)
-    first: float = 0.0
 
     def reply(self, received: int, expected: int) -> None:
-        """Record the time of a client's reply."""
-        self.first = self.first or time.perf_counter() - self.began
-        # Reading CPU seconds takes time itself, so it is done only at the two replies that are used.
-        if len(self.marks) == _WARM - 1 or received == expected:
+        """Record the time of the reply at which everything is loaded, and of each later round's last reply."""
+        self.replies += 1
+        # Reading CPU seconds takes time itself, so it is not done at every reply.
+        if self.replies == _WARM or (self.replies > _WARM and received == expected):
             self.marks.append((_cpu(), time.perf_counter()))
-        else:
-            self.marks.append((0.0, 0.0))
 
     def row(self) -> Row:
         """Return the costs of a client-round, counted from the reply at which everything is loaded."""
-        (cpu, wall), (cpu_end, wall_end) = self.marks[_WARM - 1], self.marks[-1]
-        counted = len(self.marks) - _WARM
+        (cpu, wall), (cpu_end, wall_end) = self.marks[0], self.marks[-1]
+        counted = self.replies - _WARM
         return {
             "cpu_ms": round(1e3 * (cpu_end - cpu) / counted, 2),
             "wall_ms": round(1e3 * (wall_end - wall) / counted, 2),
-            "first_reply_seconds": round(self.first, 2),
-            "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         }
 
 
@@ -245,17 +239,17 @@ class Throughput(Benchmark):
         return {"costs": pd.DataFrame(table).T.rename_axis("CPU ms a client-round")}
 
 
-def _median(rows: Rows, task: str, way: str, column: str) -> float | None:
-    found = [row[column] for name, row in rows.items() if name.startswith(f"{task} | {way} | ")]
+def _median(rows: Rows, task: str, way: str) -> float | None:
+    found = [row["cpu_ms"] for name, row in rows.items() if name.startswith(f"{task} | {way} | ")]
     return statistics.median(found) if found else None
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None or value != value else f"{value:.3g}"
+    return "" if value is None else f"{value:.3g}"
 
 
 def _text(rows: Rows, task: str, way: str) -> str:
-    mine, bare = (_median(rows, task, each, "cpu_ms") for each in (way, LOOP))
+    mine, bare = (_median(rows, task, each) for each in (way, LOOP))
     times = f" ({mine / bare:.2f})" if mine and bare and way != LOOP else ""
     return _number(mine) + times
 

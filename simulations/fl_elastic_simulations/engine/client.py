@@ -413,7 +413,6 @@ class _Role:
             seed=self.slot.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
-            width=self.client.width,
             check_memory=partial(self.slot.check_memory, self.profile),
         )
 

@@ -88,13 +88,12 @@ def method_strategy(
         min_available_nodes=len(scenario.clients) if scenario.devices.always_there else 1,
     )
     peer = None if method.peer is None else PEERS.make(method.peer)
-    own_weighting = "examples" if peer is None else peer.weighting
     optimizer = method.server_optimizer
     return PartialUpdates(
         inner,
         rule=method.rule if peer is None else peer.rule,
         merge=MergeOptions(
-            weighting=method.weighting or own_weighting,  # type: ignore[arg-type]
+            weighting="examples" if peer is None else peer.weighting,
             normalise_steps=method.normalise_steps,
         ),
         config=replace(

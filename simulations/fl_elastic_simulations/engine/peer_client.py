@@ -64,8 +64,6 @@ class PeerClient:
         Codec of updates.
     state_directory : Path
         Folder of the method's state between rounds.
-    width : float, optional
-        Share of the model's channels that it trains, if given.
     check_memory : callable
         Returns the bytes of a step that trains these parameters; raises TrainingError if the device cannot hold
         them.
@@ -83,7 +81,6 @@ class PeerClient:
     seed: int
     codec: str
     state_directory: Path
-    width: float | None
     check_memory: Callable[[Collection[str]], float]
 
     def fit(
@@ -122,7 +119,6 @@ class PeerClient:
             memory=memory,
             global_change=self._change(weights, version, manifest),
             choosing_seconds=self.choosing_seconds,
-            width=self.width,
         )
         try:
             result = PEERS.make(self.peer).train(task)

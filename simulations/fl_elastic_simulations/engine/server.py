@@ -388,11 +388,9 @@ def _bookkeeping(
                 [each.num_examples for each in record.accepted],
             )
         starts = cell.simulated_seconds if round_began is None else began
-        if not record.trains:
-            cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
-        else:
-            groups = profile.graph.groups
-            cell.trained(done, scenario.clients, groups, lost, left_out, at_least, starts)
+        cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
+        if record.trains:
+            cell.cover(done, scenario.clients, profile.graph.groups)
         cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
         took[record.trains] = cell.simulated_seconds - began

@@ -75,9 +75,6 @@ class LocalTask:
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` subtracts them from the
         allowed seconds if a choice is made.
-    width : float, optional
-        Share of the model's channels that the device trains, for peers with narrow models; by default the widest
-        that fits the allowed time.
     """
 
     model: nn.Module
@@ -95,7 +92,6 @@ class LocalTask:
     memory: dict[str, Any] = field(default_factory=dict)
     global_change: dict[str, float] = field(default_factory=dict)
     choosing_seconds: float = 0.0
-    width: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):

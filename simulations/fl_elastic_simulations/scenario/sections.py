@@ -160,8 +160,6 @@ class MethodSection:
     stragglers : str
         With a deadline: ``fit`` plans each client's round to meet it, ``wait`` waits for all clients, ``drop``
         leaves out clients that would be late.
-    weighting : str, optional
-        ``examples`` or ``uniform``; by default that of the peer, or ``examples``.
     normalise_steps : bool
         Whether to divide each change by the client's steps (FedNova, per tensor).
     server_optimizer : str, optional
@@ -197,9 +195,6 @@ class MethodSection:
     budgeted: Truth = True
     peer: Text | None = None
     stragglers: Annotated[Text, known_among("stragglers", lambda: ("fit", "wait", "drop"))] = "fit"
-    weighting: Annotated[Text, known_among("weighting", lambda: ("examples", "uniform"))] | None = (
-        None
-    )
     normalise_steps: Truth = False
     server_optimizer: Text | None = None
     server_rate: Annotated[Number, Gt(0)] | None = None
