@@ -1,16 +1,17 @@
-"""Measure the costs of a client-round besides its training: this engine, and a bare loop."""
+"""Measure the costs of a client-round besides its training: this engine, Flower's engine, and a bare loop."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fl_elastic.named_models import build_model
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset
+from fl_elastic_simulations.engine.plain_rounds import plain_rounds
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.quiet import quiet_log
 from fl_elastic_simulations.engine.server import Simulation
@@ -35,7 +37,7 @@ _CLASSES, _FEATURES, _PIXELS, _RATE = 10, 784, 28, 0.05
 _TURNS = 3
 # Number of replies before counting begins; by then all processes have loaded everything.
 _WARM = 40
-LOOP, FULL, ELASTIC = "bare loop", "full", "elastic"
+LOOP, FULL, ELASTIC, FLOWER = "bare loop", "full", "elastic", "Flower, plain client"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Task:
 TASKS = {
     "linear": Task("vectors", "Linear", 1000, 10, 32, 50, 10, 5),
     "cnn": Task("pictures", "small_cnn", 100, 10, 12, 100, 20, 5),
+    "10,000 registered": Task("vectors_of_many", "Linear", 10_000, 20, 16, 10, 10, 5),
 }
 
 
@@ -71,9 +74,14 @@ class Linear(nn.Module):
         return scores
 
 
-def vectors() -> Dataset:
+def vectors(examples: int = 50_000) -> Dataset:
     """Return noise: examples of 784 features."""
-    return _noise("vectors", (_FEATURES,), 50_000)
+    return _noise("vectors", (_FEATURES,), examples)
+
+
+def vectors_of_many() -> Dataset:
+    """Return noise: ten examples of 784 features for each of 10,000 clients."""
+    return vectors(100_000)
 
 
 def pictures() -> Dataset:
@@ -105,25 +113,30 @@ def _cpu() -> float:
 
 @dataclass
 class _Watch(Progress):
-    """Records CPU and wall-clock seconds at the replies between which is counted."""
+    """Records CPU and wall-clock seconds when replies arrive."""
 
-    replies: int = 0
+    began: float = field(default_factory=time.perf_counter)
     marks: list[tuple[float, float]] = field(default_factory=list)
+    first: float = 0.0
 
     def reply(self, received: int, expected: int) -> None:
-        """Record the time of the reply at which everything is loaded, and of each later round's last reply."""
-        self.replies += 1
-        # Reading CPU seconds takes time itself, so it is not done at every reply.
-        if self.replies == _WARM or (self.replies > _WARM and received == expected):
+        """Record the time of a client's reply."""
+        self.first = self.first or time.perf_counter() - self.began
+        # Reading CPU seconds takes time itself, so it is done only at the two replies that are used.
+        if len(self.marks) == _WARM - 1 or received == expected:
             self.marks.append((_cpu(), time.perf_counter()))
+        else:
+            self.marks.append((0.0, 0.0))
 
     def row(self) -> Row:
         """Return the costs of a client-round, counted from the reply at which everything is loaded."""
-        (cpu, wall), (cpu_end, wall_end) = self.marks[0], self.marks[-1]
-        counted = self.replies - _WARM
+        (cpu, wall), (cpu_end, wall_end) = self.marks[_WARM - 1], self.marks[-1]
+        counted = len(self.marks) - _WARM
         return {
             "cpu_ms": round(1e3 * (cpu_end - cpu) / counted, 2),
             "wall_ms": round(1e3 * (wall_end - wall) / counted, 2),
+            "first_reply_seconds": round(self.first, 2),
+            "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
         }
 
 
@@ -209,6 +222,22 @@ def _bare(name: str) -> Row:
     return watch.row()
 
 
+def trained(name: str, weights: Mapping[str, torch.Tensor], client: int) -> nn.Module:
+    """Return the model of a task after a client's training steps from these weights."""
+    return _of_task(name).train(weights, client, 0)
+
+
+def _of_flower(name: str) -> Row:
+    """Run the same training on Flower's engine, with Flower's own strategy."""
+    task, watch = TASKS[name], _Watch()
+    with quiet_log(of=["flwr"]):
+        plain_rounds(
+            partial(trained, name), _of_task(name).model.state_dict(), clients=task.clients,
+            each_round=task.each_round, rounds=task.rounds, on_reply=watch.reply,
+        )  # fmt: skip
+    return watch.row()
+
+
 class Throughput(Benchmark):
     """CPU time of a client-round, of everything that runs for it, once all is loaded."""
 
@@ -221,7 +250,7 @@ class Throughput(Benchmark):
             f"{task} | {way} | {turn}": (task, way)
             for turn in range(_TURNS)
             for task in request.tasks or TASKS
-            for way in request.methods or (LOOP, FULL, ELASTIC)
+            for way in request.methods or (LOOP, FULL, ELASTIC, FLOWER)
         }
 
     def run(self, task: str, way: str) -> Row:
@@ -229,27 +258,38 @@ class Throughput(Benchmark):
         torch.set_num_threads(1)
         if way == LOOP:
             return _bare(task)
-        return _of_this_library(TASKS[task], way)
+        return _of_flower(task) if way == FLOWER else _of_this_library(TASKS[task], way)
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
         """Return medians over the turns, and in brackets their ratios to those of the bare loop."""
         table = {
-            name: {way: _text(rows, name, way) for way in (LOOP, FULL, ELASTIC)} for name in TASKS
+            name: {way: _text(rows, name, way) for way in (LOOP, FULL, ELASTIC, FLOWER)}
+            for name in TASKS
         }
-        return {"costs": pd.DataFrame(table).T.rename_axis("CPU ms a client-round")}
+        whole = {
+            way: {column: _median(rows, "10,000 registered", way, column) for column in _WHOLE}
+            for way in (FULL, FLOWER)
+        }
+        return {
+            "costs": pd.DataFrame(table).T.rename_axis("CPU ms a client-round"),
+            "registered": pd.DataFrame(whole).T.map(_number).rename_axis("10,000 registered"),
+        }
 
 
-def _median(rows: Rows, task: str, way: str) -> float | None:
-    found = [row["cpu_ms"] for name, row in rows.items() if name.startswith(f"{task} | {way} | ")]
+_WHOLE = ("first_reply_seconds", "wall_ms", "peak_mb")
+
+
+def _median(rows: Rows, task: str, way: str, column: str) -> float | None:
+    found = [row[column] for name, row in rows.items() if name.startswith(f"{task} | {way} | ")]
     return statistics.median(found) if found else None
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None or value != value else f"{value:.3g}"
 
 
 def _text(rows: Rows, task: str, way: str) -> str:
-    mine, bare = (_median(rows, task, each) for each in (way, LOOP))
+    mine, bare = (_median(rows, task, each, "cpu_ms") for each in (way, LOOP))
     times = f" ({mine / bare:.2f})" if mine and bare and way != LOOP else ""
     return _number(mine) + times
 

@@ -22,6 +22,7 @@ __all__ = ["BENCHMARKS", "bench", "load"]
 
 BENCHMARKS = {
     "across-rounds": "Compare methods that keep heads and features from round to round with plain ones.",
+    "aggregation": "Compare what merging replies costs a server with Flower's FedAvg.",
     "bad-clients": "Train with hostile, broken and lying devices, by every aggregation rule.",
     "budget": "Compare requested and achieved speed-ups on four models.",
     "code-size": "Count code, files, what a device loads, and what a fit and a round run through.",
@@ -31,7 +32,7 @@ BENCHMARKS = {
     "read": "Solve for a head without a step: at the last layer, at chosen places, from the input.",
     "side-by-side": "Compare all methods at one budget on one device, on birds or on your own task.",
     "stream": "Compare ways to go through streams that change.",
-    "throughput": "Compare what a client-round costs with the bare loop.",
+    "throughput": "Compare what a client-round costs with the bare loop and with Flower's engine.",
 }
 """Descriptions of the commands; each command's module in `benchmarks` has a `BENCHMARK`, imported when run."""
 
