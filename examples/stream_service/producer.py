@@ -1,4 +1,4 @@
-"""A sensor: appends rows to a table, and goes on behind the last one when it is started again."""
+"""A sensor: appends rows to a table, and continues after the last one when it is started again."""
 
 import argparse
 import time

@@ -185,7 +185,7 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
 def _handle(
     learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...], source: str
 ) -> None:
-    from fl_elastic.streaming.places import Place
+    from fl_elastic.streaming.source_position import SourcePosition
 
     first = readings[0]
     if first.is_silence:
@@ -199,7 +199,7 @@ def _handle(
             _refuse_other_sizes(readings, xs)
         ys = [each.y for each in readings]
         names, at = [each.name for each in readings], readings[-1].place
-        place = None if at is None else Place(source, at)
+        place = None if at is None else SourcePosition(source, at)
         found = learner.observe_batch(xs, ys, names=names, place=place)
         for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))

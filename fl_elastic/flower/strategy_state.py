@@ -176,7 +176,7 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
-    """Return the mean of the global models, or the model of the last solve; ``arrays`` if there is neither."""
+    """Return the model to test: that of the last solved head, else the mean of past rounds, else ``arrays``."""
     solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
     if isinstance(solved, HeadCheckpoint) and solved.weights:
         found = as_record(solved.weights)

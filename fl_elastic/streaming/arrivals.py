@@ -14,7 +14,7 @@ from fl_elastic.streaming.body import Look
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.intake import Refused, checked_batch, checked_sample
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.places import Place
+from fl_elastic.streaming.source_position import SourcePosition
 
 __all__ = ["Arrivals", "Arrived", "LookAhead", "SenderIds", "noted_arrivals"]
 
@@ -69,7 +69,7 @@ class Arrived:
 
 
 def noted_arrivals(
-    seen: Sequence[Arrived], place: Place | None
+    seen: Sequence[Arrived], place: SourcePosition | None
 ) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """Return the facts and the samples to write to the log; both are empty if nothing has changed."""
     taken = [each for each in seen if each.x is not None]

@@ -134,12 +134,12 @@ class Classifier:
         return head_name(self.model)
 
     def look(self, sample: NDArray[Any]) -> Look:
-        """Return a sample's kept form and its class scores; raises Refused if the model does not accept it."""
+        """Return what is stored of a sample, and its class scores; raises Refused if it does not fit."""
         kept, scores = self.looks(sample[None])
         return kept[0], scores[0]
 
     def looks(self, samples: NDArray[Any]) -> Look:
-        """Return kept form and class scores of each sample of a batch; raises Refused for the whole batch."""
+        """Return what is stored of each sample, and its class scores; raises Refused if one does not fit."""
         if self.model.training:
             self.model.eval()
         try:

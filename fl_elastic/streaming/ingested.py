@@ -51,7 +51,7 @@ class IngestedSamples:
         return 0 < number <= self.number and number not in self.beside
 
     def to_text(self) -> str:
-        """Return a short text, with runs of neighbouring numbers as pairs."""
+        """Return JSON: the highest number, first and last of each run of numbers not given, the events."""
         spans: list[list[int]] = []
         for each in sorted(self.beside):
             if spans and each == spans[-1][1] + 1:

@@ -37,11 +37,11 @@ from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.places import Place, with_place
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
+from fl_elastic.streaming.source_position import SourcePosition, with_position
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
@@ -245,7 +245,7 @@ class StreamLearner:
         ys: Any = None,
         *,
         names: Sequence[str | None] | None = None,
-        place: Place | None = None,
+        place: SourcePosition | None = None,
     ) -> list[Observation]:
         """Predict samples that arrive together, keep them, and adapt if it is time; faster than one by one.
 
@@ -263,7 +263,7 @@ class StreamLearner:
         names : sequence of str or None, optional
             The sender's names for them: a sample whose name is among the newest is recognised and not counted
             again.
-        place : Place, optional
+        place : SourcePosition, optional
             How far their source has been read after the last of them; see `places`.
 
         Raises
@@ -277,7 +277,7 @@ class StreamLearner:
         with self._memory.unsettled():
             seen = self._observed(batch)
         if place is not None:
-            self.places = with_place(self.places, place)
+            self.places = with_position(self.places, place)
         facts, x = noted_arrivals(seen, place)
         if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
@@ -716,7 +716,7 @@ class StreamLearner:
         for why in facts.get("refused", ()):
             self.progress.refused(why)
         if "place" in facts:
-            self.places = with_place(self.places, Place(*facts["place"]))
+            self.places = with_position(self.places, SourcePosition(*facts["place"]))
         if "label" in facts:
             number = facts["id"]
             row = None if event.x is None else Row(event.x, facts.get("was"), number)

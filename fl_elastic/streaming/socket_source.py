@@ -64,7 +64,7 @@ class _Client:
     stuck_since: float | None = None
 
     def receive(self) -> None:
-        """Read the available bytes, once."""
+        """Read what the client has sent so far, at most one buffer of it; wait for nothing."""
         try:
             data = self.connection.recv(_PART)
         except BlockingIOError:

@@ -138,7 +138,7 @@ def penalties_tried(best: float) -> int:
 def as_scores(
     sums: HeadSums, weight: _Floats, bias: _Floats, penalty: float, error: float
 ) -> ClosedFormHead:
-    """Return a solved layer as a head; if targets are classes, scores are stretched and biases centred at zero.
+    """Return a solved layer as a head; scores of classes are scaled up (`stretch`), their biases centred at zero.
 
     Parameters
     ----------

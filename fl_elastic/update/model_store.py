@@ -49,7 +49,7 @@ class ModelStore:
             return None
 
     def save(self, weights: Mapping[str, NDArray[Any]], version: int) -> bool:
-        """Write the whole model, atomically; return False, with a log message, if the disk does not take it.
+        """Write the whole model, atomically; return False, with a log message, if the disk refuses.
 
         Raises
         ------

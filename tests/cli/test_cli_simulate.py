@@ -35,7 +35,10 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown rule": (("method.elastic.rule=al",), "unknown aggregation rule 'al'"),
     "unknown codec": (("method.elastic.codec=fp61",), "unknown codec 'fp61'"),
     "unknown importance": (("method.elastic.importance=elastik",), "elastik"),
-    "unknown server": (("method.elastic.server=fedadm",), "did you mean 'fedadam'?"),
+    "unknown optimizer": (
+        ("method.elastic.server_optimizer=agrement",),
+        "did you mean 'agreement'?",
+    ),
     "unknown dataset": (("data.dataset=digit",), "did you mean 'digits'?"),
     "unknown model": (("model.name=digits_cn",), "did you mean 'digits_cnn'?"),
     "unknown device": (("fleet.0.device=pi_zero_w",), "pi_zero"),

@@ -15,7 +15,7 @@ from toy_streams import blobs, closed, learner_in, run
 from fl_elastic.streaming import StreamLearner, Trigger
 from fl_elastic.streaming import event_log as event_log_module
 from fl_elastic.streaming.event_log import Event, EventLog
-from fl_elastic.streaming.places import Place
+from fl_elastic.streaming.source_position import SourcePosition
 
 NEVER = Trigger(10**9, None)
 
@@ -57,7 +57,7 @@ def test_a_learner_that_nothing_made_sense_to_leaves_nothing(tmp_path: Path) -> 
 def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], place=Place("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], place=SourcePosition("csv:a", {"row": row}))
         if row == 20:
             learner.save()
     abandoned(learner)
@@ -69,7 +69,7 @@ def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> No
 def test_where_state_and_log_are_gone_the_store_knows_what_it_was_given(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], place=Place("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], place=SourcePosition("csv:a", {"row": row}))
     learner.save()
     learner.store.close()
     for name in ("learner.state", "events.log"):

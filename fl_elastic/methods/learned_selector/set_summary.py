@@ -147,7 +147,7 @@ class _Pooled(Taps):
     seen: dict[Key, _Seen] = field(default_factory=dict)
 
     def take(self, layer: Layer, tensor: Tensor) -> Key:
-        """Average a tensor over positions; if rows are not examples, all of them count as one."""
+        """Average a tensor over positions; if its rows are not examples, the tensor counts as one example."""
         value = tensor.detach().float()
         if layer.channel_dimension == -1 or value.dim() != 4 or len(value) != self.count:
             value = value.movedim(layer.channel_dimension, -1)

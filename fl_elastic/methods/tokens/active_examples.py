@@ -212,7 +212,7 @@ class ActiveExamples(Sampler[list[int]]):
             yield batch
 
     def grow(self, examples: int) -> None:
-        """Note that the dataset now has ``examples`` examples; the same share of the new ones goes aside.
+        """Note that the dataset has grown to ``examples`` examples; the same share of the new ones is put aside.
 
         Takes effect from the next pass on.
 

@@ -94,7 +94,7 @@ class Windows(StepTransform):
         return statistics_passes(model, steps)
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case of the narrow model."""
+        """Return the costs of the same step with every inner width cut down to the length of its window."""
         kept = {width: self.length(width) for width in self.widths}
         return replace(case, profile=narrow_profile(case.profile, kept))
 

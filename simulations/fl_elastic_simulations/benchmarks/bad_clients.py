@@ -1,12 +1,11 @@
-"""Test each aggregation rule on ten devices of which some are hostile, broken or lie."""
+"""Test each aggregation rule on ten devices of which some lie."""
 
 from __future__ import annotations
 
 import json
 import logging
-import statistics
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, PartialUpdate, encode
-from fl_elastic.update.frame import Kind, pack, unpack
 from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.engine.client import simulated_client_app
@@ -31,10 +29,9 @@ from fl_elastic_simulations.engine.server import Simulation, run_method
 from fl_elastic_simulations.engine.workload import measure_profile, scenario_model
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["ATTACKS", "BENCHMARK", "LIES", "BadClients", "Lie", "scenario_of"]
+__all__ = ["BENCHMARK", "LIES", "BadClients", "Lie", "trained"]
 
-RULES = ("contributors", "all", "median", "trimmed_mean", "norm_clipping")
-LIARS_RULES = ("contributors", "median", "trimmed_mean", "norm_clipping", "krum")
+RULES = ("contributors", "median", "trimmed_mean", "norm_clipping", "krum")
 _BAD = {0: (), 1: (0,), 2: (0, 5)}
 _VARIANCE = "running_var"
 _FAST = [{"device": "pi_5", "count": 10, "speedup": 1.0}]
@@ -66,7 +63,12 @@ class Lie:
     others: Attack | None = None
     normalise_steps: bool = False
     elastic: bool = False
-    rules: tuple[str, ...] = LIARS_RULES
+    rules: tuple[str, ...] = RULES
+
+    @property
+    def liars(self) -> tuple[int, ...]:
+        """Numbers of bad clients with which it is tried."""
+        return (0,) if self.attack is None else (1, 2)
 
 
 def _sent(change: Callable[[PartialUpdate, Manifest], PartialUpdate]) -> Attack:
@@ -147,110 +149,51 @@ LIES: dict[str, Lie] = {
 """Lies by their name in the table; those without an attack are the baselines."""
 
 
-def _scaled_by(factor: float) -> Attack:
-    def attack(update: PartialUpdate, manifest: Manifest) -> bytes:
-        return encode(_scaled(update, dict.fromkeys(update.deltas, factor)), manifest)
-
-    return attack
-
-
-def _not_a_number(update: PartialUpdate, manifest: Manifest) -> bytes:
-    # `encode` refuses NaN, so the update is packed by hand, as a hostile client would do.
-    kind, header, payload = unpack(encode(update, manifest), manifest, Kind.UPDATE)
-    return pack(kind, header, [np.full(len(payload) // 4, np.nan, "<f4").tobytes()])
-
-
-def _stale(update: PartialUpdate, manifest: Manifest) -> PartialUpdate:
-    return replace(update, base_version=max(update.base_version - 3, 0))
-
-
-ATTACKS: dict[str, Attack | None] = {
-    "none": None,
-    "not a number": _not_a_number,
-    "a million times": _scaled_by(1e6),
-    "sign flipped": _scaled_by(-1.0),
-    "sign flipped, tenfold": _scaled_by(-10.0),
-    "stale": _sent(_stale),
-}
-"""Attacks by their name in the table: what two of ten clients send."""
-
-
 class BadClients(Benchmark):
-    """Accuracy of each aggregation rule if some of ten devices are hostile or broken, or lie.
-
-    An attack comes from two devices; its accuracy is the mean over three seeds. A lie concerns values that a rule
-    does not check; it comes from one or two devices and is run with one seed.
-    """
+    """Accuracy of each aggregation rule if one or two of ten devices lie about values that no rule checks."""
 
     name = "bad-clients"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return every attack and every lie under every rule."""
-        attacks = {f"{rule} | {each}": (rule, each) for each in ATTACKS for rule in RULES}
-        lies = {
+        """Return every lie under every rule, from each number of liars."""
+        return {
             f"{rule} | {name} | {liars}": (rule, name, liars)
             for name, lie in LIES.items()
-            for liars in ((0,) if lie.attack is None else (1, 2))
+            for liars in lie.liars
             for rule in lie.rules
         }
-        return {**attacks, **lies}
 
-    def run(self, rule: str, name: str, liars: int | None = None) -> Row:
-        """Train on digits under one attack or lie, with one rule."""
+    def run(self, rule: str, name: str, liars: int) -> Row:
+        """Train on digits under one lie, with one rule and one seed."""
         torch.set_num_threads(1)
-        if liars is not None:
-            lie = LIES[name]
-            run = trained(scenario_of(rule, lie), rule, 0, lie.attack, _BAD[liars], lie.others)
-            return {"accuracy": float(run.history[-1]["accuracy"]), "rejected": run.rejected}
-        runs = [
-            trained(scenario_of(rule), rule, seed, ATTACKS[name], _BAD[2]) for seed in self.seeds
-        ]
-        ends = [statistics.fmean(row["accuracy"] for row in run.history[-3:]) for run in runs]
-        return {
-            "accuracy": statistics.fmean(ends),
-            "spread": statistics.stdev(ends),
-            "rejected": sum(run.rejected for run in runs),
-        }
+        run = trained(rule, LIES[name], liars)
+        return {"accuracy": float(run.history[-1]["accuracy"]), "rejected": run.rejected}
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return accuracies in %: of attacks by rule and attack, of lies by lie and rule."""
+        """Return accuracies in % by lie and rule."""
 
         def accuracy(name: str) -> str:
             return f"{100 * rows[name]['accuracy']:.1f}" if name in rows else ""
 
-        attacks = pd.DataFrame(
-            {each: {rule: accuracy(f"{rule} | {each}") for rule in RULES} for each in ATTACKS}
-        )
         lies = [
             {"what liars say": name, "liars of ten": str(liars)}
-            | {rule: accuracy(f"{rule} | {name} | {liars}") for rule in LIARS_RULES}
+            | {rule: accuracy(f"{rule} | {name} | {liars}") for rule in RULES}
             for name, lie in LIES.items()
-            for liars in ((0,) if lie.attack is None else (1, 2))
+            for liars in lie.liars
         ]
-        return {
-            "attacks": attacks.rename_axis("rule"),
-            "lies": pd.DataFrame(lies).set_index("what liars say"),
-        }
+        return {"lies": pd.DataFrame(lies).set_index("what liars say")}
 
 
-def scenario_of(rule: str, lie: Lie | None = None) -> Scenario:
-    """Return the scenario that a lie is run in; without a lie, the scenario of the attacks."""
-    elastic = lie is None or lie.elastic
-    method: dict[str, Any] = {"policy": "elastic" if elastic else "full", "rule": rule}
-    if lie is not None:
-        method["normalise_steps"] = lie.normalise_steps
+def scenario_of(rule: str, lie: Lie) -> Scenario:
+    """Return the scenario that a lie is run in."""
+    policy = "elastic" if lie.elastic else "full"
+    method = {"policy": policy, "rule": rule, "normalise_steps": lie.normalise_steps}
     table = {
         "title": "Ten devices, of which some are bad",
-        "seeds": [0, 1, 2],
         "data": {"dataset": "digits", "partition": "dirichlet", "alpha": 1.0, "min_examples": 20},
-        "model": {"name": "digits_cnn" if lie is None else "digits_cnn_bn"},
-        "training": {
-            "rounds": 12 if lie is None else 8,
-            "local_steps": 8,
-            "batch_size": 16,
-            "learning_rate": 0.05,
-        },
-        "fleet": _HALF if elastic else _FAST,
+        "model": {"name": "digits_cnn_bn"},
+        "training": {"rounds": 8, "local_steps": 8, "batch_size": 16, "learning_rate": 0.05},
+        "fleet": _HALF if lie.elastic else _FAST,
         "methods": [rule],
         "method": {rule: method},
         "target": {"method": rule},
@@ -259,31 +202,24 @@ def scenario_of(rule: str, lie: Lie | None = None) -> Scenario:
 
 
 @cache
-def _profile(model: str) -> CostProfile:
-    lie = None if model == "digits_cnn" else LIES["none"]
-    return measure_profile(scenario_of("contributors", lie), None)
+def _profile() -> CostProfile:
+    return measure_profile(scenario_of("contributors", LIES["none"]), None)
 
 
-def trained(
-    scenario: Scenario,
-    rule: str,
-    seed: int,
-    attack: Attack | None,
-    bad: Collection[int],
-    others: Attack | None = None,
-) -> RunResult:
-    """Run a scenario with the clients of the numbers ``bad`` sending the attack, and return its result."""
-    method = next(each for each in scenario.methods if each.name == rule)
-    manifest = Manifest.of(scenario_model(scenario, None, seed))
-    profile = _profile(scenario.model.name)
+def trained(rule: str, lie: Lie, liars: int, rounds: int | None = None) -> RunResult:
+    """Run the scenario of a lie with this number of liars, by default for all its rounds."""
+    scenario = scenario_of(rule, lie)
+    if rounds is not None:
+        scenario = replace(scenario, training=replace(scenario.training, rounds=rounds))
+    manifest = Manifest.of(scenario_model(scenario, None, 0))
     with (
         quiet_log(logging.CRITICAL),
         tempfile.TemporaryDirectory(prefix="fl-elastic-") as scratch,
     ):
-        simulation = Simulation(scenario, Path(scratch))
-        app = hostile(simulated_client_app(), attack, manifest, bad, others)
+        app = hostile(simulated_client_app(), lie.attack, manifest, _BAD[liars], lie.others)
         grid = InProcessGrid(len(scenario.clients), app)
-        return run_method(simulation, grid, Progress(), method, seed, profile)
+        simulation, (method,) = Simulation(scenario, Path(scratch)), scenario.methods
+        return run_method(simulation, grid, Progress(), method, 0, _profile())
 
 
 BENCHMARK = BadClients()

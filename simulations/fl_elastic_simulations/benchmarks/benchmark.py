@@ -256,7 +256,7 @@ def markdown(table: pd.DataFrame) -> str:
 def fill(text: str, benchmark: Benchmark, rows: Rows) -> str:
     r"""Return a document with the tables of a benchmark inserted between their marks.
 
-    The table ``birds`` of the benchmark ``lora`` goes between ``<!-- lora birds -->`` and ``<!-- end -->``.
+    The table ``birds`` of the benchmark ``read`` goes between ``<!-- read birds -->`` and ``<!-- end -->``.
     """
     tables = benchmark.tables(rows)
 

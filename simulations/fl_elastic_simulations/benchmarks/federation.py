@@ -81,7 +81,7 @@ class Federation(Benchmark):
         }
 
     def task(self, name: str) -> FederationTask:
-        """Return the task of this name as it is to be run."""
+        """Return the task of this name; benchmarks derived from this one change it before it runs."""
         return self.tasks[name]
 
     def run(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import torch
@@ -28,8 +30,8 @@ from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.planner import Planner
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
-from fl_elastic_simulations.benchmarks.peaks import in_fresh_process
 from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_bytes, sgd, vanilla
+from fl_elastic_simulations.engine.worker_processes import worker_processes
 from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
 __all__ = ["BENCHMARK", "Memory", "Subject", "memory_row", "peak_of_steps", "subject_of"]
@@ -38,6 +40,8 @@ _MODELS = ("resnet18", "mobilenet_v2")
 # Each is a full step's memory divided by the budget; 0 stands for the planner's least with everything trained.
 _SHARES = (2, 4, 8, 16, 0)
 _PIXELS, _BATCH, _CLASSES = 128, 8, 10
+# So large blocks go back to the system when they are freed, and the resident set is the memory in use.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 class Memory(Benchmark):
@@ -143,7 +147,7 @@ def _full_step(of: Subject) -> tuple[Plan, int, float, int]:
     plan = of.plan(FullPolicy(), Budget())
     saved = saved_bytes(of.model, plan, of.batches[0]).total
     memory = step_memory(of.profile, plan.modes)
-    return plan, saved, saved + memory.gradients + memory.optimizer, _peak(of, plan)
+    return plan, saved, saved + memory.gradients + memory.optimizer, peak_in_fresh_process(of, plan)
 
 
 def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
@@ -176,8 +180,8 @@ def memory_row(of: Subject, share: int, *, repeats: int = 5) -> Row:
         "saved_bytes_full": saved_full,
         "times_less_than_same_groups": plain_saved.total / max(lean_saved.total, 1),
         "times_less_than_full": saved_full / max(lean_saved.total, 1),
-        "peak_bytes_lean": _peak(of, plan),
-        "peak_bytes_vanilla": _peak(of, plain),
+        "peak_bytes_lean": peak_in_fresh_process(of, plan),
+        "peak_bytes_vanilla": peak_in_fresh_process(of, plain),
         "peak_bytes_full": peak_full,
         "step_time_over_vanilla": seconds[0] / seconds[1],
         "step_time_over_full": seconds[0] / seconds[2],
@@ -188,9 +192,11 @@ def _least(of: Subject) -> float:
     return math.ceil(least_memory(of.profile, [Mode.FULL] * len(of.profile), lean=True))
 
 
-def _peak(of: Subject, plan: Plan) -> int:
-    found: int = in_fresh_process(peak_of_steps, of.name, tuple(of.batches[0][0].shape), plan)
-    return found
+def peak_in_fresh_process(of: Subject, plan: Plan) -> int:
+    """Return `peak_of_steps` of a new process with one thread."""
+    environment = {**_ALLOCATOR, "OMP_NUM_THREADS": "1"}
+    with patch.dict(os.environ, environment), worker_processes(1) as pool:
+        return pool.submit(peak_of_steps, of.name, tuple(of.batches[0][0].shape), plan).result()
 
 
 def peak_of_steps(name: str, shape: tuple[int, ...], plan: Plan) -> int:

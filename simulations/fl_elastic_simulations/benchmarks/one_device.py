@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,45 +35,12 @@ from fl_elastic_simulations.benchmarks.transfer import (
 )
 from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["BENCHMARK", "METHODS", "TASKS", "OneDevice", "OneDeviceMethod", "OneDeviceTask"]
+__all__ = ["BENCHMARK", "METHODS", "OneDevice", "OneDeviceMethod"]
 
 _BATCH = 16
 # The deepest group of the model.
 _EVERYTHING = "features.0.0"
 _RATES = (1e-3, 3e-4)
-
-
-@dataclass(frozen=True)
-class OneDeviceTask:
-    """A task: the data to learn.
-
-    Attributes
-    ----------
-    title : str
-        Title of the task in the table.
-    dataset : str
-        Name of a registered dataset.
-    image_size : int, optional
-        Size in pixels that images are scaled to.
-    examples, tested : int, optional
-        Number of examples of the training set and of the test set; all by default.
-    """
-
-    title: str
-    dataset: str
-    image_size: int | None = None
-    examples: int | None = None
-    tested: int | None = None
-
-
-TASKS = {
-    "birds": OneDeviceTask("50 bird species", "cub50"),
-    "signs": OneDeviceTask("traffic signs at 64 pixels", "gtsrb", 64),
-    "objects": OneDeviceTask(
-        "CIFAR-10 at 64 pixels, 4,000 images", "cifar10_jpegq75", 64, 4000, 1500
-    ),
-}
-"""Tasks by name. Birds have all methods, which choose their rates; others have few methods, one rate, two seeds."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +100,6 @@ _CHOSEN = (
     "chosen places, 640 numbers at most",
     "chosen places, 1 epoch above a cut",
 )
-_ELSEWHERE = (_FULL, "solved head", *_CHOSEN)
 _TIMED = (
     "solved head",
     "solved head, block 14, 1 epoch",
@@ -144,43 +109,27 @@ _TIMED = (
 
 
 class OneDevice(Benchmark):
-    """Accuracy and CPU time of fine-tuning MobileNetV2 with ImageNet weights on one device.
+    """Accuracy and CPU time of fine-tuning MobileNetV2 with ImageNet weights to birds on one device.
 
     Time is the CPU time of one thread for all work: estimate of costs, passes for sums, solving, filling the store,
-    checks, probes, plans and steps. On birds every method tries the same learning rates with the first seed; the
-    other seeds use the best rate. Finally one process times some methods one after the other, between two runs of
+    checks, probes, plans and steps. Every method tries the same learning rates with the first seed; the other seeds
+    use the best rate. Finally one process times some methods one after the other, between two runs of
     full training, because the other cells run beside whatever else the machine does.
     """
 
     name = "one-device"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return few methods on the other tasks; on birds all rates with the first seed, then the other seeds."""
-        tasks = chosen_tasks(request.tasks, TASKS)
+        """Return all rates with the first seed, then the other seeds, and the timing in turn at the end."""
         methods = chosen_tasks(request.methods, METHODS, what="method")
         root = request.data_root
-        cases: dict[str, tuple[Any, ...]] = {
-            _name(task, method, _RATES[-1], seed): (task, method, _RATES[-1], seed, root)
-            for seed in self.seeds[:2]
-            for task in tasks
-            for method in methods
-            if task != "birds" and method in _ELSEWHERE
-        }
-        if "birds" not in tasks:
-            return cases
+        cases: dict[str, tuple[Any, ...]] = {}
         for method in methods:
             for rate in _rates(method):
-                first = ("birds", method, rate, self.seeds[0])
-                cases[_name(*first)] = (*first, root)
+                cases[_name(method, rate, self.seeds[0])] = (method, rate, self.seeds[0], root)
             best = _best_rate(method, rows, self.seeds[0])
             for seed in self.seeds[1:] if best else ():
-                cases[_name("birds", method, best or 0.0, seed)] = (
-                    "birds",
-                    method,
-                    best,
-                    seed,
-                    root,
-                )
+                cases[_name(method, best or 0.0, seed)] = (method, best, seed, root)
         rates = {method: _best_rate(method, rows, self.seeds[0]) for method in (_FULL, *_TIMED)}
         if all(rates.values()):
             cases[_IN_TURN] = (rates, root)
@@ -192,25 +141,22 @@ class OneDevice(Benchmark):
             return one_device_cell(*case)
         rates, root = case
         seconds = [
-            one_device_cell("birds", method, rates[method], self.seeds[0], root)["seconds"]
+            one_device_cell(method, rates[method], self.seeds[0], root)["seconds"]
             for method in (_FULL, *_TIMED, _FULL)
         ]
         around = (seconds[0] + seconds[-1]) / 2
         return {m: taken / around for m, taken in zip(_TIMED, seconds[1:-1], strict=True)}
 
-    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return the table of birds and that of the other tasks."""
-        return {"birds": self._birds(rows), "elsewhere": self._elsewhere(rows)}
-
     def summary(self, row: Mapping[str, Any]) -> str:
         """Return accuracy and seconds."""
         return f"{row['accuracy']:.4f} in {row['seconds']:.1f} s" if "accuracy" in row else ""
 
-    def _birds(self, rows: Rows) -> pd.DataFrame:
+    def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
+        """Return one row per method, with means over the seeds and differences to full training."""
         cells = {}
         for method in METHODS:
             best = _best_rate(method, rows, self.seeds[0])
-            names = [_name("birds", method, best or 0.0, seed) for seed in self.seeds]
+            names = [_name(method, best or 0.0, seed) for seed in self.seeds]
             if all(name in rows for name in names):
                 cells[method] = pd.DataFrame([rows[name] for name in names])
         lines = {}
@@ -224,35 +170,7 @@ class OneDevice(Benchmark):
                 "CPU time": f"{share:.2f}",
                 "timed in turn": "" if turn is None else f"{turn:.2f}",
             }
-        return pd.DataFrame.from_dict(lines, orient="index").rename_axis("method")
-
-    def _elsewhere(self, rows: Rows) -> pd.DataFrame:
-        lines = []
-        for task, about in list(TASKS.items())[1:]:
-            for method in _ELSEWHERE:
-                pairs = [
-                    (mine, other)
-                    for seed in self.seeds
-                    if (mine := rows.get(_name(task, method, _RATES[-1], seed)))
-                    and (other := rows.get(_name(task, _FULL, _RATES[-1], seed)))
-                ]
-                if pairs:
-                    times = [mine["seconds"] / other["seconds"] for mine, other in pairs]
-                    accuracy = statistics.fmean(mine["accuracy"] for mine, _ in pairs)
-                    gain = statistics.fmean(m["accuracy"] - other["accuracy"] for m, other in pairs)
-                    reads = dict.fromkeys(mine.get("reads") or "last layer" for mine, _ in pairs)
-                    lines.append(
-                        {
-                            "task": about.title,
-                            "method": method,
-                            "seeds": str(len(pairs)),
-                            "accuracy, %": f"{100 * accuracy:.1f}",
-                            "against full, points": f"{100 * gain:+.1f}",
-                            "CPU time": f"{statistics.fmean(times):.3f}",
-                            "reads": "; ".join(reads),
-                        }
-                    )
-        return pd.DataFrame(lines).set_index("task") if lines else pd.DataFrame()
+        return {"birds": pd.DataFrame.from_dict(lines, orient="index").rename_axis("method")}
 
 
 def _rates(method: str) -> tuple[float, ...]:
@@ -261,34 +179,30 @@ def _rates(method: str) -> tuple[float, ...]:
 
 def _best_rate(method: str, rows: Rows, seed: int) -> float | None:
     """Return the rate with the best accuracy with this seed; None if a rate is not measured yet."""
-    found = {rate: rows.get(_name("birds", method, rate, seed)) for rate in _rates(method)}
+    found = {rate: rows.get(_name(method, rate, seed)) for rate in _rates(method)}
     known = {rate: row["accuracy"] for rate, row in found.items() if row is not None}
     return max(known, key=lambda rate: known[rate]) if len(known) == len(found) else None
 
 
-def _name(task: str, method: str, rate: float, seed: int) -> str:
-    return f"{task} | {method} | {rate:g} | {seed}"
+def _name(method: str, rate: float, seed: int) -> str:
+    return f"birds | {method} | {rate:g} | {seed}"
 
 
 def one_device_cell(
-    task: str, method: str, rate: float, seed: int, root: str, examples: int | None = None
+    method: str, rate: float, seed: int, root: str, examples: int | None = None
 ) -> Row:
     """Train one network by one method; return its accuracy and the CPU time of all the method's work."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    about = TASKS[task]
-    data = load_dataset(about.dataset, root, about.image_size)
-    # The examples of a bounded set do not depend on the seed, so that paired differences are on the same examples.
-    chosen = np.random.default_rng(0).permutation(len(data.train_x))[: about.examples]
-    chosen = np.sort(chosen)[:examples]
-    inputs, targets = torch.from_numpy(data.train_x[chosen]), torch.from_numpy(data.train_y[chosen])
+    data = load_dataset("cub50", root)
+    inputs = torch.from_numpy(data.train_x[:examples])
+    targets = torch.from_numpy(data.train_y[:examples])
     model = pretrained_mobilenet(root, data.classes).train()
     loader = Shuffled(inputs, targets, _BATCH, seed)
     started = time.process_time()
     model, found = _train(model, loader, METHODS[method], rate, seed)
     seconds = time.process_time() - started
-    tested = np.random.default_rng(0).permutation(len(data.test_x))[: about.tested]
-    tested = np.sort(tested)[:examples]
+    tested = np.arange(len(data.test_x))[:examples]
     test = [
         (channels_last(torch.from_numpy(data.test_x[rows])), torch.from_numpy(data.test_y[rows]))
         for rows in np.array_split(tested, max(len(tested) // 100, 1))

@@ -1,4 +1,4 @@
-"""Compare all methods under one budget: birds, few-shot signs, a vision transformer, and a task of your own."""
+"""Compare all methods under one budget: on birds, and on a task of your own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pydantic
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.errors import BudgetError, ModelError, PlanError, ScenarioError, TrainingError
 from fl_elastic.groups import Batch
@@ -22,20 +22,8 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, check_model_name
 from fl_elastic.profiling import load_profile
 from fl_elastic.training import Timing, TrainerOptions, evaluate
-from fl_elastic_simulations.benchmarks.benchmark import (
-    Benchmark,
-    Request,
-    Results,
-    Row,
-    Rows,
-    chosen_tasks,
-)
+from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows, chosen_tasks
 from fl_elastic_simulations.benchmarks.federation import Cells, cells_of
-from fl_elastic_simulations.benchmarks.few_shots import (
-    EPISODES,
-    few_shots_row,
-    keep_few_shots_costs,
-)
 from fl_elastic_simulations.benchmarks.intervals import mean_text
 from fl_elastic_simulations.benchmarks.one_budget import METHODS, keep_costs, train
 from fl_elastic_simulations.benchmarks.transfer import (
@@ -44,12 +32,8 @@ from fl_elastic_simulations.benchmarks.transfer import (
     pretrained_mobilenet,
 )
 from fl_elastic_simulations.data.datasets import Dataset, check_dataset_name, load_dataset
-from fl_elastic_simulations.models.class_token_vit import HEAD, class_token_vit
-from fl_elastic_simulations.models.pretrained import load_pretrained
-from fl_elastic_simulations.models.pretraining import Recipe, of_images, pretraining
 
 __all__ = [
-    "BASE",
     "BENCHMARK",
     "REFERENCE",
     "TASKS",
@@ -59,19 +43,11 @@ __all__ = [
     "side_by_side_cell",
 ]
 
-BASE = "base"
-"""Name of the row of the transformer before it is fine-tuned."""
 REFERENCE = "last_k"
 """Method that all others are compared with, pair by pair: training the last groups that fit."""
-_RECIPE = Recipe(steps=1400, batch_size=32, learning_rate=1.5e-3)
 # The learning rate that suits a head of zeros damages the layers below a solved head.
 _SOLVED_RATE = 3e-4
-_PRETRAINED_ON = "cifar10_jpegq75"
 _NO_TOKENS = "tokens are left out of transformers, and this is a convolutional network"
-_AUGMENTED = (
-    "features that are kept are of the same images in every pass, and pseudo-queries change"
-)
-_ONE_FIT = "a velocity takes two fits that went before, and an episode is one fit of ten steps"
 
 
 @dataclass(frozen=True)
@@ -82,18 +58,14 @@ class ComparedTask:
     ----------
     title : str
         Title of the task in documents.
+    model : callable
+        ``model(data, seed, data root)`` returns the initial network.
+    dataset : str
+        Dataset that the network is fine-tuned on.
     left_out : mapping of str to str
         Methods that are known not to suit the task, each with the reason.
-    model : callable, optional
-        ``model(data, seed, data root, folder of weights)`` returns the initial network; None for few-shot episodes.
-    dataset : str
-        Dataset that the network is fine-tuned on; unused for episodes.
     image_size : int, optional
         Size in pixels that images are scaled to.
-    examples, tested : int, optional
-        Number of examples of the training set and of the test set; all by default.
-    in_colour : bool
-        Whether the network takes images of three channels, to which grey images are expanded.
     batch_size : int
         Number of examples in a step.
     passes, rate, head_rate : int, float, float
@@ -101,13 +73,10 @@ class ComparedTask:
     """
 
     title: str
+    model: Callable[[Dataset, int, str], nn.Module]
+    dataset: str
     left_out: Mapping[str, str] = field(default_factory=dict)
-    model: Callable[[Dataset, int, str, Path], nn.Module] | None = None
-    dataset: str = ""
     image_size: int | None = None
-    examples: int | None = None
-    tested: int | None = None
-    in_colour: bool = False
     batch_size: int = 16
     passes: int = 6
     rate: float = 3e-4
@@ -119,53 +88,19 @@ class ComparedTask:
         return [name for name in METHODS if name not in self.left_out]
 
 
-def _mobilenet(data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
-    del seed, folder
+def _mobilenet(data: Dataset, seed: int, root: str) -> nn.Module:
+    del seed
     return pretrained_mobilenet(root, data.classes)
-
-
-def _vit(data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
-    del root
-    model = class_token_vit(data.classes, seed)
-    load_pretrained(model, _vit_file(folder))
-    return model
-
-
-def _vit_file(folder: Path) -> Path:
-    return folder / "vit.npz"
 
 
 TASKS: dict[str, ComparedTask] = {
     "birds": ComparedTask(
         "MobileNetV2 to 50 bird species",
-        {"bsr": _NO_TOKENS, "e_vit": _NO_TOKENS},
         _mobilenet,
         "cub50",
+        {"bsr": _NO_TOKENS, "e_vit": _NO_TOKENS},
     ),
-    "signs": ComparedTask(
-        "MobileNetV2, few shots of traffic signs",
-        {
-            "bsr": _NO_TOKENS, "e_vit": _NO_TOKENS,
-            "neq": _ONE_FIT, "velocity": _ONE_FIT, "scotti": _ONE_FIT,
-            "head, kept features": _AUGMENTED, "fine_tune": _AUGMENTED,
-        },
-    ),
-    "vit": ComparedTask(
-        "a small transformer to clothes",
-        {
-            "gradient_filter": "gradients of convolutions are filtered, and this has one convolution",
-            "tinytrain_learned": "the selector that comes with the library knows MobileNetV2's layers",
-        },
-        _vit,
-        "fashion_mnist",
-        image_size=32,
-        in_colour=True,
-        examples=2400,
-        tested=2000,
-        rate=1e-3,
-        head_rate=3e-2,
-    ),
-}  # fmt: skip
+}
 """Tasks by their name on the command line."""
 
 
@@ -181,8 +116,8 @@ class _Own(pydantic.BaseModel, extra="forbid", allow_inf_nan=False):
     head_rate: pydantic.PositiveFloat = 1e-2
 
 
-def _built(name: str, data: Dataset, seed: int, root: str, folder: Path) -> nn.Module:
-    del root, folder
+def _built(name: str, data: Dataset, seed: int, root: str) -> nn.Module:
+    del root
     return build_model(name, data.input_shape, data.classes, seed)
 
 
@@ -216,7 +151,7 @@ def own_task(settings: Mapping[str, Any]) -> ComparedTask:
         f"rates {own.rate:g} and {own.head_rate:g}"
     )
     return ComparedTask(
-        title, {}, partial(_built, own.model), own.dataset, own.image_size,
+        title, partial(_built, own.model), own.dataset, image_size=own.image_size,
         batch_size=own.batch_size, passes=own.passes, rate=own.rate, head_rate=own.head_rate,
     )  # fmt: skip
 
@@ -224,17 +159,16 @@ def own_task(settings: Mapping[str, Any]) -> ComparedTask:
 class SideBySide(Benchmark):
     """Accuracy, CPU time and bytes of every method at half the cost of full training, from the same weights.
 
-    What all methods share is made once and stored beside the table: the costs of a step, and the weights of the
-    transformer, which is trained on CIFAR-10 for two minutes. For your own task give ``--set model=...`` and
-    ``--set dataset=...``, names or ``module:callable``. Optional settings are image_size, batch_size, passes, rate
-    and head_rate. Give it a file of its own by ``--output``.
+    The costs of a step, which all methods share, are measured once and stored beside the table. For your own task
+    give ``--set model=...`` and ``--set dataset=...``, names or ``module:callable``. Optional settings are
+    image_size, batch_size, passes, rate and head_rate. Give it a file of its own by ``--output``.
     """
 
     name = "side-by-side"
     seeds = (0,)
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
-        """Return every method that suits a task with every seed, which sets batches and choices, or episodes."""
+        """Return every method that suits a task with every seed, which sets batches and choices."""
         tasks = self.tasks(request)
         wanted = chosen_tasks(request.methods, METHODS, what="method")
         costs = {name: _costs_file(request.folder, name) for name in tasks}
@@ -258,19 +192,12 @@ class SideBySide(Benchmark):
             return {own.title: own}
         return {name: TASKS[name] for name in chosen_tasks(request.tasks, TASKS)}
 
-    def measure(
-        self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
-    ) -> None:
-        """Pretrain the transformer if it is requested and missing, then run every method."""
-        weights = _vit_file(request.folder)
-        if "vit" in self.tasks(request) and not (BASE in results.rows and weights.exists()):
-            lessons = of_images(class_token_vit, _PRETRAINED_ON, request.data_root, left=HEAD)
-            results.add(BASE, pretraining(_RECIPE, lessons, weights))
-        super().measure(results, request, workers, tell)
-
     def run(self, *case: Any) -> Row:
-        """Train by one method, and return its row."""
-        return side_by_side_cell(*case)
+        """Train by one method; return its row, or the reason for which the method does not suit the task."""
+        try:
+            return side_by_side_cell(*case)
+        except (BudgetError, ModelError, PlanError, TrainingError) as error:
+            return {"refused": str(error)}
 
     def summary(self, row: Mapping[str, Any]) -> str:
         """Return accuracy and seconds, or the reason for which the method does not suit the task."""
@@ -279,7 +206,7 @@ class SideBySide(Benchmark):
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
         """Return a table for each task, with the means of each method over the seeds.
 
-        Differences to training the last groups that fit are paired by seeds or episodes, and have 95 % intervals.
+        Differences to training the last groups that fit are paired by seeds, and have 95 % intervals.
         Below the table stand the methods that do not suit the task, with the reasons.
         """
         own = dict.fromkeys(name.split(" | ")[0] for name in rows if " | " in name)
@@ -287,8 +214,7 @@ class SideBySide(Benchmark):
 
 
 def _table(rows: Rows, name: str) -> pd.DataFrame:
-    task = TASKS.get(name, ComparedTask(name, model=_mobilenet))
-    left_out, lines = dict(task.left_out), {}
+    left_out, lines = dict(TASKS[name].left_out if name in TASKS else {}), {}
     reference = _accuracies(cells_of(rows, name, REFERENCE))
     for method in METHODS:
         own = cells_of(rows, name, method)
@@ -300,7 +226,7 @@ def _table(rows: Rows, name: str) -> pd.DataFrame:
             pairs = [found[each] - reference[each] for each in found if each in reference]
             more = "" if method == REFERENCE or not pairs else mean_text(pairs, sign=True)
             lines[method] = {
-                "seeds" if task.model else "episodes": str(len(found)),
+                "seeds": str(len(found)),
                 "accuracy, %": f"{100 * statistics.fmean(found.values()):.1f}",
                 f"against {REFERENCE}": more,
                 "s": f"{statistics.fmean(row['seconds'] for row in own.values()):.2f}",
@@ -317,13 +243,8 @@ def _table(rows: Rows, name: str) -> pd.DataFrame:
     return table
 
 
-def _accuracies(cells: Cells) -> dict[tuple[int, int], float]:
-    """Return accuracies by seed and episode."""
-    return {
-        (seed, number): accuracy
-        for seed, cell in sorted(cells.items())
-        for number, accuracy in enumerate(cell.get("accuracies") or [cell.get("accuracy", 0.0)])
-    }
+def _accuracies(cells: Cells) -> dict[int, float]:
+    return {seed: cell["accuracy"] for seed, cell in sorted(cells.items()) if "accuracy" in cell}
 
 
 def _megabytes(cells: Cells, kind: str) -> str:
@@ -332,42 +253,30 @@ def _megabytes(cells: Cells, kind: str) -> str:
 
 
 def side_by_side_cell(
-    task: ComparedTask, method: str, seed: int, root: str, costs: Path, examples: int | None = None
+    task: ComparedTask, name: str, seed: int, root: str, costs: Path, examples: int | None = None
 ) -> Row:
-    """Train by one method in this process; return accuracy, CPU seconds and bytes, or the reason of a refusal.
+    """Train by one method in this process; return accuracy, CPU seconds and bytes.
 
     Parameters
     ----------
     task : ComparedTask
         Task to train on.
-    method : str
+    name : str
         Name of the method.
     seed : int
         Seed, see `SideBySide.cases`.
     root : str
         Folder of the datasets.
     costs : Path
-        File of the costs of a step of the task; the weights are in the same folder.
+        File of the costs of a step of the task.
     examples : int, optional
-        Largest number of examples, or of episodes.
+        Largest number of examples.
     """
     torch.set_num_threads(1)
-    try:
-        if task.model is None:
-            return few_shots_row(METHODS[method], seed, root, costs, examples or EPISODES)
-        return _transferred(task, method, seed, root, costs, examples)
-    except (BudgetError, ModelError, PlanError, TrainingError) as error:
-        return {"refused": str(error)}
-
-
-def _transferred(
-    task: ComparedTask, name: str, seed: int, root: str, costs: Path, examples: int | None
-) -> Row:
     torch.manual_seed(seed)
     data, method = load_dataset(task.dataset, root, task.image_size), METHODS[name]
-    assert task.model is not None
-    model = task.model(data, seed, root, costs.parent).train()
-    loader = _loader(task, data, examples or task.examples, seed)
+    model = task.model(data, seed, root).train()
+    loader = _loader(task, data, seed, examples)
     passes = method.passes(task.passes)
     rate = task.rate
     if method.head:
@@ -380,46 +289,38 @@ def _transferred(
         profile=load_profile(costs),
     )  # fmt: skip
     with done.on_its_tokens(model):
-        tests = _tests(task, data, examples or task.tested)
+        tests = _tests(data, examples)
         accuracy = evaluate(done.model or model, classification_loss, tests).accuracy
     return {"accuracy": accuracy, **done.row()}
 
 
 def _keep_costs(task: ComparedTask, path: Path, root: str) -> None:
-    if task.model is None:
-        keep_few_shots_costs(path, root)
-        return
     data = load_dataset(task.dataset, root, task.image_size)
-    loader = _loader(task, data, task.examples, 0)
+    loader = _loader(task, data, 0)
     if not len(loader):
         raise ScenarioError(
             f"{task.dataset} has {len(data.train_x)} training examples: give a batch size of at most as many"
         )
     keep_costs(
-        path, task.model(data, 0, root, path.parent).train(), classification_loss,
+        path, task.model(data, 0, root).train(), classification_loss,
         cosine_adamw(task.rate, 1), next(iter(loader)), [METHODS[each] for each in task.methods],
     )  # fmt: skip
 
 
-def _loader(task: ComparedTask, data: Dataset, examples: int | None, seed: int) -> Shuffled:
+def _loader(task: ComparedTask, data: Dataset, seed: int, examples: int | None = None) -> Shuffled:
     # Shuffled, since datasets are sorted by class.
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(0))[:examples]
-    inputs, targets = _inputs(task, data.train_x), torch.from_numpy(data.train_y)
+    inputs, targets = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
     return Shuffled(inputs[order], targets[order], task.batch_size, seed)
 
 
-def _tests(task: ComparedTask, data: Dataset, examples: int | None) -> list[Batch]:
-    inputs = _inputs(task, data.test_x[:examples])
+def _tests(data: Dataset, examples: int | None) -> list[Batch]:
+    inputs = torch.from_numpy(data.test_x[:examples])
     targets = torch.from_numpy(data.test_y[:examples])
     return [
         (channels_last(x), y)
         for x, y in zip(torch.split(inputs, 100), torch.split(targets, 100), strict=True)
     ]
-
-
-def _inputs(task: ComparedTask, examples: Any) -> Tensor:
-    found = torch.from_numpy(examples)
-    return found.expand(-1, 3, -1, -1) if task.in_colour else found
 
 
 def _costs_file(folder: Path, task: str) -> Path:

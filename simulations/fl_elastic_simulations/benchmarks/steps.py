@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,17 +85,17 @@ def interleaved_seconds(
     """
     timer = clock_for("cpu", "cpu")
     seconds: list[list[float]] = [[] for _ in plans]
-    with untouched(model), _weights_kept(model):
-        optimizer = sgd([p for p in model.parameters() if p.requires_grad])
-        for repeat in range(repeats + 1):
-            for place, plan in enumerate(plans):
-                with plan_applied(plan, model):
-                    started = timer()
-                    optimizer.zero_grad(set_to_none=True)
-                    compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    if repeat:
-                        seconds[place].append(timer() - started)
+    model = copy.deepcopy(model)
+    optimizer = sgd([p for p in model.parameters() if p.requires_grad])
+    for repeat in range(repeats + 1):
+        for place, plan in enumerate(plans):
+            with plan_applied(plan, model):
+                started = timer()
+                optimizer.zero_grad(set_to_none=True)
+                compute_loss(model, classification_loss, batch).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                if repeat:
+                    seconds[place].append(timer() - started)
     return [statistics.median(taken) for taken in seconds]
 
 
@@ -137,14 +138,3 @@ def _inputs_of(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, Tensor]
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _weights_kept(model: nn.Module) -> Iterator[None]:
-    before = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter, value in before:
-                parameter.copy_(value)

@@ -27,12 +27,10 @@ BENCHMARKS = {
     "budget": "Compare requested and achieved speed-ups on four models.",
     "code-size": "Count code, files, what a device loads, and what a fit and a round run through.",
     "federation": "Compare every method in the same simulated fleets of unequal devices.",
-    "lora": "Train adapters of models of text and images on unequal devices in every way.",
     "memory": "Compare what a step keeps and takes with lean layers, and with plain autograd.",
     "one-device": "Fine-tune MobileNetV2 on one device with a head in closed form and kept features.",
     "read": "Solve for a head without a step: at the last layer, at chosen places, from the input.",
-    "side-by-side": "Compare all methods at one budget on one device, also on your own task.",
-    "startup": "Time a node's process from a message to its first batch.",
+    "side-by-side": "Compare all methods at one budget on one device, on birds or on your own task.",
     "stream": "Compare ways to go through streams that change.",
     "throughput": "Compare what a client-round costs with the bare loop and with Flower's engine.",
 }

@@ -114,8 +114,8 @@ def load_dataset(
     Parameters
     ----------
     name : str
-        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cifar100``, ``cub50``,
-        ``gtsrb``, ``har`` or ``plays``), or ``module:callable``: a function that returns a `Dataset`, with the data
+        A registered name (``digits``, ``fashion_mnist``, ``cifar10``, ``cifar10_jpegq75``, ``cub50``,
+        ``gtsrb`` or ``har``), or ``module:callable``: a function that returns a `Dataset`, with the data
         root as its argument or without any.
     data_root : path, optional
         Folder of the files, see :func:`data_root_folder`. ``digits`` needs none.
@@ -233,8 +233,7 @@ def _read_by(module: str, name: str) -> Callable[[Path], Dataset]:
     return read
 
 
-for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cifar100", "cub50"):
+for _name in ("digits", "fashion_mnist", "cifar10", "cifar10_jpegq75", "cub50"):
     DATASETS.register(_name)(DatasetKind(_read_by("pictures", _name)))
 DATASETS.register("gtsrb")(DatasetKind(_read_by("pictures", "gtsrb"), owner="physical sign"))
 DATASETS.register("har")(DatasetKind(_read_by("activity_windows", "har"), owner="person"))
-DATASETS.register("plays")(DatasetKind(_read_by("plays", "plays"), owner="role"))

@@ -21,7 +21,6 @@ from fl_elastic_simulations.data.files import (
 __all__ = [
     "cifar10",
     "cifar10_jpegq75",
-    "cifar100",
     "cub50",
     "digits",
     "fashion_mnist",
@@ -58,7 +57,7 @@ def digits(_: Path) -> Dataset:
 
 
 def fashion_mnist(root: Path) -> Dataset:
-    """Return Fashion-MNIST from its original four gz files if present, or else downloaded.
+    """Return Fashion-MNIST from its four original gz files, which are downloaded if they are missing.
 
     0.2860 and 0.3530 are the mean and standard deviation of the training pixels.
     """
@@ -82,15 +81,6 @@ def cifar10(root: Path) -> Dataset:
         images, labels = torchvision_split("CIFAR10", root, train)
         splits.append((_images(images, _CIFAR_MEAN, _CIFAR_STD), labels))
     return _image_dataset("cifar10", splits, classes=10)
-
-
-def cifar100(root: Path) -> Dataset:
-    """Return CIFAR-100 with its hundred fine classes, downloaded by torchvision if missing."""
-    splits = []
-    for train in (True, False):
-        images, labels = torchvision_split("CIFAR100", root, train)
-        splits.append((_images(images, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]), labels))
-    return _image_dataset("cifar100", splits, classes=100)
 
 
 def cifar10_jpegq75(root: Path) -> Dataset:

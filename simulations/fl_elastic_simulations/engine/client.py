@@ -400,7 +400,6 @@ class _Role:
         if deadline is not None and self.method.stragglers == "fit":
             sending = capabilities.model_bytes / capabilities.bandwidth
             allowed = (deadline - sending) / device.slowdown
-        fastest = min(client.device.slowdown for client in self.scenario.clients)
         return PeerClient(
             peer=str(self.method.peer),
             model=method_model(self.scenario, self.method, self.slot.data_root, self.slot.seed),
@@ -410,12 +409,10 @@ class _Role:
             allowed_seconds=allowed,
             profile_seconds=profile,
             choosing_seconds=plan,
-            fraction=fastest / device.slowdown,
             place=(self.client.index, len(self.scenario.clients)),
             seed=self.slot.seed,
             codec=self.method.codec,
             state_directory=self.state_directory,
-            width=self.client.width,
             check_memory=partial(self.slot.check_memory, self.profile),
         )
 

@@ -112,7 +112,6 @@ class ClientSlot:
         return TrainerOptions(
             importance=method.importance,
             full_update_every=method.deep_every,
-            proximal=method.proximal,
             forward=self._forward(bool(part.cut)),
             seed=(self.seed * 10_007 + self.client.index) * 100_003 + self.server_round,
             part=part,
@@ -123,7 +122,7 @@ class ClientSlot:
         """Return the options of the frozen prefix's forward pass."""
         if cut and self.method.keep_features:
             return ForwardOptions(feature_bytes=FEATURE_BYTES)
-        return ForwardOptions() if cut or self.method.inference_prefix else None
+        return ForwardOptions() if cut else None
 
     def budget(
         self,

@@ -15,9 +15,9 @@ from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import IMPORTANCES
-from fl_elastic.registry import Factories, closest
+from fl_elastic.registry import Factories
 from fl_elastic.update import CODECS
-from fl_elastic_simulations.engine.seeded_servers import SERVERS
+from fl_elastic_simulations.engine.seeded_fedavg import SeededFedAvg
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
 
@@ -58,12 +58,6 @@ def check_methods(scenario: Scenario) -> None:
             problems.append(
                 f"method {method.name}: a peer trains the model as it is: choose a policy, or read = 'last'"
             )
-        if method.server not in SERVERS:
-            known = sorted(SERVERS)
-            problems.append(
-                f"method {method.name}: unknown server {method.server!r}"
-                f"{closest(method.server, known)}: known are {', '.join(known)}"
-            )
     if problems:
         raise ScenarioError("; ".join(problems))
 
@@ -86,7 +80,7 @@ def method_strategy(
     on_round: Callable[[RoundRecord], None],
 ) -> PartialUpdates:
     """Return the server's strategy for a method; a peer's updates are merged as in its paper."""
-    inner = SERVERS[method.server](
+    inner = SeededFedAvg(
         seed=seed,
         fraction_train=scenario.training.client_fraction,
         fraction_evaluate=0.0,
@@ -94,13 +88,12 @@ def method_strategy(
         min_available_nodes=len(scenario.clients) if scenario.devices.always_there else 1,
     )
     peer = None if method.peer is None else PEERS.make(method.peer)
-    own_weighting = "examples" if peer is None else peer.weighting
     optimizer = method.server_optimizer
     return PartialUpdates(
         inner,
         rule=method.rule if peer is None else peer.rule,
         merge=MergeOptions(
-            weighting=method.weighting or own_weighting,  # type: ignore[arg-type]
+            weighting="examples" if peer is None else peer.weighting,
             normalise_steps=method.normalise_steps,
         ),
         config=replace(

@@ -56,8 +56,6 @@ class PeerClient:
         Host seconds for local training and everything before it.
     profile_seconds, choosing_seconds : float
         Part of these seconds for estimating costs in this round, and for one choice of what to train.
-    fraction : float
-        Speed of the device relative to the fastest.
     place : tuple of (int, int)
         The client's number, and the number of clients.
     seed : int
@@ -66,8 +64,6 @@ class PeerClient:
         Codec of updates.
     state_directory : Path
         Folder of the method's state between rounds.
-    width : float, optional
-        Share of the model's channels that it trains, if given.
     check_memory : callable
         Returns the bytes of a step that trains these parameters; raises TrainingError if the device cannot hold
         them.
@@ -81,12 +77,10 @@ class PeerClient:
     allowed_seconds: float
     profile_seconds: float
     choosing_seconds: float
-    fraction: float
     place: tuple[int, int]
     seed: int
     codec: str
     state_directory: Path
-    width: float | None
     check_memory: Callable[[Collection[str]], float]
 
     def fit(
@@ -124,9 +118,7 @@ class PeerClient:
             seed=self.seed,
             memory=memory,
             global_change=self._change(weights, version, manifest),
-            fraction=self.fraction,
             choosing_seconds=self.choosing_seconds,
-            width=self.width,
         )
         try:
             result = PEERS.make(self.peer).train(task)

@@ -108,8 +108,6 @@ class RunResult:
         By reason, with numbers removed, the number of updates that were not merged in each round.
     peaks : dict
         By device class, the most predicted bytes of any step of a merged update.
-    importance : dict
-        By group, the mean share of importance over the clients that know all groups at the end.
     machines : dict
         On a cluster, the number of training messages that each machine handled.
     """
@@ -134,7 +132,6 @@ class RunResult:
     accepted: int = 0
     rejections: dict[str, dict[str, int]] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
-    importance: dict[str, float] = field(default_factory=dict)
     machines: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -196,39 +193,6 @@ class RunResult:
         self.profile_seconds += charges.profile_seconds
         self.client_seconds += charges.lost_seconds
 
-    def trained(
-        self,
-        rounds: Iterable[ClientRound],
-        clients: Sequence[Client],
-        groups: Sequence[TensorGroup],
-        left_out_bytes: int,
-        rejected: int,
-        at_least: float = 0.0,
-        began: float | None = None,
-    ) -> None:
-        """Record the training of a round; it appears in the next evaluation's row.
-
-        Parameters
-        ----------
-        rounds : iterable of ClientRound
-            Results of the clients whose updates were merged.
-        clients : sequence of Client
-            The whole fleet.
-        groups : sequence of TensorGroup
-            Tensor groups of the model.
-        left_out_bytes : int
-            Bytes sent to clients whose updates were not merged.
-        rejected : int
-            Number of clients that got the model and whose updates were not merged.
-        at_least : float
-            Simulated seconds that the server waited at least.
-        began : float, optional
-            Simulated second at which the round began; by default now.
-        """
-        done = list(rounds)
-        self.spend(done, clients, left_out_bytes, rejected, at_least, began)
-        self._cover(done, clients, groups)
-
     def spend(
         self,
         done: Sequence[ClientRound],
@@ -238,7 +202,23 @@ class RunResult:
         at_least: float = 0.0,
         began: float | None = None,
     ) -> None:
-        """Record the time and bytes of a round; parameters are those of `trained`."""
+        """Record the time and bytes of a round; they appear in the next evaluation's row.
+
+        Parameters
+        ----------
+        done : sequence of ClientRound
+            Results of the clients whose updates were merged.
+        clients : sequence of Client
+            The whole fleet.
+        left_out_bytes : int
+            Bytes sent to clients whose updates were not merged.
+        rejected : int
+            Number of clients that got the model and whose updates were not merged.
+        at_least : float
+            Simulated seconds that the server waited at least.
+        began : float, optional
+            Simulated second at which the round began; by default now.
+        """
         costs = [
             round_cost(
                 clients[each.client].device,
@@ -270,9 +250,10 @@ class RunResult:
         self.features_found += sum(each.features_found for each in done)
         self.features_computed += sum(each.features_computed for each in done)
 
-    def _cover(
-        self, done: list[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
+    def cover(
+        self, done: Sequence[ClientRound], clients: Sequence[Client], groups: Sequence[TensorGroup]
     ) -> None:
+        """Record which groups a round of training covered on each device class, and its steps."""
         for name in dict.fromkeys(client.device.name for client in clients):
             of_device = [each for each in done if clients[each.client].device.name == name]
             shares = [

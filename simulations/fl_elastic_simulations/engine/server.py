@@ -33,7 +33,6 @@ from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosi
 from fl_elastic_simulations.engine.client import CHARGES, LATE, NO_DATA
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.head_costs import HeadCosts
-from fl_elastic_simulations.engine.known_importance import known_importance
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.progress import Progress
@@ -86,7 +85,7 @@ class Simulation:
 
     @property
     def profile_file(self) -> Path:
-        """File of the measured costs, which the run's page shows."""
+        """File of the measured costs."""
         return self.directory / "profile.json"
 
     @property
@@ -227,7 +226,6 @@ def run_method(
     found = state_directory.glob(f"*/{CHARGES}")
     cell.charged(Charges.sum(Charges.load(path) for path in sorted(found)))
     cell.machines = supplied.machines
-    cell.importance = known_importance(sorted(state_directory.glob("*")), Manifest.of(model))
     return cell
 
 
@@ -390,11 +388,9 @@ def _bookkeeping(
                 [each.num_examples for each in record.accepted],
             )
         starts = cell.simulated_seconds if round_began is None else began
-        if not record.trains:
-            cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
-        else:
-            groups = profile.graph.groups
-            cell.trained(done, scenario.clients, groups, lost, left_out, at_least, starts)
+        cell.spend(done, scenario.clients, lost, left_out, at_least, starts)
+        if record.trains:
+            cell.cover(done, scenario.clients, profile.graph.groups)
         cell.left_out(record.server_round, [each.reason for each in record.rejected])
         cell.cut_is(record.cut)
         took[record.trains] = cell.simulated_seconds - began

@@ -17,7 +17,6 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
 from fl_elastic.groups import TensorGroup
-from fl_elastic.profiling import load_profile
 from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
@@ -25,7 +24,7 @@ from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation, run_methods
-from fl_elastic_simulations.engine.summary import group_costs, summarise
+from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
@@ -68,7 +67,7 @@ def simulate(
 
     def finished(cells: Sequence[RunResult], groups: Sequence[TensorGroup]) -> None:
         # Written after every cell, for readers during the run and after an interruption.
-        write_results(_summary(simulation, cells, groups), simulation.directory)
+        write_results(summarise(simulation.scenario, cells, groups), simulation.directory)
 
     if engine == "local":
         clients = len(simulation.scenario.clients)
@@ -76,7 +75,9 @@ def simulate(
             grid = InProcessGrid(
                 clients, simulated_client_app(), progress.reply, processes=processes
             )
-            return _summary(simulation, *run_methods(simulation, grid, progress, finished))
+            return summarise(
+                simulation.scenario, *run_methods(simulation, grid, progress, finished)
+            )
     if workers != 1:
         raise ScenarioError(
             f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
@@ -90,22 +91,14 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            found.append(
-                _summary(simulation, *run_methods(simulation, watched, progress, finished))
-            )
+            cells, groups = run_methods(simulation, watched, progress, finished)
+            found.append(summarise(simulation.scenario, cells, groups))
 
         try:
             _run(server_app, len(simulation.scenario.clients))
         except Interrupted:
             raise KeyboardInterrupt from None
     return found[0]
-
-
-def _summary(
-    simulation: Simulation, cells: Sequence[RunResult], groups: Sequence[TensorGroup]
-) -> dict[str, Any]:
-    costs = group_costs(load_profile(simulation.profile_file))
-    return {**summarise(simulation.scenario, cells, groups), "group_costs": costs}
 
 
 def _check_writable(directory: Path) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from fl_elastic.environment import environment
 from fl_elastic.groups import TensorGroup
-from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["final_accuracy", "group_costs", "summarise", "without_curves"]
+__all__ = ["final_accuracy", "summarise", "without_curves"]
 
 _FINAL_TESTS = 5
 # Parts of a summary that grow with rounds, clients or groups.
@@ -22,10 +21,8 @@ _LONG = (
     "coverage",
     "clients",
     "rejections",
-    "importance",
     "labels",
     "scenario",
-    "group_costs",
     "command",
 )
 _FINAL_SHARE, _FINAL_TENTH = 4, 10
@@ -197,7 +194,6 @@ def _method(
             for reason, rounds in cell.rejections.items()
             for number, updates in rounds.items()
         ],
-        "importance": _mean_importance(cells),
         "cuts": [
             {"seed": cell.seed, "simulated_seconds": since, "group": group}
             for cell in cells
@@ -269,21 +265,6 @@ def _tenth(values: Sequence[float]) -> float | None:
     return sorted(values)[len(values) // 10] if values else None
 
 
-def group_costs(profile: CostProfile) -> list[dict[str, Any]]:
-    """Return the costs of each tensor group on the measuring host, starting next to the loss."""
-    return [
-        {
-            "group": group.name,
-            "weights": group.numel,
-            "update_seconds": float(update),
-            "path_seconds": float(path),
-        }
-        for group, update, path in zip(
-            profile.graph.groups, profile.update_seconds, profile.path_seconds, strict=True
-        )
-    ]
-
-
 def _seconds_to(cells: list[RunResult], target: float) -> float | None:
     for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
         if statistics.fmean(row["accuracy"] for row in rows) >= target:
@@ -302,15 +283,6 @@ def _speedups(
         "achieved_speedup": full_step / per_requested_step,
         "step_speedup": full_step / statistics.median(step.seconds for step in steps),
         "step_share": statistics.fmean(step.share for step in steps),
-    }
-
-
-def _mean_importance(cells: list[RunResult]) -> dict[str, float]:
-    """Return by group the mean share of importance over the seeds in which any client knew it."""
-    known = [cell.importance for cell in cells if cell.importance]
-    return {
-        name: statistics.fmean(each.get(name, 0.0) for each in known)
-        for name in (known[0] if known else ())
     }
 
 

@@ -66,15 +66,12 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
     slowdowns = [client.device.slowdown for client in scenario.clients]
     if data.partition == "natural" and dataset.owners is None:
         raise DatasetError(f"{dataset.name} has no owners for a natural partition: give it some")
-    if data.layout == "correlated" and data.partition == "natural" and dataset.owners is not None:
+    owners = None if dataset.owners is None else dataset.owners[chosen]
+    if data.layout == "correlated" and data.partition == "natural" and owners is not None:
         parts = correlated_owners(
-            dataset.train_x[chosen],
-            dataset.owners[chosen],
-            slowdowns,
-            min_examples=data.min_examples,
+            dataset.train_x[chosen], owners, slowdowns, min_examples=data.min_examples
         )
-        return [chosen[part] for part in parts]
-    if data.layout == "correlated":
+    elif data.layout == "correlated":
         parts = correlated_labels(
             dataset.labels[chosen],
             slowdowns,
@@ -82,23 +79,23 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
             seed=seed,
             min_examples=data.min_examples,
         )
-        return [chosen[part] for part in parts]
-    split: Callable[..., list[Indices]] = partition_indices
-    if data.partition not in PARTITIONS:
-        # Imported here: few scenarios have a partition of their own.
-        from fl_elastic_simulations.data.own_partition import dealt
+    else:
+        split: Callable[..., list[Indices]] = partition_indices
+        if data.partition not in PARTITIONS:
+            # Imported here: few scenarios have a partition of their own.
+            from fl_elastic_simulations.data.own_partition import dealt
 
-        split = dealt
-    parts = split(
-        dataset.labels[chosen],
-        len(scenario.clients),
-        method=data.partition,
-        alpha=data.alpha,
-        classes_per_client=data.classes_per_client,
-        seed=seed,
-        min_examples=data.min_examples,
-        owners=None if dataset.owners is None else dataset.owners[chosen],
-    )
+            split = dealt
+        parts = split(
+            dataset.labels[chosen],
+            len(scenario.clients),
+            method=data.partition,
+            alpha=data.alpha,
+            classes_per_client=data.classes_per_client,
+            seed=seed,
+            min_examples=data.min_examples,
+            owners=owners,
+        )
     return [chosen[part] for part in parts]
 
 

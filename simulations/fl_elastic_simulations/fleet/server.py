@@ -112,13 +112,13 @@ class FleetRun:
         manifest = Manifest.of(model)
         if not self.resume:
             _put_away(self.results / CHECKPOINTS)
-        minutes = _Minutes(Journal(self.results / JOURNAL), resume=self.resume)
-        strategy = method_strategy(self.scenario, self.method, self.seed, minutes.trained)
-        minutes.names_of = lambda: {
+        rounds_journal = _RoundJournal(Journal(self.results / JOURNAL), resume=self.resume)
+        strategy = method_strategy(self.scenario, self.method, self.seed, rounds_journal.trained)
+        rounds_journal.names_of = lambda: {
             node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()
         }
-        minutes.coverage_of = lambda node: _coverage(strategy.fleet.ledger, node)
-        _meet(grid, len(self.scenario.clients), self.node_timeout)
+        rounds_journal.coverage_of = lambda node: _coverage(strategy.fleet.ledger, node)
+        _wait_for_nodes(grid, len(self.scenario.clients), self.node_timeout)
         # From here on, rounds run with whatever nodes are there.
         strategy.inner.min_available_nodes = 1  # type: ignore[attr-defined]
         first = {name: Array(array) for name, array in weights_of(model, manifest).items()}
@@ -134,12 +134,12 @@ class FleetRun:
             except DatasetError as error:
                 # A server without data can still merge.
                 _LOG.warning("the model is not tested: %s", error)
-                minutes.close(server_round, {})
+                rounds_journal.close(server_round, {})
                 return None
             quality: dict[str, Any] = {"loss": found.loss}
             if found.accuracy is not None:
                 quality["accuracy"] = found.accuracy
-            minutes.close(server_round, quality)
+            rounds_journal.close(server_round, quality)
             return MetricRecord(quality)
 
         Checkpointed(strategy, self.results / CHECKPOINTS, resume=self.resume).start(
@@ -205,7 +205,7 @@ def _seconds(run_config: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _meet(grid: Grid, wanted: int, seconds: float) -> None:
+def _wait_for_nodes(grid: Grid, wanted: int, seconds: float) -> None:
     """Wait for all nodes until the time limit, then for at least one node without limit."""
     until = time.monotonic() + seconds
     while (found := len(list(grid.get_node_ids()))) < wanted:
@@ -237,7 +237,7 @@ def _coverage(ledger: Any, node: int) -> float | None:
 
 
 @dataclass
-class _Minutes:
+class _RoundJournal:
     """Writes the journal entry of each round once its model is tested."""
 
     journal: Journal

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ def batch_norm(width: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, as in He et al. 2016.
+    """Two 3x3 convolutions with group normalisation beside a shortcut, after He et al. 2016.
 
     Parameters
     ----------
@@ -47,22 +46,18 @@ class ResidualBlock(nn.Module):
         Channels; if they differ, or the stride is not 1, a 1x1 convolution adapts the shortcut.
     stride : int
         Stride of the first convolution.
-    norm : callable
-        Makes the normalisation for a width.
     """
 
-    def __init__(
-        self, inputs: int, outputs: int, *, stride: int, norm: Callable[[int], nn.Module]
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
-        self.first_norm = norm(outputs)
+        self.first_norm = group_norm(outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.second_norm = norm(outputs)
+        self.second_norm = group_norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), norm(outputs)
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), group_norm(outputs)
             )
 
     def forward(self, x: Tensor) -> Tensor:

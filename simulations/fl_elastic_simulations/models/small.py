@@ -95,30 +95,6 @@ def _small_cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def _resnet(name: str, shape: Shape, classes: int, norm: Norm) -> nn.Module:
-    need_image(name, shape, pixels=8)
-    return _named(
-        nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
-        norm(16),
-        nn.ReLU(),
-        ResidualBlock(16, 16, stride=1, norm=norm),
-        ResidualBlock(16, 16, stride=1, norm=norm),
-        ResidualBlock(16, 32, stride=2, norm=norm),
-        ResidualBlock(32, 32, stride=1, norm=norm),
-        ResidualBlock(32, 64, stride=2, norm=norm),
-        ResidualBlock(64, 64, stride=1, norm=norm),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, classes),
-    )
-
-
-@MODELS.register("small_resnet")
-def _small_resnet(shape: Shape, classes: int) -> nn.Module:
-    """Return three stages of two residual blocks, 16, 32 and 64 wide, with group normalisation."""
-    return _resnet("small_resnet", shape, classes, group_norm)
-
-
 @MODELS.register("resnet8")
 def _resnet8(shape: Shape, classes: int) -> nn.Module:
     """Return three residual blocks, 16, 32 and 64 wide, after a first layer of stride 2: for large simulations."""
@@ -127,19 +103,13 @@ def _resnet8(shape: Shape, classes: int) -> nn.Module:
         nn.Conv2d(shape[0], 16, 3, stride=2, padding=1, bias=False),
         group_norm(16),
         nn.ReLU(),
-        ResidualBlock(16, 16, stride=1, norm=group_norm),
-        ResidualBlock(16, 32, stride=2, norm=group_norm),
-        ResidualBlock(32, 64, stride=2, norm=group_norm),
+        ResidualBlock(16, 16, stride=1),
+        ResidualBlock(16, 32, stride=2),
+        ResidualBlock(32, 64, stride=2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, classes),
     )
-
-
-@MODELS.register("small_resnet_bn")
-def _small_resnet_bn(shape: Shape, classes: int) -> nn.Module:
-    """Return ``small_resnet`` with batch normalisation."""
-    return _resnet("small_resnet_bn", shape, classes, batch_norm)
 
 
 @MODELS.register("small_vit")

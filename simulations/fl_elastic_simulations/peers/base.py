@@ -72,14 +72,9 @@ class LocalTask:
     global_change : dict of str to float
         Sum of squared changes of each tensor of the global model since the client last took part; empty in its
         first round.
-    fraction : float
-        Speed of this device relative to the fastest.
     choosing_seconds : float
         Host seconds of one choice of what to train, see `Peer.rehearse`; `Peer.train` subtracts them from the
         allowed seconds if a choice is made.
-    width : float, optional
-        Share of the model's channels that the device trains, for peers with narrow models; by default the widest
-        that fits the allowed time.
     """
 
     model: nn.Module
@@ -96,9 +91,7 @@ class LocalTask:
     seed: int
     memory: dict[str, Any] = field(default_factory=dict)
     global_change: dict[str, float] = field(default_factory=dict)
-    fraction: float = 1.0
     choosing_seconds: float = 0.0
-    width: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "server_round", "clients"):

@@ -1,4 +1,4 @@
-"""A window of blocks that moves through the model from round to round, with ElasticTrainer inside it."""
+"""FedEL: a window of blocks moves through the model from round to round, with ElasticTrainer inside it."""
 
 from __future__ import annotations
 

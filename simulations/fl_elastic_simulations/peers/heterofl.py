@@ -1,4 +1,4 @@
-"""Narrow models inside wide ones: each client trains as many channels as it can afford."""
+"""HeteroFL: each client trains the first channels of every layer, as many as it can afford."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class HeteroFl(Peer):
     that hold it, equally weighted. Assumed: residual streams stay whole, batch norms keep statistics, and no scores
     are masked.
 
-    If a task gives no width, the rate is the largest with which all of the round's steps fit the time, by the share
+    The rate is the largest with which all of the round's steps fit the time, by the share
     of operations. If not even the narrowest fits, it takes fewer steps. A model without inner widths is trained
     whole.
     """
@@ -62,13 +62,12 @@ class HeteroFl(Peer):
 
 
 def affordable_rate(task: LocalTask) -> tuple[float, float]:
-    """Return the task's width, or the largest rate whose whole round fits the time, and the seconds of its step.
+    """Return the largest rate whose whole round fits the time, and the seconds of its step.
 
     If none fits, it is the narrowest; for a model without inner widths it is 1.
     """
     widths, rate, seconds = task.profile.graph.widths, 1.0, task.profile.full_step_seconds
-    rates = RATES if task.width is None else (task.width,)
-    for rate in rates if widths else ():
+    for rate in RATES if widths else ():
         windows = Windows(widths, rate)
         kept = {width: windows.length(width) for width in widths}
         seconds = narrow_profile(task.profile, kept).full_step_seconds

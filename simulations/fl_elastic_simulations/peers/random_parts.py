@@ -20,7 +20,7 @@ from fl_elastic_simulations.peers.base import (
 from fl_elastic_simulations.peers.early_exits import block_ends
 from fl_elastic_simulations.peers.training import mask_of, train_mask
 
-__all__ = ["RandomBlocks", "RandomLayers", "random_blocks", "random_mask"]
+__all__ = ["RandomLayers", "random_blocks", "random_mask"]
 
 
 @register_peer("random_layers")
@@ -46,32 +46,10 @@ class RandomLayers(Peer):
         """Draw groups."""
         self._drawn(task)
 
-    def draw(
-        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
-    ) -> Mask:
-        """Return the groups to train if a step may take this long."""
-        return random_mask(profile, step_seconds, generator)
-
-    def _drawn(self, task: LocalTask) -> Mask:
+    @staticmethod
+    def _drawn(task: LocalTask) -> Mask:
         allowed = task.allowed_seconds / requested_steps(task)
-        return self.draw(task.profile, allowed, task_generator(task))
-
-
-@register_peer("random_blocks")
-class RandomBlocks(RandomLayers):
-    """Train the head and random blocks, drawn anew by each client in each round.
-
-    After LISA (Pan et al., NeurIPS 2024), "-style". LISA trains a fixed number of random middle blocks for some
-    steps on one machine, with embedding and head always trained. Here, in a federation, blocks are added in random
-    order as long as a whole round of steps fits, among the parameters that the model allows to train. If not even
-    the head fits, it is trained in fewer steps.
-    """
-
-    def draw(
-        self, profile: CostProfile, step_seconds: float, generator: np.random.Generator
-    ) -> Mask:
-        """Return the groups to train if a step may take this long."""
-        return random_blocks(profile, step_seconds, generator)
+        return random_mask(task.profile, allowed, task_generator(task))
 
 
 def random_mask(profile: CostProfile, step_seconds: float, generator: np.random.Generator) -> Mask:

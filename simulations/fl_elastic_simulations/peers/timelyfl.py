@@ -1,4 +1,4 @@
-"""More epochs if there is time, fewer layers if there is not."""
+"""TimelyFL: more epochs if there is time, fewer layers if there is not."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ class FixedMask(Policy):
         Groups to train, in backward order.
     """
 
-    selects = False
-    covers = False
+    needs_coverage = False
+    reduces_uplink = False
 
     def __init__(self, name: str, mask: Mask) -> None:
         self._name, self._mask = name, mask

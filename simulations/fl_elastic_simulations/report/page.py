@@ -20,7 +20,6 @@ from fl_elastic_simulations.report.formats import factor_text
 from fl_elastic_simulations.report.summary import DeviceClass, Results, read_summary
 from fl_elastic_simulations.report.tables import (
     clients_grid,
-    costs_grid,
     cuts_grid,
     memory_grid,
     rejections_grid,
@@ -57,13 +56,6 @@ _TABLES = (
     (
         "clients", "Each client", clients_grid,
         "Rounds are those that were merged. Busy is the simulated time of training, sending and receiving.",
-    ),
-    (
-        "costs", "What each tensor group costs", costs_grid,
-        "Of one step on the measuring host: what the group's own gradient and optimiser step take, and what it "
-        "takes to bring the error gradient there. The first row is the group next to the loss. Importance is the "
-        "group's share of the loss decrease expected of a step, at the end: the mean over the clients that "
-        "measured all groups.",
     ),
 )  # fmt: skip
 """Id, title, table and guide of sections that only exist if their table does."""

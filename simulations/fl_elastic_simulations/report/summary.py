@@ -21,7 +21,6 @@ __all__ = [
     "Cut",
     "DeviceClass",
     "DeviceResult",
-    "GroupCost",
     "Method",
     "Point",
     "Rejections",
@@ -134,15 +133,6 @@ class Client(_Part):
     uplink_bytes: Number = None
 
 
-class GroupCost(_Part):
-    """Costs of one tensor group on the measuring host."""
-
-    group: Text = ""
-    weights: Count = None
-    update_seconds: Number = None
-    path_seconds: Number = None
-
-
 class Method(_Part):
     """Results and costs of one method; ``coverage`` is rounds x groups per device class.
 
@@ -167,7 +157,6 @@ class Method(_Part):
     worst_client: Number = None
     tenth_percentile: Number = None
     rejections: tuple[Rejections, ...] = ()
-    importance: Mapping[str, Number] = {}
 
     @pydantic.field_validator("history")
     @classmethod
@@ -193,7 +182,6 @@ class Results(_Part):
     groups: tuple[Text, ...] = ()
     methods: tuple[Method, ...]
     labels: tuple[tuple[Whole, ...], ...] = ()
-    group_costs: tuple[GroupCost, ...] = ()
     scenario: Annotated[
         str, pydantic.PlainValidator(lambda v: json.dumps(v, indent=1) if v else "")
     ] = ""

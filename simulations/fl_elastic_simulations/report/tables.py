@@ -28,7 +28,6 @@ from fl_elastic_simulations.report.summary import (
 
 __all__ = [
     "clients_grid",
-    "costs_grid",
     "cuts_grid",
     "memory_grid",
     "rejections_grid",
@@ -251,29 +250,6 @@ def _spent(method: Method, index: int) -> list[str]:
         seconds_text(client.seconds),
         bytes_text(client.uplink_bytes),
     ]
-
-
-def costs_grid(results: Results) -> Grid | None:
-    """Return one row per tensor group, starting next to the loss: weights, milliseconds, importance.
-
-    Importance has one column for each method whose clients know it.
-    """
-    methods = [method for method in results.methods if method.importance]
-    rows = tuple(
-        (
-            cost.group,
-            _whole(cost.weights),
-            *(
-                MISSING if seconds is None else f"{1000 * seconds:.2f} ms"
-                for seconds in (cost.update_seconds, cost.path_seconds)
-            ),
-            *(percent_text(method.importance.get(cost.group)) for method in methods),
-        )
-        for cost in results.group_costs
-    )
-    headings = ["Group", "Weights", "Own gradient", "Way there"]
-    headings += [f"{method.name}: importance" for method in methods]
-    return Grid(tuple(headings), rows) if rows else None
 
 
 def _whole(number: float | None) -> str:

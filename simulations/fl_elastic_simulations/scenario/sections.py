@@ -148,7 +148,7 @@ class MethodSection:
     ----------
     name : str
         Name of the method in tables and plots.
-    policy, importance, rule, codec, server : str
+    policy, importance, rule, codec : str
         Names of registered plug-ins; the registries check them.
     downlink_codec : str
         Codec in which the model is sent to clients: ``fp32``, ``fp16`` or ``bf16``.
@@ -160,8 +160,6 @@ class MethodSection:
     stragglers : str
         With a deadline: ``fit`` plans each client's round to meet it, ``wait`` waits for all clients, ``drop``
         leaves out clients that would be late.
-    weighting : str, optional
-        ``examples`` or ``uniform``; by default that of the peer, or ``examples``.
     normalise_steps : bool
         Whether to divide each change by the client's steps (FedNova, per tensor).
     server_optimizer : str, optional
@@ -171,14 +169,10 @@ class MethodSection:
     average : float
         Decay of the average of global models that is tested, see `fl_elastic.aggregation.ModelAverage`; 0 tests the
         newest model.
-    proximal : float
-        Weight of FedProx's proximal term.
     plan : str
         Who chooses what is trained: each client (``local``), the ``server`` for all, or nobody (``none``).
     deep_every : int
         `full_update_every` of `fl_elastic.training.TrainerOptions`.
-    inference_prefix : bool
-        Whether the frozen prefix runs as inference.
     round_zero : str
         ``none``, or ``closed_form``: before the first round, the head is solved from sums of all clients.
     read : str
@@ -199,20 +193,14 @@ class MethodSection:
     rule: Text = "contributors"
     codec: Text = "fp32"
     budgeted: Truth = True
-    server: Text = "fedavg"
     peer: Text | None = None
     stragglers: Annotated[Text, known_among("stragglers", lambda: ("fit", "wait", "drop"))] = "fit"
-    weighting: Annotated[Text, known_among("weighting", lambda: ("examples", "uniform"))] | None = (
-        None
-    )
     normalise_steps: Truth = False
     server_optimizer: Text | None = None
     server_rate: Annotated[Number, Gt(0)] | None = None
     average: Share = 0.0
-    proximal: Annotated[Number, Ge(0)] = 0.0
     plan: Annotated[Text, known_among("plan", lambda: ("local", "server", "none"))] = "local"
     deep_every: Annotated[Whole, Ge(0)] = 4
-    inference_prefix: Truth = False
     round_zero: Annotated[Text, known_among("round_zero", lambda: ("none", "closed_form"))] = "none"
     read: Text = "last"
     solve_every: Annotated[Whole, Ge(0)] = 5

@@ -144,9 +144,6 @@ class FleetSection:
         Bytes that training may take on them beyond the weights and inference, as in `fl_elastic.Budget`. By default
         there is no limit, as the catalogue does not know how much a device's system leaves over. A client without a
         budget that cannot train everything is left out of every round; so is one whose peer trained too much.
-    width : float, optional
-        Share of the channels of each inner width that the peer ``heterofl`` trains there; by default
-        the widest that fits the round.
     availability : AvailabilitySection, optional
         When they can be reached; by default always.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : optional
@@ -162,7 +159,6 @@ class FleetSection:
     uplink_bytes_per_second: Positive | None = None
     downlink_bytes_per_second: Positive | None = None
     name: Text | None = None
-    width: Annotated[Number, Gt(0), Le(1)] | None = None
     availability: Annotated[AvailabilitySection | None, approved(_one_source)] = None
 
 
@@ -182,8 +178,6 @@ class Client:
         Share of a full update that it may send per round.
     memory_bytes : int, optional
         Bytes that training may take beyond the weights and inference.
-    width : float, optional
-        Share of each layer's channels that peers with narrow models train.
     """
 
     index: int
@@ -191,7 +185,6 @@ class Client:
     speedup: float
     uplink_share: float | None = None
     memory_bytes: int | None = None
-    width: float | None = None
 
 
 @dataclass(frozen=True)
@@ -245,8 +238,7 @@ class Fleet:
             for _ in range(entry.count):
                 clients.append(
                     Client(
-                        len(clients), hardware, entry.speedup, entry.uplink_share,
-                        entry.memory_bytes, entry.width,
+                        len(clients), hardware, entry.speedup, entry.uplink_share, entry.memory_bytes
                     )
                 )  # fmt: skip
         return tuple(clients)
@@ -285,7 +277,6 @@ class Fleet:
                     "uplink share": entry.uplink_share,
                     "uplink in bytes/s": made.uplink_bytes_per_second,
                     "downlink in bytes/s": made.downlink_bytes_per_second,
-                    "width": entry.width,
                     "availability": "always there" if there is None else there.said,
                 }
             )

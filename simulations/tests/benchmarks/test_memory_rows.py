@@ -17,8 +17,7 @@ from fl_elastic.planning.plain import FullPolicy
 from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic_simulations.benchmarks import memory
-from fl_elastic_simulations.benchmarks.memory import Subject, memory_row, peak_of_steps
-from fl_elastic_simulations.benchmarks.peaks import in_fresh_process
+from fl_elastic_simulations.benchmarks.memory import Subject, memory_row
 from fl_elastic_simulations.benchmarks.steps import (
     SavedBytes,
     interleaved_seconds,
@@ -88,7 +87,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         asked.append(plan)
         return 1000 * len(asked)
 
-    monkeypatch.setattr(memory, "_peak", peak)
+    monkeypatch.setattr(memory, "peak_in_fresh_process", peak)
     memory._full_step.cache_clear()
     return asked
 
@@ -129,6 +128,6 @@ def test_a_fresh_process_tells_what_a_step_takes(small: Subject) -> None:
     of = memory._subject("squeezenet1_0")
     plan = of.plan(FullPolicy(), Budget())
     saved = saved_bytes(of.model, plan, of.batches[0]).total
-    peak = in_fresh_process(peak_of_steps, of.name, tuple(of.batches[0][0].shape), plan)
+    peak = memory.peak_in_fresh_process(of, plan)
     weights = 8 * sum(p.numel() for p in of.model.parameters())
     assert 0.8 * (saved + weights) < peak < 3 * (saved + weights)

@@ -17,8 +17,6 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import load_profile
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
-from fl_elastic_simulations.benchmarks import few_shots
-from fl_elastic_simulations.benchmarks.few_shots import few_shots_row, keep_few_shots_costs
 from fl_elastic_simulations.benchmarks.one_budget import (
     FEWER,
     METHODS,
@@ -27,10 +25,10 @@ from fl_elastic_simulations.benchmarks.one_budget import (
     keep_costs,
     train,
 )
-from fl_elastic_simulations.data.datasets import Dataset, load_dataset
+from fl_elastic_simulations.data.datasets import load_dataset
 
 PASSES = 2
-COSTS = Path(__file__).parents[2] / "results" / "side_by_side" / "vit-costs.state"
+COSTS = Path(__file__).parents[2] / "results" / "side_by_side" / "birds-costs.state"
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +132,7 @@ def unexpected(*_: Any, **__: Any) -> Any:
 
 
 def test_random_blocks_hold_the_head_and_the_budget() -> None:
-    # Costs of a transformer, as they were measured once.
+    # Costs of MobileNetV2, as they were measured once.
     profile, masks = load_profile(COSTS), set()
     for seed in range(20):
         request = PlanRequest(
@@ -148,42 +146,3 @@ def test_random_blocks_hold_the_head_and_the_budget() -> None:
         assert profile.step_seconds(plan.mask) <= request.allowed_step_seconds * (1 + 1e-6)
         masks.add(tuple(plan.mask.tolist()))
     assert len(masks) > 3
-
-
-def test_episodes_are_the_same_for_all_and_known_costs_fit_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generator = np.random.default_rng(0)
-    classes = np.arange(600) % 6
-    pictures = generator.standard_normal((600, 3, 8, 8)).astype(np.float32)
-    pictures += classes[:, None, None, None].astype(np.float32)
-    made_up = Dataset(
-        name="made up",
-        train_x=pictures,
-        train_y=classes,
-        test_x=pictures,
-        test_y=classes,
-        classes=6,
-        input_shape=(3, 8, 8),
-    )
-
-    def backbone(root: str, ways: int | None = None) -> nn.Module:
-        del root
-        torch.manual_seed(0)
-        body = [nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-        return nn.Sequential(*body, nn.Identity() if ways is None else nn.Linear(32, ways))
-
-    monkeypatch.setattr(few_shots, "load_dataset", lambda *_: made_up)
-    monkeypatch.setattr(few_shots, "_backbone", backbone)
-    path = tmp_path / "costs.json"
-    keep_few_shots_costs(path, "")
-    monkeypatch.setattr("fl_elastic.profiling.estimate.estimate_profile", unexpected)
-    first, again, other, solved = (
-        few_shots_row(METHODS[name], seed, "", path, 3)
-        for name, seed in (("head", 0), ("head", 0), ("head", 1), ("solved head", 0))
-    )
-    assert first["accuracies"] == again["accuracies"] and len(first["accuracies"]) == 3
-    assert first["accuracies"] != other["accuracies"]
-    assert first["accuracy"] == pytest.approx(np.mean(first["accuracies"]), abs=1e-4)
-    assert 0 < first["steps"] <= 10 and solved["steps"] == 0 and solved["step_bytes"] is None
-    assert min(row["accuracy"] for row in (first, solved)) > 1 / 6

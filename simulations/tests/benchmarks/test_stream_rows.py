@@ -83,21 +83,21 @@ def row(average: float, seconds: float, **more: Any) -> dict[str, Any]:
 
 def test_a_table_counts_seeds_that_the_reference_has_too() -> None:
     rows = {
-        f"weather | {REFERENCE} | 0": row(0.8, 8.0),
-        f"weather | {REFERENCE} | 1": row(0.6, 4.0),
-        f"weather | {LATENT} | 0": row(0.7, 2.0, recovery=None),
-        f"weather | {LATENT} | 1": row(0.6, 1.0),
-        f"weather | {LATENT} | 2": row(0.1, 9.0),
+        f"electricity | {REFERENCE} | 0": row(0.8, 8.0),
+        f"electricity | {REFERENCE} | 1": row(0.6, 4.0),
+        f"electricity | {LATENT} | 0": row(0.7, 2.0, recovery=None),
+        f"electricity | {LATENT} | 1": row(0.6, 1.0),
+        f"electricity | {LATENT} | 2": row(0.1, 9.0),
     }
-    table = BENCHMARK.tables(rows)["weather"]
-    assert table.index.name == TASKS["weather"].title
+    table = BENCHMARK.tables(rows)["electricity"]
+    assert table.index.name == TASKS["electricity"].title
     # Student's t with one degree of freedom: 12.706 * sd / sqrt(2), sd = 0.1 / sqrt(2).
     assert table.loc[LATENT].tolist() == [
         "65.0 ± 63.5", "-5.0 ± 63.5", "10.0", "40", "1.5", "1.00 MB", "1.00 kB",
     ]  # fmt: skip
     assert table.loc[REFERENCE, "against"] == "+0.0"
-    without = BENCHMARK.tables({f"weather | {REFERENCE} | 0": row(0.8, 8.0, recovery=None)})
-    assert without["weather"].loc[REFERENCE, "recovery"] == "\N{EN DASH}"
+    without = BENCHMARK.tables({f"electricity | {REFERENCE} | 0": row(0.8, 8.0, recovery=None)})
+    assert without["electricity"].loc[REFERENCE, "recovery"] == "\N{EN DASH}"
 
 
 def test_over_tasks_and_drifts_by_hand() -> None:

@@ -35,7 +35,8 @@ def done(client: int, **changes: object) -> ClientRound:
 def trained(*rounds: ClientRound, rejected: int = 0) -> RunResult:
     cell = RunResult("elastic", 3)
     cell.evaluated(len(cell.history), 0.1, 2.3)
-    cell.trained(rounds, CLIENTS, GROUPS, 4_000_000 * rejected, rejected)
+    cell.spend(rounds, CLIENTS, 4_000_000 * rejected, rejected)
+    cell.cover(rounds, CLIENTS, GROUPS)
     cell.evaluated(len(cell.history), 0.5, 1.1)
     return cell
 
@@ -93,7 +94,7 @@ def test_what_is_written_can_be_read() -> None:
     cell.cut_is("stem")
     again = RunResult.from_json(cell.to_json())
     assert again == cell
-    again.trained([done(2)], CLIENTS, GROUPS, 0, 0)
+    again.spend([done(2)], CLIENTS, 0, 0)
     again.evaluated(2, 0.7, 0.9)
     assert again.rows()[2]["uplink_bytes"] == 3_000_000
 
@@ -126,7 +127,7 @@ def test_it_knows_since_when_the_cut_lies_where_and_what_features_were_kept() ->
     first = cell.simulated_seconds
     for group in ("", "stem", "stem", "head"):
         cell.cut_is(group)
-        cell.trained([done(2)], CLIENTS, GROUPS, 0, 0)
+        cell.spend([done(2)], CLIENTS, 0, 0)
     # A round of the fast device.
     each = 2.0 + 0.1 + 0.2
     assert [group for _, group in cell.cuts] == ["stem", "head"]
@@ -149,5 +150,5 @@ def test_it_knows_why_updates_were_left_out_and_when() -> None:
 
 def test_it_keeps_the_most_that_a_step_took_on_each_kind_of_device() -> None:
     cell = trained(done(0, peak_bytes=3e6), done(1, peak_bytes=5e6), done(2))
-    cell.trained([done(0, peak_bytes=4e6)], CLIENTS, GROUPS, 0, 0)
+    cell.spend([done(0, peak_bytes=4e6)], CLIENTS, 0, 0)
     assert cell.peaks == {"slow": 5e6}

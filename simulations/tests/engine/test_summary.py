@@ -234,7 +234,7 @@ def test_the_share_of_the_largest_class_is_that_of_the_test_examples() -> None:
 
 def test_a_cell_of_before_is_still_read() -> None:
     text = json.loads(cell("full", 0, RISING).to_json())
-    for name in ("clients", "labels", "classes", "rejections", "peaks", "importance"):
+    for name in ("clients", "labels", "classes", "rejections", "peaks"):
         del text[name]
     assert RunResult.from_json(json.dumps(text)).classes == []
 
@@ -250,14 +250,6 @@ def test_rejections_are_told_with_seed_and_round() -> None:
     ]  # fmt: skip
     assert {row["reason"] for row in told} == {"late"}
     assert "rejections" not in without_curves(found)["methods"]["full"]
-
-
-def test_importance_is_the_mean_of_the_seeds_that_know_it() -> None:
-    known = ({"head": 0.75, "stem": 0.25}, {}, {"head": 0.25, "stem": 0.75})
-    cells = [cell("full", 0, RISING, importance=each) for each in known]
-    found = summarise(scenario(), [*cells, cell("elastic", 0, RISING)], GROUPS)["methods"]
-    assert found["full"]["importance"] == {"head": 0.5, "stem": 0.5}
-    assert found["elastic"]["importance"] == {}
 
 
 def test_memory_is_told_of_each_class() -> None:

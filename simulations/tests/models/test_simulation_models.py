@@ -14,8 +14,6 @@ SHAPES: dict[str, list[tuple[int, ...]]] = {
     "digits_cnn": [(1, 8, 8)],
     "digits_cnn_bn": [(1, 8, 8)],
     "small_cnn": [(1, 28, 28), (3, 32, 32)],
-    "small_resnet": [(3, 32, 32), (1, 28, 28)],
-    "small_resnet_bn": [(3, 32, 32)],
     "small_vit": [(3, 64, 64), (3, 32, 32), (1, 28, 28)],
     "har_cnn": [(6, 128)],
     "resnet8": [(3, 32, 32), (1, 28, 28)],
@@ -67,7 +65,6 @@ def test_building_leaves_the_global_random_state_alone() -> None:
     [
         ("digits_cnn", 40_000, 80_000, 0.45),
         ("small_cnn", 150_000, 250_000, 0.45),
-        ("small_resnet", 150_000, 200_000, 0.25),
         ("small_vit", 400_000, 700_000, 0.1),
         ("har_cnn", 30_000, 60_000, 0.5),
     ],
@@ -85,14 +82,6 @@ def test_only_models_named_so_have_batch_normalisation(name: str) -> None:
     model = build_model(name, SHAPES[name][0], 10, seed=0)
     has = any(isinstance(part, nn.BatchNorm2d) for part in model.modules())
     assert has == name.endswith("_bn")
-
-
-def test_the_two_small_resnets_differ_in_their_normalisation_only() -> None:
-    group, batch = (
-        build_model(name, (3, 32, 32), 10, seed=0) for name in ("small_resnet", "small_resnet_bn")
-    )
-    assert _sizes(group) == _sizes(batch)
-    assert sum(isinstance(part, nn.Conv2d) for part in group.modules()) == 15
 
 
 @pytest.mark.parametrize("name", ["resnet18", "torchvision:resnet18"])

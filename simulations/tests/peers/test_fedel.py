@@ -70,8 +70,8 @@ def test_blocks_are_layers_of_a_chain_and_units_of_a_residual_network() -> None:
     assert blocks_of(conv_net(), images()[0]) == [["0", "1"], ["3", "4"], ["6", "7"], ["11"]]
     unit, head = blocks_of(Residual(), images()[0])
     assert sorted(unit) == ["first", "second", "short"] and head == ["head"]
-    resnet = blocks_of(build_model("small_resnet_bn", (3, 16, 16), 3, 0), image_batch((3, 16, 16)))
-    assert resnet[0] == ["conv1", "norm1"] and resnet[-1] == ["head"] and len(resnet) == 8
+    resnet = blocks_of(build_model("resnet8", (3, 16, 16), 3, 0), image_batch((3, 16, 16)))
+    assert resnet[0] == ["conv1", "norm1"] and resnet[-1] == ["head"] and len(resnet) == 5
     assert all(name.startswith("block3.") for name in resnet[3])
 
 
@@ -81,7 +81,7 @@ def image_batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("digits_cnn", (1, 8, 8)), ("small_resnet_bn", (3, 16, 16)), ("har_cnn", (6, 64)),
+    [("digits_cnn", (1, 8, 8)), ("resnet8", (3, 16, 16)), ("har_cnn", (6, 64)),
      ("small_vit", (3, 32, 32))],
 )  # fmt: skip
 def test_exits_change_neither_names_nor_outputs_nor_groups(

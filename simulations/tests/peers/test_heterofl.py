@@ -14,7 +14,7 @@ from small_models import vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError
-from fl_elastic_simulations.peers import PEERS
+from fl_elastic_simulations.peers import PEERS, heterofl
 from fl_elastic_simulations.peers.heterofl import RATES, affordable_rate
 
 
@@ -40,21 +40,21 @@ def narrow_by_hand(model: nn.Sequential, batches: list[Any], kept: list[int]) ->
     return {name: tensor.detach() for name, tensor in zip(names, tensors, strict=True)}
 
 
-def result_of(peer: str, model: nn.Module, data: list[Any], **settings: Any) -> Any:
-    return PEERS.make(peer).train(task_of(model, data, width=0.5, **settings))
+def half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each client of the peer train half of the channels."""
+    monkeypatch.setattr(heterofl, "RATES", (0.5,))
 
 
 def window_of(update: Any) -> list[int]:
     return np.flatnonzero(update.parts["0.weight"][0]).tolist()
 
 
-def test_each_element_is_the_mean_of_those_who_hold_it() -> None:
+def test_each_element_is_the_mean_of_those_who_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
     model, wide, small = two_layers(), vectors(3, seed=1), vectors(3, size=4, seed=2)
     profile, peer = known_costs(model, wide[0]), PEERS.make("heterofl")
-    results = [
-        peer.train(task_of(deepcopy(model), data, profile=profile, width=width))
-        for data, width in ((wide, 1.0), (small, 0.5))
-    ]
+    results = [peer.train(task_of(deepcopy(model), wide, profile=profile))]
+    half(monkeypatch)
+    results.append(peer.train(task_of(deepcopy(model), small, profile=profile)))
     kept = [0, 1, 2, 3]
     assert window_of(results[1].update) == kept
     whole = by_hand(model, wide, ["0.weight", "0.bias", "2.weight", "2.bias"], 3)
@@ -68,10 +68,10 @@ def test_each_element_is_the_mean_of_those_who_hold_it() -> None:
     assert_close(merged(peer, model, results), expected)
 
 
-def test_what_no_one_holds_keeps_its_value() -> None:
-    model = two_layers()
-    result = result_of("heterofl", deepcopy(model), vectors(2))
-    after = merged(PEERS.make("heterofl"), model, [result])
+def test_what_no_one_holds_keeps_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    half(monkeypatch)
+    model, peer = two_layers(), PEERS.make("heterofl")
+    after = merged(peer, model, [peer.train(task_of(deepcopy(model), vectors(2)))])
     assert np.array_equal(after["0.weight"][4:], weights(model)["0.weight"][4:])
     assert not np.array_equal(after["0.weight"][:4], weights(model)["0.weight"][:4])
 

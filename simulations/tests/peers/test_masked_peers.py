@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from peer_tasks import assert_close, by_hand, merged, task_of, weights
 from small_models import chain, vectors
 
+from fl_elastic.errors import BudgetError
 from fl_elastic.testing import made_up_profile
 from fl_elastic_simulations.peers import PEERS
 from fl_elastic_simulations.peers.random_parts import random_mask
 from fl_elastic_simulations.peers.timelyfl import deepest_suffix
+from fl_elastic_simulations.peers.training import train_mask
 
 EVERY = [f"{layer}.{kind}" for layer in (0, 2, 4, 6) for kind in ("weight", "bias")]
 # A step of the chain: 2 s forward; each of its four linear layers and three activations passes the error on for
@@ -53,6 +56,18 @@ def test_timelyfl_turns_time_into_epochs_or_into_layers(
 def test_timelyfl_trains_the_head_in_fewer_steps_if_not_even_it_fits() -> None:
     result = PEERS.make("timelyfl").train(task_of(chain(), vectors(4), allowed_seconds=2.5 * HEAD))
     assert result.steps == 2 and sorted(result.update.deltas) == named(6)[::-1]
+
+
+@pytest.mark.parametrize(("allowed", "steps"), [(3.9, 3), (2.2, 2), (1.0, 1)])
+def test_a_mask_is_trained_whole_in_every_step_that_fits(allowed: float, steps: int) -> None:
+    model, data, mask = chain(), vectors(4), np.array([True, True, False, False])
+    task = task_of(model, data)
+    seconds = task.profile.step_seconds(mask)
+    result = train_mask(replace(task, allowed_seconds=allowed * seconds), "given", mask)
+    assert result.update.steps == dict.fromkeys(named(6, 4), steps)
+    assert result.host_seconds == pytest.approx(steps * seconds)
+    with pytest.raises(BudgetError, match="does not pay for one step"):
+        train_mask(replace(task, allowed_seconds=0.9 * seconds), "given", mask)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -82,8 +82,6 @@ def test_device_classes_that_only_a_method_names_are_added() -> None:
             {"methods": {"full": {"rejections": [{"round": None, "updates": 1}]}}},
             "methods.full.rejections",
         ),
-        ({"methods": {"full": {"importance": {"fc": "all"}}}}, "methods.full.importance"),
-        ({"methods": {"full": {"importance": [0.5]}}}, "methods.full.importance"),
         ({"methods": {"full": {"devices": {"pi": {"peak_bytes": "x"}}}}}, "methods.full.devices"),
     ],
 )

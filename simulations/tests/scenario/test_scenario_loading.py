@@ -81,7 +81,6 @@ importance = "fisher"
 rule = "all"
 codec = "int8"
 budgeted = false
-server = "fedadam"
 """
 
 
@@ -114,8 +113,8 @@ def test_everything_can_be_said(scenario_file: Path) -> None:
     assert scenario.training == TrainingSection(4, 2, 8, "adamw", 1e-3, 0.5, 0.01, 0.5)
     assert scenario.target == TargetSection("full", 0.02)
     assert scenario.methods == (
-        MethodSection("full", "full", "elastic", "contributors", "fp32", False, "fedavg"),
-        MethodSection("shallow", "head", "fisher", "all", "int8", False, "fedadam"),
+        MethodSection("full", "full", "elastic", "contributors", "fp32", False),
+        MethodSection("shallow", "head", "fisher", "all", "int8", False),
     )
 
 

@@ -59,14 +59,14 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         (
             "data.dataset=digit",
             "data.dataset: unknown dataset 'digit' (did you mean 'digits'?): known are "
-            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
-            "plays, or module:callable",
+            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
+            "or module:callable",
         ),
         (
             "data.dataset=my_project.data.read",
             "data.dataset: unknown dataset 'my_project.data.read': known are "
-            "cifar10, cifar100, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
-            "plays, or module:callable, as in 'my_project.data:read'",
+            "cifar10, cifar10_jpegq75, cub50, digits, fashion_mnist, gtsrb, har, "
+            "or module:callable, as in 'my_project.data:read'",
         ),
         (
             "data.partition=my_project.split",
@@ -82,7 +82,7 @@ def _message(tmp_path: Path, text: str = GOOD, overrides: tuple[str, ...] = ()) 
         ("data.alpha='0.3'", "data.alpha: expected a number, got '0.3'"),
         (
             "data.partition=natural",
-            "data.partition: digits has no owners for a natural partition; gtsrb, har, plays have",
+            "data.partition: digits has no owners for a natural partition; gtsrb, har have",
         ),
         (
             "data.train_limit=39",

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MOST_PLACES", "Place", "with_place"]
+__all__ = ["MOST_SOURCES", "SourcePosition", "with_position"]
 
-MOST_PLACES = 16
+MOST_SOURCES = 16
 """Most sources that are remembered; the one read longest ago is forgotten first."""
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePosition:
     """How far a source has been read, once a sample is handled.
 
     Parameters
@@ -28,11 +28,13 @@ class Place:
     at: Mapping[str, Any]
 
 
-def with_place(places: Mapping[str, Mapping[str, Any]], new: Place) -> dict[str, Mapping[str, Any]]:
-    """Return the places by source with one added or updated.
+def with_position(
+    positions: Mapping[str, Mapping[str, Any]], new: SourcePosition
+) -> dict[str, Mapping[str, Any]]:
+    """Return the positions by source with one added or updated.
 
-    >>> with_place({"csv:a": {"offset": 3}, "csv:b": {"offset": 9}}, Place("csv:a", {"offset": 5}))
+    >>> with_position({"csv:a": {"offset": 3}, "csv:b": {"offset": 9}}, SourcePosition("csv:a", {"offset": 5}))
     {'csv:b': {'offset': 9}, 'csv:a': {'offset': 5}}
     """
-    rest = {source: at for source, at in places.items() if source != new.source}
-    return dict([*rest.items(), (new.source, new.at)][-MOST_PLACES:])
+    rest = {source: at for source, at in positions.items() if source != new.source}
+    return dict([*rest.items(), (new.source, new.at)][-MOST_SOURCES:])
