@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 
 from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.client_availability import ClientAvailability
+from fl_elastic.flower.client_availability import Backoff, ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
 from fl_elastic.flower.group_names import GroupNames
