@@ -1,4 +1,4 @@
-"""Which clients answer, how fast, and how rarely a silent one is tried; from this follows how long a round waits."""
+"""Which clients answer, how fast, and how rarely silent ones are asked; so how long a round waits."""
 
 from __future__ import annotations
 

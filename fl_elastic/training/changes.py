@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Weights, array_of
 from fl_elastic.update.parts import Masks
 
-__all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
+__all__ = ["changes", "trained_parts", "under_every_name"]
 
 
 def changes(
@@ -45,22 +44,6 @@ def changes(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate"
                 )
     return deltas
-
-
-def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, Plan], ...]:
-    """Return the plans by which at least one of a fit's steps was taken, each with its first step.
-
-    Parameters
-    ----------
-    plans : sequence of (int, Plan)
-        Every plan with the step at which it came into force.
-    steps : int
-        Number of steps of the fit.
-    """
-    ends = [*(at for at, _ in plans), steps]
-    return tuple(
-        each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start
-    )
 
 
 def trained_parts(
