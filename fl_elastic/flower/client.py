@@ -167,7 +167,7 @@ class ElasticClient(NumPyClient):
         the server's base is another one.
     train_loader, test_loader : iterable of batches
         Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
-        ``labels``, see `fl_elastic.groups.pairs.as_pair`.
+        ``labels``, see `fl_elastic.groups.batch.as_pair`.
     budget : Budget
         What one round may spend.
     policy : str or Policy

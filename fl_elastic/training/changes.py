@@ -89,13 +89,15 @@ def trained_parts(
                 dims[name] = weight.dim()
                 before = sides.get(name, both)
                 sides[name] = [one | other for one, other in zip(before, both, strict=True)]
+    partly = {n: ends for n, ends in sides.items() if not all(end.all() for end in ends)}
+    if not partly:
+        return {}
     found: dict[str, Masks] = {}
     names = ModelState.of(model).by_module_name
-    for name, ends in sides.items():
-        if not all(end.all() for end in ends):
-            masks = tuple(None if end.all() else end for end in ends)
-            part = (*masks, *(None,) * dims[name])[: dims[name]]
-            found |= dict.fromkeys(names[name], part)
+    for name, ends in partly.items():
+        masks = tuple(None if end.all() else end for end in ends)
+        part = (*masks, *(None,) * dims[name])[: dims[name]]
+        found |= dict.fromkeys(names[name], part)
     return found
 
 

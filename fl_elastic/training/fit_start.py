@@ -51,15 +51,12 @@ class FitStart:
         self.manifest = manifest
         self._model = model
         self._state = ModelState.of(model)
-        self._attributes = Attributes.of(model)
+        names_of, index = self._state.names, manifest.index
+        self._attributes, found = Attributes.of(model), followers(model)
         # Listed once: torch walks all modules for each listing.
         self._named = list(model.named_parameters(remove_duplicate=False))
         parameters = {id(each) for _, each in self._named}
-        sent = {
-            key
-            for key, names in self._state.names.items()
-            if any(name in manifest.index for name in names)
-        }
+        sent = {key for key, names in names_of.items() if any(name in index for name in names)}
         buffers = model.named_buffers(remove_duplicate=False)
         self._travelling = {name for name, each in (*self._named, *buffers) if id(each) in sent}
         # A tied tensor has several names, all of which travel. A state may also hold tensors that are neither
@@ -67,7 +64,7 @@ class FitStart:
         self.weights = {
             name: array_of(each)
             for name, each in self._state.tensors.items()
-            if name in manifest.index and id(each) not in parameters
+            if name in index and id(each) not in parameters
         }
         self._buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = []
         for prefix, module in model.named_modules():
@@ -81,7 +78,6 @@ class FitStart:
             self._buffers.append((own, dict(own), values))
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
         self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
-        found = followers(model)
         following = {id(each) for each in found}
         first_names = {id(each): name for name, each in reversed(self._named)}
         self.followers = {first_names[id(each)]: each for each in found}

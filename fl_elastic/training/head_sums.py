@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import IGNORED, counted
+from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
     LossFn,
@@ -30,7 +30,6 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile import model_device

@@ -217,6 +217,7 @@ class ElasticTrainer:
             # Such a sampler is told the result on each batch before it draws the next one.
             batches = first_batches(loader, needed, device, count_examples)
         loading = (clock() - began) / len(batches) if loader_counts else None
+        shape = batch_shape(batches[0])
         if size is None:
             size = loader_size(
                 loader, batches[0], count_examples, deadline or math.inf, clock, loading or 0.0
@@ -225,7 +226,7 @@ class ElasticTrainer:
         self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
-        log = StepLog(batch_shape(batches[0]), clock, began if loader_counts else clock())
+        log = StepLog(shape, clock, began if loader_counts else clock())
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
         self._tensor_steps.clear()
@@ -270,7 +271,6 @@ class ElasticTrainer:
         pull = ProximalPull.towards_present(self.model, self.options.proximal)
         reading_seconds = log.made - log.began
         began, known = clock(), self.profile
-        self._optimizing()
         priced = self.profile = costs_for(
             self.planner.policy, known, self.model, self.loss_fn, batches[0],
             optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
@@ -280,8 +280,10 @@ class ElasticTrainer:
             estimating_seconds = clock() - began if priced is not known else 0.0
         profile = with_loading(accumulated(priced, self.options.accumulate), loading or 0.0)
         budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
-        cut = self.options.part.cut
-        above = profile.graph.groups_above(cut) if cut else None
+        part = self.options.part
+        above = profile.graph.groups_above(part.cut) if part.cut else None
+        # No full steps are taken if a part of the model is never trained.
+        whole_model = not (part.cut or part.kept_head)
         forward = None
         if self.options.forward is not None or self.planner.policy.needs_eval_prefix:
             # Imported here: most fits run the whole model in each step.
@@ -291,7 +293,7 @@ class ElasticTrainer:
                 self.model, self.options.forward or ForwardOptions(),
                 examples=self._distinct, epochs=epochs, clock=clock, groups_above=above,
             )  # fmt: skip
-        costs = planned_with(profile, forward, above, self.options.part.kept_head)
+        costs = planned_with(profile, forward, above, part.kept_head)
         self.planner.begin(costs, requested, batches, budget, profile)
         worth = None
         if self.planner.learns_from_steps:
@@ -301,12 +303,20 @@ class ElasticTrainer:
             forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
             watch=self.planner.after_backward if self.planner.policy.reads_steps else None,
         )  # fmt: skip
+        control = BudgetControl(
+            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
+            requested,
+            correct=closed_loop,
+            open_ended=not size.ends,
+            relative=budget.deadline is None,
+            estimated=profile.estimated,
+            full_seconds=profile.full_step_seconds,
+            times_full_steps=self.planner.full_step_fits_memory and whole_model,
+        )
         fit = Fit(
-            self.planner, step, self._start, profile,
-            self._control(profile, budget, requested, size.ends), log,
+            self.planner, step, self._start, profile, control, log,
             None if self.budget.memory is None else FreeMemory(self.budget.memory),
-            self.budget, batches, above,
-            loading,
+            self.budget, batches, above, loading,
         )  # fmt: skip
         log.selection_seconds += estimating_seconds
         log.predicted_seconds += 0.0 if closed_loop else estimating_seconds
@@ -330,12 +340,7 @@ class ElasticTrainer:
                 "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
                 "leaves out the rest. Let its __len__ be right, or leave that out", size.batches,
             )  # fmt: skip
-        if (
-            profile.estimated
-            and closed_loop
-            and forward is None
-            and not self.options.part.leaves_out
-        ):
+        if profile.estimated and closed_loop and forward is None and whole_model:
             measured = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 measured,
@@ -367,21 +372,6 @@ class ElasticTrainer:
             transform.finished(self.model, fit.plan, self._optimizing())
         self._closing_seconds = clock() - log.ended
         return report
-
-    def _control(
-        self, profile: CostProfile, budget: Budget, requested: int, ends: bool
-    ) -> BudgetControl:
-        return BudgetControl(
-            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
-            requested,
-            correct=self.options.timing.closed_loop,
-            open_ended=not ends,
-            relative=self.budget.deadline is None,
-            estimated=profile.estimated,
-            full_seconds=profile.full_step_seconds,
-            times_full_steps=self.planner.full_step_fits_memory
-            and not self.options.part.leaves_out,
-        )
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:
         control, log, forward = fit.control, fit.log, fit.step.forward
