@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -280,21 +281,14 @@ class ElasticClient(NumPyClient):
         """The manifest of what travels."""
         return self._state.manifest
 
-    def become(self, client_id: str) -> None:
-        """Set the client's id, and use a state folder of its own."""
-        self.client_id = client_id
-        directory = self._state.directory
-        if directory is not None:
-            self._state = ClientState(directory / f"client-{client_id}", self.manifest)
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the client has a folder for what is kept between rounds."""
-        return self._state.directory is not None
-
-    def keep_state_in(self, folder: Path) -> None:
-        """Use this folder for what is kept between rounds; no other client may use it."""
-        self._state = ClientState(folder, self.manifest)
+    def run_on(self, context: Context, state_dir: Path | None = None) -> None:
+        """Be the client of this node: by its id, and in a state folder of its own, as far as none were given."""
+        folder = self._state.directory or state_dir
+        if not self.client_id:
+            self.client_id = str(context.node_config.get("partition-id", context.node_id))
+            folder = folder and folder / f"client-{self.client_id}"
+        if folder != self._state.directory:
+            self._state = ClientState(folder, self.manifest)
 
     @property
     def selection(self) -> SelectionState:

@@ -183,7 +183,7 @@ class Fit:
             chosen = self._choose([batch, *self.batches[1:]], plan)
             self.plans.append((control.steps, chosen))
             return phase if chosen is plan else Phase("selected", chosen)
-        found = self._costlier_plan(plan) if self._look_for_surplus(plan) else None
+        found = self._costlier_plan(plan) if control.look_for_surplus(plan) else None
         if found is None:
             return phase
         if phase.kind != "costlier":
@@ -304,21 +304,12 @@ class Fit:
             return True
         if phase.kind not in ("selected", "costlier"):
             return False
-        if self._probe_due(plan) or self._look_for_surplus(plan):
+        if self._probe_due(plan) or control.look_for_surplus(plan):
             return True
         pace = control.missed_pace(plan) if phase.kind == "selected" else None
         if pace is not None:
             control.correct_pace(pace)
         return pace is not None
-
-    def _look_for_surplus(self, plan: Plan) -> bool:
-        """Return whether the budget leaves a surplus, if it is time to check; if not, postpone the next check."""
-        if not self.control.looks_for_surplus:
-            return False
-        found = self.control.has_surplus(plan)
-        if not found:
-            self.control.postpone_surplus()
-        return found
 
     def _read(self) -> None:
         """Read the next batch, None at the end; the time counts as part of the step on that batch."""

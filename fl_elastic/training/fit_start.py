@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import has_gradient_hooks, own_buffers, writes_to
@@ -19,6 +21,8 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 
 __all__ = ["FitStart"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 class FitStart:
@@ -77,7 +81,9 @@ class FitStart:
             }
             self._buffers.append((own, dict(own), values))
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
-        self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
+        optimizer = optimizing()
+        self._moves_by_gradient = moves_by_gradient(optimizer)
+        self._optimizers = [_Optimizer(each) for each in parts_of(optimizer)]
         following = {id(each) for each in found}
         first_names = {id(each): name for name, each in reversed(self._named)}
         self.followers = {first_names[id(each)]: each for each in found}
@@ -121,25 +127,36 @@ class FitStart:
         """
         return name in self._travelling
 
-    def moved_by_themselves(self) -> list[str]:
-        """Return the names of parameters that were written to although they were neither trained nor copied."""
-        return [
-            name
-            for name, (each, count, place) in self._written.items()
-            if id(each) not in self._parameters
-            and (writes_to(each), each.data_ptr()) != (count, place)
-        ]
+    def check_moves(self, stepped: Collection[str]) -> None:
+        """Warn of parameters that the forward pass has written to although no step trains them.
 
-    def moved_in_backward(self, stepped: Collection[str]) -> list[str]:
-        """Return the names of trained parameters that hooks have changed although no step did."""
-        return [
-            name
-            for name, each in self._named
-            if name not in stepped
-            and has_gradient_hooks(each)
-            and id(each) in self._parameters
-            and not np.array_equal(self._parameters[id(each)][1], array_of(each))
-        ]
+        Raises
+        ------
+        TrainingError
+            If hooks have changed a trained parameter that is not in ``stepped``.
+        """
+        for name, each in self._named:
+            if (
+                name not in stepped
+                and has_gradient_hooks(each)
+                and id(each) in self._parameters
+                and not np.array_equal(self._parameters[id(each)][1], array_of(each))
+            ):
+                raise TrainingError(
+                    f"{name!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
+                    "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the "
+                    "optimiser"
+                )
+        if not self._moves_by_gradient:
+            return
+        for name, (each, count, place) in self._written.items():
+            trained = id(each) in self._parameters
+            if not trained and (writes_to(each), each.data_ptr()) != (count, place):
+                _LOG.warning(
+                    "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it "
+                    "as a buffer, or train it", name,
+                )  # fmt: skip
+                break
 
     def restore(self) -> None:
         """Put everything back."""

@@ -31,7 +31,6 @@ from fl_elastic.profiling.optimizers import (
     OptimizerFn,
     adds_noise,
     check_callable,
-    moves_by_gradient,
 )
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import held_in_eval
@@ -279,11 +278,8 @@ class ElasticTrainer:
         if closed_loop:
             estimating_seconds = clock() - began if priced is not known else 0.0
         profile = with_loading(accumulated(priced, self.options.accumulate), loading or 0.0)
-        budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
         part = self.options.part
         above = profile.graph.groups_above(part.cut) if part.cut else None
-        # No full steps are taken if a part of the model is never trained.
-        whole_model = not (part.cut or part.kept_head)
         forward = None
         if self.options.forward is not None or self.planner.policy.needs_eval_prefix:
             # Imported here: most fits run the whole model in each step.
@@ -294,14 +290,19 @@ class ElasticTrainer:
                 examples=self._distinct, epochs=epochs, clock=clock, groups_above=above,
             )  # fmt: skip
         costs = planned_with(profile, forward, above, part.kept_head)
+        budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
         self.planner.begin(costs, requested, batches, budget, profile)
+        watch = self.planner.after_backward if self.planner.policy.reads_steps else None
+        # No full steps are taken if a part of the model is never trained.
+        whole_model = not (part.cut or part.kept_head)
+        times_full_steps = whole_model and self.planner.full_step_fits_memory
         worth = None
         if self.planner.learns_from_steps:
             worth = StepImportance(self.model, self._start.before, costs.graph.groups)
         step = TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
             forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
-            watch=self.planner.after_backward if self.planner.policy.reads_steps else None,
+            watch=watch,
         )  # fmt: skip
         control = BudgetControl(
             budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
@@ -311,7 +312,7 @@ class ElasticTrainer:
             relative=budget.deadline is None,
             estimated=profile.estimated,
             full_seconds=profile.full_step_seconds,
-            times_full_steps=self.planner.full_step_fits_memory and whole_model,
+            times_full_steps=times_full_steps,
         )
         fit = Fit(
             self.planner, step, self._start, profile, control, log,
@@ -347,20 +348,11 @@ class ElasticTrainer:
                 optimizer_seconds=measured.optimizer_seconds * step.accumulate,
                 optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
             )
-        if stepping := self._start.moved_in_backward(fit.log.tensor_steps):
-            raise TrainingError(
-                f"{stepping[0]!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
-                "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the optimiser"
-            )
+        self._start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
         self._stayed_here = sorted(fit.stayed_here)
-        if moves_by_gradient(self._optimizing()) and (moved := self._start.moved_by_themselves()):
-            _LOG.warning(
-                "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it as a "
-                "buffer, or train it", moved[0],
-            )  # fmt: skip
         self._held = {} if step.opener is None else step.opener.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if forward is not None:
