@@ -392,10 +392,10 @@ class PartialUpdates(Strategy):
             if self._auxiliary.choose_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
         this.record.cut = self.fleet.cut.group
-        self.fleet.gather(message.metadata.dst_node_id for message in messages)
-        this.record.deadline = self.fleet.deadline_seconds()
+        asked = self.fleet.gather(message.metadata.dst_node_id for message in messages)
+        this.record.deadline = asked.deadline
         this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.packer.packed(messages, lambda node: self.fleet.training(node))
+        packed = this.packer.packed(messages, self.fleet.training)
         this.record.asked = tuple(sorted(this.packer.sent_bytes))
         return packed
 
