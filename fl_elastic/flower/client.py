@@ -369,10 +369,7 @@ class ElasticClient(NumPyClient):
     @property
     def data(self) -> RoundData:
         """The data and model of the present task; between messages the client's own model and loaders."""
-        return self._data or self._own_data()
-
-    def _own_data(self) -> RoundData:
-        return RoundData(
+        return self._data or RoundData(
             self.manifest, self.model, self.train_loader, self.test_loader, self.loss_fn
         )
 
@@ -383,7 +380,7 @@ class ElasticClient(NumPyClient):
         """Yield model and data for a task, with the server's weights loaded if they came."""
         if weights is not None:
             load_weights(self.model, self.manifest, weights)
-        yield self._own_data()
+        yield self.data
 
     @contextmanager
     def _working_on(self, data: RoundData) -> Iterator[None]:
@@ -535,11 +532,6 @@ class ElasticClient(NumPyClient):
             _LOG.info("the server's model was made to forget the examples of %s", self._wish_digest)
         return "" if self.forgotten else self._wish_digest
 
-    def seed(self, server_round: int) -> int:
-        """Return the seed of this client's random choices in a round."""
-        client = self.client_id or _fallback_id(self.data.batches)
-        return _seed_of(self.options.seed, client, server_round)
-
     def cut_worth(self, task: RoundTask) -> dict[str, float]:
         """Return the gain of training down to each place, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
@@ -632,13 +624,14 @@ class ElasticClient(NumPyClient):
     ) -> TrainerOptions:
         """Return the trainer's options for a round with this task."""
         options = round_options(self.options, task)
+        client = self.client_id or _fallback_id(self.data.batches)
         if task.kept_head:
             # The server knows the head by its tensors' names in the state, which may differ from the module's name.
             kept = _module_name(self.data.model, task.kept_head)
             options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
             options,
-            seed=self.seed(server_round),
+            seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
             forward=self._forward(bool(options.part.cut)),
         )

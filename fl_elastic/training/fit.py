@@ -265,9 +265,9 @@ class Fit:
             while self.batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(
-                    self.batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
-                )
+                seconds, whole = log.step(self.batch, plan, step.take)
+                if step.stepped:
+                    log.count(tensors, step.moved)
                 log.read(self.loading)
                 seconds += self.loading
                 # Filling a cache makes the first epoch longer; the budget counts the average time of a step.

@@ -70,6 +70,15 @@ class FitStart:
             for name, each in self._state.tensors.items()
             if name in index and id(each) not in parameters
         }
+        following = {id(each) for each in found}
+        first_names = {id(each): name for name, each in reversed(self._named)}
+        self.followers = {first_names[id(each)]: each for each in found}
+        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
+        self._written = {
+            name: (each, writes_to(each), each.data_ptr())
+            for name, each in self._named
+            if id(each) not in following
+        }
         self._buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = []
         for prefix, module in model.named_modules():
             own = own_buffers(module)
@@ -84,15 +93,6 @@ class FitStart:
         optimizer = optimizing()
         self._moves_by_gradient = moves_by_gradient(optimizer)
         self._optimizers = [_Optimizer(each) for each in parts_of(optimizer)]
-        following = {id(each) for each in found}
-        first_names = {id(each): name for name, each in reversed(self._named)}
-        self.followers = {first_names[id(each)]: each for each in found}
-        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
-        self._written = {
-            name: (each, writes_to(each), each.data_ptr())
-            for name, each in self._named
-            if id(each) not in following
-        }
         if self.followers:
             self.about_to_train(self.followers.values())
 
