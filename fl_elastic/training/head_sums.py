@@ -134,7 +134,6 @@ def sums_apart(
     loader: Iterable[Batch],
     *,
     seconds: float = float("inf"),
-    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     loss_fn: LossFn | None = None,
     clip: float | None = None,
 ) -> tuple[HeadSums, HeadSums]:
@@ -145,7 +144,7 @@ def sums_apart(
 
     Parameters
     ----------
-    model, loader, seconds, running, loss_fn
+    model, loader, seconds, loss_fn
         See `head_sums`.
     clip : float, optional
         Features are divided by this length, and an example's features that are longer are scaled down to it.
@@ -163,7 +162,7 @@ def sums_apart(
         for some, each in zip((apart, ~apart), gathered, strict=True):
             each.add(rows.where(some), keys)
 
-    _pass_over(model, loader, seconds, running, loss_fn, take)
+    _pass_over(model, loader, seconds, None, loss_fn, take)
     held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
     if not held.num_examples + rest.num_examples:
         raise TrainingError(NONE_COUNTS)
