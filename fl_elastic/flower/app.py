@@ -75,8 +75,7 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
     without_compiler()
     show_log()
     client = client_fn(context)
-    if not client.client_id:
-        client.become(str(context.node_config.get("partition-id", context.node_id)))
+    client.run_on(context)
     kept = context.state.get(_SELECTION)
     said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
     if isinstance(said, bytes) and not client.selection.known:

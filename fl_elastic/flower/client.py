@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
-from fl_elastic.losses import own_loss_or_cross_entropy, squared_outputs
+from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.planning import POLICIES, Policy, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
@@ -72,17 +72,11 @@ from fl_elastic.update import (
 )
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.tasks.solve_head import SolveHead
-    from fl_elastic.training.report import ForwardReport
-    from fl_elastic.update.head_sums import HeadSums
-    from fl_elastic.update.squared_gradients import SquaredGradients
+    pass
 
 __all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
-# A fold of fewer examples would reveal nearly the examples themselves.
-_TOGETHER = 8
-_Running = Callable[[Batch], AbstractContextManager[None]]
 
 
 def _seed_of(seed: int, client: str, server_round: int) -> int:
@@ -167,7 +161,7 @@ class ElasticClient(NumPyClient):
         the server's base is another one.
     train_loader, test_loader : iterable of batches
         Re-iterable; batches are ``(inputs, targets)``, longer tuples that end with the targets, or dicts with
-        ``labels``, see `fl_elastic.groups.pairs.as_pair`.
+        ``labels``, see `fl_elastic.groups.batch.as_pair`.
     budget : Budget
         What one round may spend.
     policy : str or Policy
@@ -287,21 +281,14 @@ class ElasticClient(NumPyClient):
         """The manifest of what travels."""
         return self._state.manifest
 
-    def become(self, client_id: str) -> None:
-        """Set the client's id, and use a state folder of its own."""
-        self.client_id = client_id
-        directory = self._state.directory
-        if directory is not None:
-            self._state = ClientState(directory / f"client-{client_id}", self.manifest)
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the client has a folder for what is kept between rounds."""
-        return self._state.directory is not None
-
-    def keep_state_in(self, folder: Path) -> None:
-        """Use this folder for what is kept between rounds; no other client may use it."""
-        self._state = ClientState(folder, self.manifest)
+    def run_on(self, context: Context, state_dir: Path | None = None) -> None:
+        """Be the client of this node: by its id, and in a state folder of its own, as far as none were given."""
+        folder = self._state.directory or state_dir
+        if not self.client_id:
+            self.client_id = str(context.node_config.get("partition-id", context.node_id))
+            folder = folder and folder / f"client-{self.client_id}"
+        if folder != self._state.directory:
+            self._state = ClientState(folder, self.manifest)
 
     @property
     def selection(self) -> SelectionState:
@@ -382,10 +369,7 @@ class ElasticClient(NumPyClient):
     @property
     def data(self) -> RoundData:
         """The data and model of the present task; between messages the client's own model and loaders."""
-        return self._data or self._own_data()
-
-    def _own_data(self) -> RoundData:
-        return RoundData(
+        return self._data or RoundData(
             self.manifest, self.model, self.train_loader, self.test_loader, self.loss_fn
         )
 
@@ -396,7 +380,7 @@ class ElasticClient(NumPyClient):
         """Yield model and data for a task, with the server's weights loaded if they came."""
         if weights is not None:
             load_weights(self.model, self.manifest, weights)
-        yield self._own_data()
+        yield self.data
 
     @contextmanager
     def _working_on(self, data: RoundData) -> Iterator[None]:
@@ -442,14 +426,14 @@ class ElasticClient(NumPyClient):
         if self.wish is not None and not self.forgotten:
             # What a policy remembers may come from examples that must be forgotten.
             self._state.selection.memory = PolicyMemory()
-        options = self._options(
+        options = self.options_for(
             task, float(config.get("proximal-mu", 0.0)), int(config.get("server-round", 0))
         )
         self._round_optimizer_fn = round_optimizer(self.optimizer_fn, task, config, self.configure)
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
         asked = config.get("local-epochs", self.epochs)
         # A server's config may hold 2.0.
-        profile, epochs = self._known_profile(), whole_epochs(whole(asked) or asked)
+        profile, epochs = self.known_profile(), whole_epochs(whole(asked) or asked)
         if profile is not None and options.part.cut:
             epochs *= self._passes(profile, options, self.size().examples)
         policy = self.policy
@@ -548,77 +532,17 @@ class ElasticClient(NumPyClient):
             _LOG.info("the server's model was made to forget the examples of %s", self._wish_digest)
         return "" if self.forgotten else self._wish_digest
 
-    def squared_gradients(
-        self, task: RoundTask, loss_fn: LossFn = squared_outputs
-    ) -> tuple[SquaredGradients, SquaredGradients | None]:
-        """Return the summed squared gradients of all examples, and of those to be forgotten."""
-        from fl_elastic.methods.dampening.forget import squares_with
-
-        data, examples = self.data, self.data.examples()
-        seconds = self.budget_for(task).deadline or math.inf
-        return data.squares(
-            lambda loss: squares_with(
-                data.model, loss, examples, self.wish,
-                examples=self.size(examples).examples, seconds=seconds,
-            ),
-            loss_fn,
-        )  # fmt: skip
-
-    def seed(self, server_round: int) -> int:
-        """Return the seed of this client's random choices in a round."""
-        client = self.client_id or _fallback_id(self.data.batches)
-        return _seed_of(self.options.seed, client, server_round)
-
-    def batches_in_time(self, task: RoundTask) -> Iterator[Batch]:
-        """Yield batches of the client's examples until the deadline has passed; at least one."""
-        until = time.monotonic() + (self.budget_for(task).deadline or math.inf)
-        for batch in self.data.examples():
-            yield batch
-            if time.monotonic() > until:
-                break
-
-    def head_sums(self, task: RoundTask) -> tuple[HeadSums, int, ForwardReport | None]:
-        """Return the sums for a head, the number of examples that they stand for, and a report on the prefix.
-
-        Features at the fleet's cut are stored during the pass.
-        """
-        from fl_elastic.training.above_cut import head_sums_above_cut
-
-        data = self.data
-        known = data.known_sums()
-        if known is not None:
-            return known, known.num_examples, None
-        options, examples = self._options(task), data.examples(of_server=True)
-        keeps = options.forward is not None and options.part.cut
-        graph = self._costs(self._batches()[0], options).graph if keeps else None
-        sums, forward = head_sums_above_cut(
-            data.model, examples, graph, options,
-            seconds=self.budget_for(task).deadline or math.inf, together=_TOGETHER,
-            loss_fn=data.loss_fn,
-        )  # fmt: skip
-        count = max(self.size(examples).examples, sums.num_examples)
-        return data.in_server_order(sums), count, forward
-
-    def sums_apart(self, task: SolveHead) -> tuple[HeadSums, HeadSums]:
-        """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
-        from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
-
-        data = self.data
-        total, held = sums_apart(
-            data.model, data.examples(of_server=True),
-            seconds=self.budget_for(task).deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
-        )  # fmt: skip
-        refuse_frozen_head(total.weight, self.manifest.index)
-        return data.in_server_order(total), data.in_server_order(held)
-
     def cut_worth(self, task: RoundTask) -> dict[str, float]:
         """Return the gain of training down to each place, by the deepest group that is trained."""
         from fl_elastic.training.cut_worth import cut_worth
 
         # With options that keep features, because features will be kept whichever cut is chosen.
-        options, model = replace(self._options(task), forward=self._forward(True)), self.data.model
+        options, model = (
+            replace(self.options_for(task), forward=self._forward(True)),
+            self.data.model,
+        )
         batches = self._batches(2)
-        known = self._costs(batches[0], options)
+        known = self.costs(options)
         self._profile = with_prefix(known, model, batches[0], options)
         self._state.keep_profile(self._profile, model)
         return cut_worth(
@@ -650,32 +574,14 @@ class ElasticClient(NumPyClient):
         self._state.keep_feedback()
         return packed
 
-    @contextmanager
-    def testing_above_cut(self, task: RoundTask) -> Iterator[_Running | None]:
-        """Keep the test data's features in a file of their own: a fit wipes features that it does not meet."""
-        options, profile = self._options(task), self._known_profile()
-        forward, cut = options.forward, options.part.cut
-        lasts = forward is not None and forward.path is not None and forward.feature_bytes
-        tests = self.data.tests
-        if not cut or profile is None or not lasts or not isinstance(tests, Sized):
-            yield None
-            return
-        from fl_elastic.training.above_cut import passing_above_cut
-
-        assert forward is not None and forward.path is not None
-        tested = replace(forward, path=self._state.test_features(Path(forward.path)))
-        options = replace(options, forward=tested)
-        with passing_above_cut(self.data.model, tests, profile.graph, options) as kept:
-            yield kept.step
-
     def capabilities(self, task: RoundTask | None = None) -> Capabilities:
         """Return what this device can do in a round with this task; unknown costs are estimated."""
         task = task or Train()
         if self._data is None:
             with self._opened(task, None) as data, self._working_on(data):
                 return self.capabilities(task)
-        options, batch, size = self._options(task), self._batches()[0], self.size()
-        profile = self._costs(batch, options)
+        options, size = self.options_for(task), self.size()
+        profile = self.costs(options)
         return Capabilities.of(
             lasting_costs(profile, options, size.examples), self.budget_for(Train()),
             device=self.device, num_examples=size.examples,
@@ -713,18 +619,19 @@ class ElasticClient(NumPyClient):
             )
         return budget.after(passed, 0.0, 0)
 
-    def _options(
+    def options_for(
         self, task: RoundTask, proximal: float = 0.0, server_round: int = 0
     ) -> TrainerOptions:
         """Return the trainer's options for a round with this task."""
         options = round_options(self.options, task)
+        client = self.client_id or _fallback_id(self.data.batches)
         if task.kept_head:
             # The server knows the head by its tensors' names in the state, which may differ from the module's name.
             kept = _module_name(self.data.model, task.kept_head)
             options = replace(options, part=replace(options.part, kept_head=kept))
         return replace(
             options,
-            seed=self.seed(server_round),
+            seed=_seed_of(options.seed, client, server_round),
             proximal=max(proximal, options.proximal),
             forward=self._forward(bool(options.part.cut)),
         )
@@ -756,7 +663,7 @@ class ElasticClient(NumPyClient):
         keeps = task.keep and self._state.keep_model(weights, version)
         return weights, version, {HAVE: version} if keeps else {}
 
-    def _known_profile(self) -> CostProfile | None:
+    def known_profile(self) -> CostProfile | None:
         """Return the cost profile from memory or disk, if there is one."""
         if self._profile is None:
             model = self.data.model
@@ -764,19 +671,17 @@ class ElasticClient(NumPyClient):
             self._profile = self._state.profile(key, model)
         return self._profile
 
-    def _costs(self, batch: Batch, options: TrainerOptions) -> CostProfile:
+    def costs(self, options: TrainerOptions) -> CostProfile:
         """Return the cost profile; an unknown one is estimated and kept."""
-        profile = self._known_profile()
+        profile = self.known_profile()
         if profile is None:
-            self._profile = profile = self._measure(batch, options)
+            # Imported here: needed once in a client's life.
+            from fl_elastic.profiling.estimate import estimate_profile
+
+            self._profile = profile = estimate_profile(
+                self.data.model, self.data.loss_fn, self._batches()[0],
+                optimizer_fn=self._round_optimizer_fn, clock=options.timing.clock,
+                memory=self.budget.memory, prefix=options.forward is not None,
+            )  # fmt: skip
             self._state.keep_profile(profile, self.data.model)
         return profile
-
-    def _measure(self, batch: Batch, options: TrainerOptions) -> CostProfile:
-        # Imported here: needed once in a client's life.
-        from fl_elastic.profiling.estimate import estimate_profile
-
-        return estimate_profile(
-            self.data.model, self.data.loss_fn, batch, optimizer_fn=self._round_optimizer_fn,
-            clock=options.timing.clock, memory=self.budget.memory, prefix=options.forward is not None,
-        )  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -14,9 +14,8 @@ from flwr.serverapp import Grid
 
 from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.backoff import Backoff
 from fl_elastic.flower.capabilities import Capabilities
-from fl_elastic.flower.client_availability import ClientAvailability
+from fl_elastic.flower.client_availability import Backoff, ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
 from fl_elastic.flower.group_names import GroupNames
@@ -98,7 +97,7 @@ class ClientRegistry:
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
         self.unlearning = UnlearningRequests()
-        self._groups = ""
+        self._training = Train()
 
     @property
     def ledger(self) -> CoverageLedger | None:
@@ -173,12 +172,20 @@ class ClientRegistry:
         silence.failed()
         return True
 
-    def gather(self, nodes: Iterable[int]) -> None:
-        """Choose what this round's clients train, if the server makes that choice."""
+    def gather(self, nodes: Iterable[int]) -> Train:
+        """Return what this round asks of these clients, with their groups if the server chooses them."""
+        deadline, names = self.deadline_seconds(), tuple[str, ...]()
         if self._planner is not None:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
-            names = self._planner.choose(cohort, self.importance, self.deadline_seconds())
-            self._groups = json.dumps(names) if names else ""
+            names = self._planner.choose(cohort, self.importance, deadline)
+        self._training = self.task(
+            Train,
+            deadline=deadline,
+            groups=json.dumps(names) if names else "",
+            keep_statistics=self.config.keeps_statistics,
+            rate=self.rate,
+        )
+        return self._training
 
     def closed(self, asked: int, in_time: int) -> None:
         """Note how many of a round's clients answered in time.
@@ -218,15 +225,10 @@ class ClientRegistry:
         return kind(**model | settings)
 
     def training(self, node: int) -> Train:
-        """Return the training task of a node in this round."""
-        return self.task(
-            Train,
-            deadline=self.deadline_seconds(),
-            groups=self._groups,
-            keep_statistics=self.config.keeps_statistics,
-            rate=self.rate,
-            forgotten=self.unlearning.met_of(node) if self.config.forget else "",
-        )
+        """Return the training task of a node in the round that was gathered last."""
+        if not self.config.forget:
+            return self._training
+        return replace(self._training, forgotten=self.unlearning.met_of(node))
 
     def deadline_seconds(self) -> float | None:
         """Return the deadline of this round in seconds; None for no limit."""

@@ -15,6 +15,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.losses import squared_outputs
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, FitReport, TrainablePart, TrainerOptions
 from fl_elastic.update import Manifest, PartialUpdate, weights_of
@@ -77,9 +78,9 @@ class RoundData:
         """Return the sums over `examples` of the server's classes, arranged by the server's outputs."""
         return sums
 
-    def squares(self, compute: Callable[[LossFn], Squares], loss_fn: LossFn) -> Squares:
+    def squares(self, compute: Callable[[LossFn], Squares]) -> Squares:
         """Return squared gradients by the server's outputs; ``compute`` computes them for a loss."""
-        return compute(loss_fn)
+        return compute(squared_outputs)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
         """Pass on the result of a successful task; return further metrics for the server."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fl_elastic.update.feedback import ErrorFeedback
     from fl_elastic.update.model_store import ModelStore
 
-__all__ = ["ClientState"]
+__all__ = ["ClientState", "features_of_tests"]
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -40,6 +40,11 @@ _MOST_PROFILES = 16
 
 def _described(model: nn.Module) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}: {model}"
+
+
+def features_of_tests(path: Path) -> Path:
+    """Return the file of the test data's features, beside that of the training data's."""
+    return path.with_name(f"test-{path.name}")
 
 
 class ClientState:
@@ -80,16 +85,11 @@ class ClientState:
         """Remove the features, and those of the test data."""
         if self.features is None:
             return
-        for path in (self.features, self.test_features(self.features)):
+        for path in (self.features, features_of_tests(self.features)):
             try:
                 delete(path)
             except OSError as error:
                 _LOG.warning("cannot remove %s: %s", path, error.strerror)
-
-    @staticmethod
-    def test_features(path: Path) -> Path:
-        """Return the file of the test data's features, beside that of the training data's."""
-        return path.with_name(f"test-{path.name}")
 
     def profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
         """Return the cost profile for this key, if one is kept."""

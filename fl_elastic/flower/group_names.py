@@ -32,6 +32,11 @@ class GroupNames:
     manifest : Manifest
         Manifest of the model.
 
+    Attributes
+    ----------
+    most : int
+        Largest possible number of groups.
+
     Examples
     --------
     >>> names = "conv.weight", "head.0.bias"
@@ -42,11 +47,9 @@ class GroupNames:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-
-    @cached_property
-    def _parameters(self) -> list[str]:
-        pairs = zip(self._manifest.names, self._manifest.roles, strict=True)
-        return [name for name, role in pairs if role is Role.PARAMETER]
+        pairs = zip(manifest.names, manifest.roles, strict=True)
+        self._parameters = [name for name, role in pairs if role is Role.PARAMETER]
+        self.most = len(self._parameters)
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:
@@ -55,11 +58,6 @@ class GroupNames:
             parts = name.split(".")
             found.update(".".join(parts[:count]) for count in range(1, len(parts) + 1))
         return frozenset(found)
-
-    @property
-    def most(self) -> int:
-        """Largest possible number of groups."""
-        return len(self._parameters)
 
     @cached_property
     def longest_text(self) -> int:

@@ -1,27 +1,30 @@
-"""A grid that yields each reply when it arrives, so that it can be merged and dropped."""
+"""A grid that yields each reply when it arrives, so that it can be merged and dropped, until a user stops it."""
 
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_elastic.flower.interruption import Interrupted
-
 __all__ = [
     "FORGET_AFTER",
     "GridWrapper",
     "IncrementalGrid",
+    "Interrupted",
     "Listener",
     "Patient",
     "collecting",
     "incremental",
+    "stopped_by_interrupt",
     "warned_of_a_wrapper",
 ]
 
@@ -33,6 +36,39 @@ _SUPERLINK = 1
 _SHORTEST_WAIT = 0.02
 _LONGEST_WAIT = 0.5
 _BACK_OFF = 1.5
+
+
+class Interrupted(Exception):
+    """The user stopped the run.
+
+    Not a KeyboardInterrupt, because Flower reports only ordinary exceptions of its server thread.
+    """
+
+
+@contextmanager
+def stopped_by_interrupt() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C inside the block into an event; a second one is a KeyboardInterrupt as usual.
+
+    The event is also set on leaving, so that a server thread which still waits for clients ends, too.
+    """
+    stop = threading.Event()
+    # Only the main thread may set signal handlers; in other threads Ctrl-C is handled as before.
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        stop.set()
+        signal.signal(signal.SIGINT, before)
+
+    if in_main:
+        signal.signal(signal.SIGINT, first)
+    try:
+        yield stop
+    finally:
+        stop.set()
+        if in_main:
+            signal.signal(signal.SIGINT, before)
 
 
 class GridWrapper(Grid):

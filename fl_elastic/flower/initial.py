@@ -53,16 +53,17 @@ def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) ->
     return fresh
 
 
-def trained_before(weights: Mapping[str, NDArray[Any]]) -> bool:
+def trained_before(arrays: ArrayRecord) -> bool:
     """Return whether a model's norms have been trained: their statistics have seen data, or their scales differ.
 
     A model without norms counts as untrained.
 
-    >>> trained_before({"norm.weight": np.ones(3), "norm.bias": np.zeros(3)})
+    >>> trained_before(as_record({"norm.weight": np.ones(3), "norm.bias": np.zeros(3)}))
     False
-    >>> trained_before({"norm.weight": np.array([1.1, 0.9, 1.0])})
+    >>> trained_before(as_record({"norm.weight": np.array([1.1, 0.9, 1.0])}))
     True
     """
+    weights = {name: array.numpy() for name, array in arrays.items()}
     means = [each for name, each in weights.items() if name.endswith("running_mean")]
     if means:
         return any(np.any(each) for each in means)

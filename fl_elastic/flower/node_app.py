@@ -182,10 +182,7 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
 
         def make(measure_again: bool) -> ElasticClient:
             client = client_fn(context)
-            if not client.keeps_state:
-                client.keep_state_in(node.state_dir)
-            if not client.client_id:
-                client.become(str(context.node_config.get("partition-id", context.node_id)))
+            client.run_on(context, node.state_dir)
             use_fastest_execution(node, client.model, client.loss_fn, client.train_loader)
             if measure_again:
                 client.forget_profile()

@@ -6,10 +6,8 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import Strategy
 
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import StaleModelError, UpdateError
@@ -19,7 +17,7 @@ from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
-from fl_elastic.flower.wrapped_strategy import completed, sees_each_client, weight_key
+from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 
@@ -42,8 +40,10 @@ class ReplyMerger:
     ----------
     round : Round
         Holds what is merged, and what else is known of the round.
-    inner : Strategy
-        Determines what must be kept of a reply.
+    whole : bool
+        Whether the inner strategy sees each reply, which must then hold a whole model.
+    weight_key : str
+        Metric by which the inner strategy weights replies.
     fleet : ClientRegistry
         Keeps the ledger.
     downlink : Downlink
@@ -61,7 +61,8 @@ class ReplyMerger:
     """
 
     round: Round
-    inner: Strategy
+    whole: bool
+    weight_key: str
     fleet: ClientRegistry
     downlink: Downlink
     limits: Limits
@@ -71,7 +72,7 @@ class ReplyMerger:
 
     def take_all(self, replies: Iterable[Message]) -> None:
         """Merge replies as they come, those that come together in a fixed order; repeat requests that failed."""
-        together = self._complete or isinstance(replies, Sequence)
+        together = self.whole or isinstance(replies, Sequence)
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
         self._send_again()
@@ -96,11 +97,6 @@ class ReplyMerger:
         for node, reason in {**stale, **self.round.stale}.items():
             # A node that is taken for one of Flower's own clients stays so: it had no time to show otherwise.
             self.reject(node, reason)
-
-    @property
-    def _complete(self) -> bool:
-        """Whether each reply must hold a whole model for the inner strategy."""
-        return sees_each_client(self.inner)
 
     def take(self, message: Message) -> None:
         """Merge one reply, or record why it is not merged."""
@@ -174,7 +170,7 @@ class ReplyMerger:
                 raise UpdateError("an update of it is merged already: one in a round counts")
             if not staleness:
                 check_variances(update, self.round.weights)
-            if not self._complete:
+            if not self.whole:
                 known = self.round.manifest, self.round.weights
                 times = self.sizes.doubted(update, *known) if waits else 0.0
                 if times:
@@ -183,7 +179,8 @@ class ReplyMerger:
                 update, shortened = self.sizes.bounded(update, *known, heard=heard)
                 if shortened:
                     self.round.record.shortened[node] = len(shortened)
-            whole = self._whole_model(update)
+            this = self.round
+            arrays = completed(update, this.weights, this.manifest) if self.whole else None
             probabilities = self.fleet.trained(node, update)
             self.round.mean.add(
                 update, probabilities=probabilities, staleness=staleness, checked=True
@@ -221,9 +218,10 @@ class ReplyMerger:
         loss = reply.metrics.get(LOSS)
         if loss is not None and not staleness:
             self.round.losses.append(float(loss))
-        metrics = MetricRecord({**reply.metrics, weight_key(self.inner): update.num_examples})
+        metrics = MetricRecord({**reply.metrics, self.weight_key: update.num_examples})
         self.round.metrics.append(RecordDict({"metrics": metrics}))
         # Drop the reply's arrays, so that only one update is in memory at a time.
+        whole = {} if arrays is None else {"arrays": arrays}
         message.content = RecordDict({**whole, "metrics": metrics})
         self.round.usable.append(message)
         return True
@@ -234,11 +232,6 @@ class ReplyMerger:
         _LOG.warning("round %s: reply of node %s left out: %s", number, node, reason)
         self.round.record.rejected.append(Rejection(number, node, reason))
         self.downlink.forget(node)
-
-    def _whole_model(self, update: PartialUpdate) -> dict[str, Any]:
-        if not self._complete:
-            return {}
-        return {"arrays": completed(update, self.round.weights, self.round.manifest)}
 
     def _read(self, message: Message) -> tuple[PartialUpdate, int, TrainReply]:
         """Return an update, its staleness in rounds, and the client's reply."""

@@ -47,7 +47,7 @@ _UNUSUAL, _FEWEST = 10.0, 3
 
 def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
     """Return a client's sums of clipped features with noise, packed; its number of examples is kept secret."""
-    total, _ = client.sums_apart(task)
+    total, _ = _sums_apart(client, task)
     if task.noise is None or task.clip is None:
         raise UpdateError("sums with noise need a clip and its noise")
     # Seeded by the system's entropy: noise of a known seed could be subtracted.
@@ -58,7 +58,7 @@ def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
 def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
     """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
     fixed = FixedPoint.of_text(task.fixed_point)
-    total, held = client.sums_apart(task)
+    total, held = _sums_apart(client, task)
     index = client.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
@@ -66,6 +66,19 @@ def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
     parts = [total] if task.clip is not None else [total, held]
     numbers = fixed.write(np.concatenate([as_vector(each) for each in parts]))
     return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
+
+
+def _sums_apart(client: ElasticClient, task: SolveHead) -> tuple[HeadSums, HeadSums]:
+    """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
+    from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
+
+    data = client.data
+    total, held = sums_apart(
+        data.model, data.examples(of_server=True),
+        seconds=client.budget_for(task).deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
+    )  # fmt: skip
+    refuse_frozen_head(total.weight, client.manifest.index)
+    return data.in_server_order(total), data.in_server_order(held)
 
 
 def secret_head(

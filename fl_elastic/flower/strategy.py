@@ -24,7 +24,6 @@ from fl_elastic.aggregation import (
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
-from fl_elastic.flower.client_availability import ClientAvailability
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
@@ -37,10 +36,8 @@ from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
     RoundRecord,
-    completed_metrics,
     in_fixed_order,
     log_record,
-    longest_step,
     one_line,
 )
 from fl_elastic.flower.round_config import RoundConfig
@@ -52,8 +49,10 @@ from fl_elastic.flower.tasks.evaluate import Evaluate, believable
 from fl_elastic.flower.wrapped_strategy import (
     chain,
     check_inner,
+    completed_metrics,
     goes_by_the_change,
     handed_on,
+    longest_step,
     no_longer_than,
     parameters_of,
     say_what_it_sees,
@@ -171,9 +170,14 @@ class PartialUpdates(Strategy):
         say_what_it_sees(inner)
         self.merge = merge or MergeOptions()
         self.config = config or RoundConfig()
-        if self.config.uncovered and sees_each_client(inner):
+        # Under differential privacy: noise has to cover everything, so sizes and losses are not used either.
+        self._each_seen = sees_each_client(inner)
+        if self.config.uncovered and self._each_seen:
             raise RegistryError(self.config.uncovered)
+        # For the grid: whether late updates are merged, which clients answer, and how fast.
+        self.merges_late = self.merge.late == "merge"
         self.fleet = ClientRegistry(self.config)
+        self.availability = self.fleet.availability
         self.downlink = Downlink(codec, changes_only=self.config.sends_changes)
         self.server_optimizer = server_optimizer
         self.average = average
@@ -181,7 +185,7 @@ class PartialUpdates(Strategy):
         self.on_round = on_round
         self.guard = DivergenceRollback()
         self.sizes = UpdateNormClipper(self.merge.size_bound)
-        self.solved = HeadCheckpoint(lambda: undo_of([*chain(self.inner), *self._own_state()]))
+        self.solved = HeadCheckpoint(self._undo)
         self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
@@ -238,7 +242,7 @@ class PartialUpdates(Strategy):
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
         if pretrained is None and initial_arrays is not None:
-            pretrained = _trained_before(initial_arrays)
+            pretrained = trained_before(initial_arrays)
         made = cls(inner, on_round=on_round, **_preset(limit, pretrained=bool(pretrained)))
         made._open_preset = limit if pretrained is None else None
         return made
@@ -246,19 +250,9 @@ class PartialUpdates(Strategy):
     def begin_with(self, arrays: ArrayRecord) -> None:
         """Switch to the preset for pretrained models, if the choice was left open and this is such a model."""
         limit, self._open_preset = self._open_preset, None
-        if limit is not None and _trained_before(arrays):
+        if limit is not None and trained_before(arrays):
             settings = _preset(limit, pretrained=True)
             PartialUpdates.__init__(self, self.inner, on_round=self.on_round, **settings)
-
-    @property
-    def merges_late(self) -> bool:
-        """Whether updates that start from an earlier round's model are merged."""
-        return self.merge.late == "merge"
-
-    @property
-    def availability(self) -> ClientAvailability:
-        """Which clients answer, and how fast."""
-        return self.fleet.availability
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -337,7 +331,7 @@ class PartialUpdates(Strategy):
     def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Use this model and the present state as those before the last round, in case losses jump."""
         weights = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
-        self.guard.keep(weights, undo_of([*chain(self.inner), *self._own_state()]))
+        self.guard.keep(weights, self._undo())
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Warn if norms keep statistics that have never seen data."""
@@ -383,7 +377,7 @@ class PartialUpdates(Strategy):
         # Copied, because the inner strategy writes into its config.
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
-        if not sees_each_client(self.inner):
+        if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
             chosen = {message.metadata.dst_node_id for message in messages}
             due = self.availability.due(chosen)
@@ -398,10 +392,10 @@ class PartialUpdates(Strategy):
             if self._auxiliary.choose_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
         this.record.cut = self.fleet.cut.group
-        self.fleet.gather(message.metadata.dst_node_id for message in messages)
-        this.record.deadline = self.fleet.deadline_seconds()
+        asked = self.fleet.gather(message.metadata.dst_node_id for message in messages)
+        this.record.deadline = asked.deadline
         this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.packer.packed(messages, lambda node: self.fleet.training(node))
+        packed = this.packer.packed(messages, self.fleet.training)
         this.record.asked = tuple(sorted(this.packer.sent_bytes))
         return packed
 
@@ -435,14 +429,19 @@ class PartialUpdates(Strategy):
         if not self._trains:
             return self._arrays(), None
         this = self._known_round()
-        intake = ReplyMerger(this, self.inner, self.fleet, self.downlink, self.limits, self.sizes)
+        intake = ReplyMerger(
+            this, self._each_seen, weight_key(self.inner),
+            self.fleet, self.downlink, self.limits, self.sizes,
+        )  # fmt: skip
         intake.take_all(replies)
         self.fleet.weigh(this.importance)
         self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
-        reason = self.guard.jumped(this.losses, this.diverged) if self._guarded else ""
+        undo = None
+        reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
         if reason:
             return self._step_back(this, reason), None
-        undo = undo_of([*chain(self.inner), *self._own_state()]) if self._guarded else None
+        if not self._each_seen:
+            undo = self._undo()
         merged = this.merged()
         stepped = this.stepped(merged, self.server_optimizer)
         aggregated, metrics = handed_on(self.inner, this, stepped)
@@ -499,11 +498,6 @@ class PartialUpdates(Strategy):
         self.sizes.forget()
         self._report(this)
         return self._arrays()
-
-    @property
-    def _guarded(self) -> bool:
-        """Whether sizes and losses may be used: not if noise has to cover everything that clients send."""
-        return not sees_each_client(self.inner)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -582,7 +576,7 @@ class PartialUpdates(Strategy):
         self, this: Round, aggregated: ArrayRecord, merged: WeightDict, stepped: WeightDict
     ) -> None:
         """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
-        each, before = sees_each_client(self.inner), this.weights
+        each, before = self._each_seen, this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
         new = whole_model(parameters, before if each else stepped, this.manifest)
         optimizer = self.server_optimizer
@@ -600,13 +594,10 @@ class PartialUpdates(Strategy):
         if self.average is not None:
             self.average.add(self._weights)
 
-    def _own_state(self) -> list[object]:
-        """Return the objects, besides the model, that a round changes."""
-        return [each for each in (self.server_optimizer, self.average) if each is not None]
-
-
-def _trained_before(arrays: ArrayRecord) -> bool:
-    return trained_before({name: array.numpy() for name, array in arrays.items()})
+    def _undo(self) -> Callable[[], None]:
+        """Return what puts back the objects, besides the model, that a round changes."""
+        own = [each for each in (self.server_optimizer, self.average) if each is not None]
+        return undo_of([*chain(self.inner), *own])
 
 
 def _preset(limit: Deadline, *, pretrained: bool) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class StreamClient(ElasticClient):
         """Return the tensors that are the federation's on every device."""
         layout, names = self._settings.layout, set[str]()
         if task.cut and trains:
-            graph = self._costs(self._batches()[0], self._options(task)).graph
+            graph = self.costs(self.options_for(task)).graph
             names = below_cut(graph, task.cut, self.manifest.names, layout)
         if task.kept_head:
             names |= {*layout.head}

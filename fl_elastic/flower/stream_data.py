@@ -19,6 +19,7 @@ from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.losses import squared_outputs
 from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
@@ -209,12 +210,12 @@ class StreamData(RoundData):
         """Return the sums with one column for each of the server's outputs."""
         return sums.of_outputs(self.manifest.shape(sums.weight)[0])
 
-    def squares(self, compute: Callable[[LossFn], Squares], loss_fn: LossFn) -> Squares:
+    def squares(self, compute: Callable[[LossFn], Squares]) -> Squares:
         """Return the squared gradients by the server's outputs, in their order."""
         labels = self.seen.classifier.classes.labels
         places = [labels.index(label) for label in self.settings.classes]
         everything, forgotten = compute(
-            lambda outputs, targets: loss_fn(outputs[:, places], targets)
+            lambda outputs, targets: squared_outputs(outputs[:, places], targets)
         )
         return (
             self._ordered(everything, labels),

@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
-from fl_elastic.groups.batch_size import IGNORED, batch_size
-from fl_elastic.groups.pairs import LABELS, as_pair
+from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
 

@@ -272,6 +272,7 @@ class PlanRequest:
         if budget.uplink is not None and sent > budget.uplink * (1 + 1e-9):
             reason = too_much_to_send(budget, sent, f"policy {policy!r}")
             raise BudgetError(f"{reason}{self._instead()}")
+        allowed = self._allowed_besides_sending(policy, sent)
         transforms = self._transforms(modes, recomputed)
         again = sum(each.seconds(profile) for each in transforms)
         everything = np.ones(len(profile), dtype=bool)
@@ -285,7 +286,7 @@ class PlanRequest:
             + again
             - self._sending_seconds(trained),
             floor_step_seconds=profile.floor_step_seconds - self._sending_seconds(self.head_mask()),
-            allowed_step_seconds=self._allowed_besides_sending(policy, sent),
+            allowed_step_seconds=allowed,
             sending_seconds=self.sending_seconds_per_byte * sent * self.steps,
             predicted_step_bytes=memory,
             layers=profile.graph.group_layers,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.forward import map_tensors, split_batch
 
 __all__ = ["part_of"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.forward import Batch, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched

@@ -14,15 +14,15 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import (
+from fl_elastic.groups.batch import (
     CountExamples,
+    as_pair,
     batch_size,
     drawn_examples,
     learnable,
     length_of,
 )
 from fl_elastic.groups.forward import to_device
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.clock import Clock
 
 __all__ = [
@@ -132,7 +132,7 @@ def loader_size(
     first : batch, optional
         One of its batches; not needed for a loader that has to be read to be counted.
     count_examples : callable, optional
-        See `fl_elastic.groups.batch_size.batch_size`.
+        See `fl_elastic.groups.batch.batch_size`.
     seconds : float
         The time that all of its batches may take. A loader of unknown length is counted for at most a tenth of that
         time, and not at all if it starts worker processes; its number of batches is then an estimate of how many
@@ -233,7 +233,7 @@ class Epochs(Iterator[Batch]):
     device : device
         Where the batches go.
     count_examples : callable, optional
-        See `fl_elastic.groups.batch_size.batch_size`.
+        See `fl_elastic.groups.batch.batch_size`.
 
     Attributes
     ----------

@@ -218,23 +218,23 @@ class BudgetControl:
         slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
         return max(self.left_seconds(plan), 0.0) / slower
 
-    @property
-    def looks_for_surplus(self) -> bool:
-        """Whether to check now if the budget leaves time for costlier steps.
+    def look_for_surplus(self, plan: Plan) -> bool:
+        """Return whether the budget pays for all remaining steps and each could take longer, if a look is due.
 
-        In a model of few large groups, the best choice that fits may be far cheaper than allowed. The check is made
-        after half of the steps, then after half of the remaining ones, and so on until few are left.
+        In a model of few large groups, the best choice that fits may be far cheaper than allowed. The look is taken
+        after half of the steps, then, as long as there is no surplus, after half of the remaining ones, and so on
+        until few are left.
         """
         left = self.requested_steps - self.steps
-        return self._limited and left >= _FEWEST_COSTLIER and self.steps >= self._next_surplus
-
-    def has_surplus(self, plan: Plan) -> bool:
-        """Return whether the budget pays for all remaining steps, and each of them could take longer."""
-        left = self.requested_steps - self.steps
-        return self.steps_left(plan) == left and self.costlier_step_seconds(plan) > 0
+        if not (self._limited and left >= _FEWEST_COSTLIER and self.steps >= self._next_surplus):
+            return False
+        found = self.steps_left(plan) == left and self.costlier_step_seconds(plan) > 0
+        if not found:
+            self.postpone_surplus()
+        return found
 
     def postpone_surplus(self) -> None:
-        """Wait for half of the remaining steps before the next check for a surplus."""
+        """Wait for half of the remaining steps before the next look for a surplus."""
         self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
 
     def costlier_step_seconds(self, plan: Plan) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Weights, array_of
 from fl_elastic.update.parts import Masks
 
-__all__ = ["changes", "stepped", "trained_parts", "under_every_name"]
+__all__ = ["changes", "trained_parts", "under_every_name"]
 
 
 def changes(
@@ -45,22 +44,6 @@ def changes(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate"
                 )
     return deltas
-
-
-def stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> tuple[tuple[int, Plan], ...]:
-    """Return the plans by which at least one of a fit's steps was taken, each with its first step.
-
-    Parameters
-    ----------
-    plans : sequence of (int, Plan)
-        Every plan with the step at which it came into force.
-    steps : int
-        Number of steps of the fit.
-    """
-    ends = [*(at for at, _ in plans), steps]
-    return tuple(
-        each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start
-    )
 
 
 def trained_parts(
@@ -106,13 +89,15 @@ def trained_parts(
                 dims[name] = weight.dim()
                 before = sides.get(name, both)
                 sides[name] = [one | other for one, other in zip(before, both, strict=True)]
+    partly = {n: ends for n, ends in sides.items() if not all(end.all() for end in ends)}
+    if not partly:
+        return {}
     found: dict[str, Masks] = {}
     names = ModelState.of(model).by_module_name
-    for name, ends in sides.items():
-        if not all(end.all() for end in ends):
-            masks = tuple(None if end.all() else end for end in ends)
-            part = (*masks, *(None,) * dims[name])[: dims[name]]
-            found |= dict.fromkeys(names[name], part)
+    for name, ends in partly.items():
+        masks = tuple(None if end.all() else end for end in ends)
+        part = (*masks, *(None,) * dims[name])[: dims[name]]
+        found |= dict.fromkeys(names[name], part)
     return found
 
 

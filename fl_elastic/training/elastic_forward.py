@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.examples import count_rows, layout_of, take_examples
 from fl_elastic.groups.forward import (
     batch_shape,

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch_size import CountExamples, learnable
+from fl_elastic.groups.batch import CountExamples, as_pair, learnable
 from fl_elastic.groups.forward import ignored_class, is_summed, outputs_and_loss, to_device
 from fl_elastic.groups.held_state import Attributes
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing
 
@@ -74,7 +73,7 @@ def evaluate(
     running : callable, optional
         Returns the context in which the model runs on a batch; if left out, it runs as it is.
     count_examples : callable, optional
-        ``count_examples(inputs, targets)``, see `fl_elastic.groups.batch_size.batch_size`.
+        ``count_examples(inputs, targets)``, see `fl_elastic.groups.batch.batch_size`.
 
     Raises
     ------

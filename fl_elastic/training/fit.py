@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Container, Generator, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -24,7 +25,6 @@ from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.batches import READ_ONCE, Epochs
 from fl_elastic.training.budget_control import BudgetControl
-from fl_elastic.training.changes import stepped
 from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
@@ -78,8 +78,8 @@ class Fit:
         Says how many steps the budget still pays for.
     log : StepLog
         Time of the steps, and the tensors that they trained.
-    free : FreeMemory
-        Gives memory back near a memory budget.
+    free : FreeMemory, optional
+        Gives memory back near a memory budget, if there is one.
     budget : Budget
         Budget of the whole fit.
     batches : list of batch
@@ -108,7 +108,7 @@ class Fit:
     profile: CostProfile
     control: BudgetControl
     log: StepLog
-    free: FreeMemory
+    free: FreeMemory | None
     budget: Budget
     batches: list[Batch]
     groups_above: int | None = None
@@ -171,7 +171,7 @@ class Fit:
                 phase = self._reconsidered(phase, self.batch)
         if control.steps == 0 and self.batch is None:
             raise TrainingError(READ_ONCE)
-        self.plans = list(stepped(self.plans, control.steps))
+        self.plans = _stepped(self.plans, control.steps)
         if phase.kind != "costlier":
             self._note_plan(self.plans[-1][1] if self.plans else phase.plan)
         return phase.plan
@@ -183,7 +183,7 @@ class Fit:
             chosen = self._choose([batch, *self.batches[1:]], plan)
             self.plans.append((control.steps, chosen))
             return phase if chosen is plan else Phase("selected", chosen)
-        found = self._costlier_plan(plan) if self._look_for_surplus(plan) else None
+        found = self._costlier_plan(plan) if control.look_for_surplus(plan) else None
         if found is None:
             return phase
         if phase.kind != "costlier":
@@ -201,7 +201,7 @@ class Fit:
         if rest is not None and self.batch is not None:
             self.plans.append((self.control.steps, rest))
             yield Phase("remainder", rest)
-            self.plans = list(stepped(self.plans, self.control.steps))
+            self.plans = _stepped(self.plans, self.control.steps)
             if self.plans and self.plans[0][1] is rest:
                 self._note_plan(rest)
 
@@ -252,7 +252,7 @@ class Fit:
             stack.enter_context(plan_applied(plan, model))
             if forward is not None:
                 stack.enter_context(forward.splitting(graph, plan.depth, batch, plan.transforms))
-            if self.budget.memory is not None:
+            if self.free is not None:
                 stack.enter_context(self.free.watching(model, inference_bytes(self.profile)))
             # One lookup of all parameters: looking each one up takes longer than making a plan.
             known = dict(model.named_parameters(remove_duplicate=False))
@@ -265,9 +265,9 @@ class Fit:
             while self.batch is not None and control.steps_left(plan) > 0:
                 before = 0.0 if forward is None else forward.prefix_seconds
                 computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(
-                    self.batch, plan, tensors, step.take, lambda: step.moved, lambda: step.stepped
-                )
+                seconds, whole = log.step(self.batch, plan, step.take)
+                if step.stepped:
+                    log.count(tensors, step.moved)
                 log.read(self.loading)
                 seconds += self.loading
                 # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
@@ -304,21 +304,12 @@ class Fit:
             return True
         if phase.kind not in ("selected", "costlier"):
             return False
-        if self._probe_due(plan) or self._look_for_surplus(plan):
+        if self._probe_due(plan) or control.look_for_surplus(plan):
             return True
         pace = control.missed_pace(plan) if phase.kind == "selected" else None
         if pace is not None:
             control.correct_pace(pace)
         return pace is not None
-
-    def _look_for_surplus(self, plan: Plan) -> bool:
-        """Return whether the budget leaves a surplus, if it is time to check; if not, postpone the next check."""
-        if not self.control.looks_for_surplus:
-            return False
-        found = self.control.has_surplus(plan)
-        if not found:
-            self.control.postpone_surplus()
-        return found
 
     def _read(self) -> None:
         """Read the next batch, None at the end; the time counts as part of the step on that batch."""
@@ -532,6 +523,12 @@ class Fit:
             f"{plan.policy!r} takes {plan.predicted_step_seconds:.3g} s a step, the cheapest there is takes "
             f"{plan.floor_step_seconds:.3g} s; allow more time, or leave this device out of the round"
         )
+
+
+def _stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> list[tuple[int, Plan]]:
+    """Return the plans by which at least one of a fit's ``steps`` was taken, each with its first step."""
+    ends = [*(at for at, _ in plans), steps]
+    return [each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start]
 
 
 def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:

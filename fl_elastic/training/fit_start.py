@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -11,15 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import has_gradient_hooks, own_buffers, writes_to
-from fl_elastic.profiling.optimizers import moves_by_gradient, parts_of
-from fl_elastic.training.step import KeptOptimizer
+from fl_elastic.profiling.optimizers import KeptOptimizer, moves_by_gradient, parts_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 
 __all__ = ["FitStart"]
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 class FitStart:
@@ -52,15 +55,12 @@ class FitStart:
         self.manifest = manifest
         self._model = model
         self._state = ModelState.of(model)
-        self._attributes = Attributes.of(model)
+        names_of, index = self._state.names, manifest.index
+        self._attributes, found = Attributes.of(model), followers(model)
         # Listed once: torch walks all modules for each listing.
         self._named = list(model.named_parameters(remove_duplicate=False))
         parameters = {id(each) for _, each in self._named}
-        sent = {
-            key
-            for key, names in self._state.names.items()
-            if any(name in manifest.index for name in names)
-        }
+        sent = {key for key, names in names_of.items() if any(name in index for name in names)}
         buffers = model.named_buffers(remove_duplicate=False)
         self._travelling = {name for name, each in (*self._named, *buffers) if id(each) in sent}
         # A tied tensor has several names, all of which travel. A state may also hold tensors that are neither
@@ -68,7 +68,16 @@ class FitStart:
         self.weights = {
             name: array_of(each)
             for name, each in self._state.tensors.items()
-            if name in manifest.index and id(each) not in parameters
+            if name in index and id(each) not in parameters
+        }
+        following = {id(each) for each in found}
+        first_names = {id(each): name for name, each in reversed(self._named)}
+        self.followers = {first_names[id(each)]: each for each in found}
+        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
+        self._written = {
+            name: (each, writes_to(each), each.data_ptr())
+            for name, each in self._named
+            if id(each) not in following
         }
         self._buffers: list[tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]] = []
         for prefix, module in model.named_modules():
@@ -81,17 +90,9 @@ class FitStart:
             }
             self._buffers.append((own, dict(own), values))
         self._parameters: dict[int, tuple[nn.Parameter, NDArray[Any]]] = {}
-        self._optimizers = [_Optimizer(each) for each in parts_of(optimizing())]
-        found = followers(model)
-        following = {id(each) for each in found}
-        first_names = {id(each): name for name, each in reversed(self._named)}
-        self.followers = {first_names[id(each)]: each for each in found}
-        # Torch counts writes by its own operations; whoever exchanges the data changes its address.
-        self._written = {
-            name: (each, writes_to(each), each.data_ptr())
-            for name, each in self._named
-            if id(each) not in following
-        }
+        optimizer = optimizing()
+        self._moves_by_gradient = moves_by_gradient(optimizer)
+        self._optimizers = [_Optimizer(each) for each in parts_of(optimizer)]
         if self.followers:
             self.about_to_train(self.followers.values())
 
@@ -126,25 +127,36 @@ class FitStart:
         """
         return name in self._travelling
 
-    def moved_by_themselves(self) -> list[str]:
-        """Return the names of parameters that were written to although they were neither trained nor copied."""
-        return [
-            name
-            for name, (each, count, place) in self._written.items()
-            if id(each) not in self._parameters
-            and (writes_to(each), each.data_ptr()) != (count, place)
-        ]
+    def check_moves(self, stepped: Collection[str]) -> None:
+        """Warn of parameters that the forward pass has written to although no step trains them.
 
-    def moved_in_backward(self, stepped: Collection[str]) -> list[str]:
-        """Return the names of trained parameters that hooks have changed although no step did."""
-        return [
-            name
-            for name, each in self._named
-            if name not in stepped
-            and has_gradient_hooks(each)
-            and id(each) in self._parameters
-            and not np.array_equal(self._parameters[id(each)][1], array_of(each))
-        ]
+        Raises
+        ------
+        TrainingError
+            If hooks have changed a trained parameter that is not in ``stepped``.
+        """
+        for name, each in self._named:
+            if (
+                name not in stepped
+                and has_gradient_hooks(each)
+                and id(each) in self._parameters
+                and not np.array_equal(self._parameters[id(each)][1], array_of(each))
+            ):
+                raise TrainingError(
+                    f"{name!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
+                    "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the "
+                    "optimiser"
+                )
+        if not self._moves_by_gradient:
+            return
+        for name, (each, count, place) in self._written.items():
+            trained = id(each) in self._parameters
+            if not trained and (writes_to(each), each.data_ptr()) != (count, place):
+                _LOG.warning(
+                    "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it "
+                    "as a buffer, or train it", name,
+                )  # fmt: skip
+                break
 
     def restore(self) -> None:
         """Put everything back."""

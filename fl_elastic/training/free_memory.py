@@ -26,8 +26,8 @@ class FreeMemory:
 
     Parameters
     ----------
-    budget : float or None
-        Bytes that training may take beyond inference; with None no memory is returned.
+    budget : float
+        Bytes that training may take beyond inference.
     resident : callable
         Returns the bytes that the process holds now, or None if they are not known.
     trim : callable
@@ -36,7 +36,7 @@ class FreeMemory:
 
     def __init__(
         self,
-        budget: float | None,
+        budget: float,
         *,
         resident: Callable[[], int | None] | None = None,
         trim: Callable[[], None] | None = None,
@@ -44,7 +44,7 @@ class FreeMemory:
         self._budget = budget
         self._resident, self._trim = resident or resident_bytes, trim or give_back
         self._ceiling = self._passed = self._base = 0.0
-        if budget is not None and budget >= _WORTH_IT:
+        if budget >= _WORTH_IT:
             self._trim()
             self._base = float(self._resident() or 0)
 
@@ -59,7 +59,7 @@ class FreeMemory:
         inference : float
             Bytes that an inference takes besides the weights.
         """
-        if self._budget is None or self._budget < _WORTH_IT or self._resident() is None:
+        if self._budget < _WORTH_IT or self._resident() is None:
             yield
             return
         room = max(_NEAR * self._budget, self._budget - _CODE)
@@ -91,7 +91,7 @@ class FreeMemory:
 
     def look(self, needed: float = 0.0) -> None:
         """Return free memory if the next ``needed`` bytes would exceed the budget; skip it if little has passed."""
-        if self._budget is None or self._budget < _WORTH_IT:
+        if self._budget < _WORTH_IT:
             return
         self._passed += needed
         if self._passed <= max(_STEP * self._budget, _LEAST):

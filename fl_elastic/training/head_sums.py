@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import IGNORED, counted
+from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import (
     LossFn,
@@ -30,7 +30,6 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile import model_device
@@ -135,7 +134,6 @@ def sums_apart(
     loader: Iterable[Batch],
     *,
     seconds: float = float("inf"),
-    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
     loss_fn: LossFn | None = None,
     clip: float | None = None,
 ) -> tuple[HeadSums, HeadSums]:
@@ -146,7 +144,7 @@ def sums_apart(
 
     Parameters
     ----------
-    model, loader, seconds, running, loss_fn
+    model, loader, seconds, loss_fn
         See `head_sums`.
     clip : float, optional
         Features are divided by this length, and an example's features that are longer are scaled down to it.
@@ -164,7 +162,7 @@ def sums_apart(
         for some, each in zip((apart, ~apart), gathered, strict=True):
             each.add(rows.where(some), keys)
 
-    _pass_over(model, loader, seconds, running, loss_fn, take)
+    _pass_over(model, loader, seconds, None, loss_fn, take)
     held, rest = (each.sums(model, 1, empty=True).without_folds() for each in gathered)
     if not held.num_examples + rest.num_examples:
         raise TrainingError(NONE_COUNTS)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.batch_size import IGNORED
+from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
 
 __all__ = [

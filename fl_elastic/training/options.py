@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fl_elastic.errors import BudgetError, ProfileError
 from fl_elastic.given import is_real, whole
-from fl_elastic.groups.batch_size import CountExamples
+from fl_elastic.groups.batch import CountExamples
 from fl_elastic.planning.importance import IMPORTANCES, Importance
 from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.profiling.prefix import StoreTerms
@@ -73,11 +73,6 @@ class TrainablePart:
     kept_head: str = ""
     keep_statistics: bool = False
 
-    @property
-    def leaves_out(self) -> bool:
-        """Whether a part of the model is never trained, so that no full steps are taken."""
-        return bool(self.cut or self.kept_head)
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -136,7 +131,7 @@ class TrainerOptions:
     count_examples : callable, optional
         ``count_examples(inputs, targets)`` returns the number of examples in a batch, which weights the client's
         update and the means of its evaluation. By default the targets tell it, see
-        `fl_elastic.groups.batch_size.batch_size`.
+        `fl_elastic.groups.batch.batch_size`.
     accumulate : int
         Number of batches whose mean gradient each optimiser step takes. Budgets and reports still count batches; an
         update counts optimiser steps.

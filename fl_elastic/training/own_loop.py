@@ -17,14 +17,13 @@ from fl_elastic.groups.model_state import ModelState, wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.profiling.optimizers import KeptOptimizer, OptimizerFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import accumulated, costs_for, planned_with
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import KeptOptimizer
 from fl_elastic.update import Manifest, PartialUpdate
 
 __all__ = ["changed", "plan_for"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import IGNORED, counted
+from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.examples import take_examples
 from fl_elastic.groups.forward import (
     LossFn,
@@ -25,7 +25,6 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device

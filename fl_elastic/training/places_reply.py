@@ -15,8 +15,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.forward import LossFn, split_batch, to_device
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.first_pass import FirstPass

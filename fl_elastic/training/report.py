@@ -51,20 +51,8 @@ class StepLog:
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
-    def step(
-        self,
-        batch: Batch,
-        plan: Plan,
-        tensors: Mapping[str, nn.Parameter],
-        take: Callable[[Batch], float],
-        in_part: Callable[[], Collection[int]] = tuple,
-        ended: Callable[[], bool] = lambda: True,
-    ) -> tuple[float, bool]:
-        """Take one step; return its seconds and whether its batch was whole.
-
-        If it ``ended`` (does not wait for more batches), the step counts for the tensors that got a gradient, and
-        for those whose ids ``in_part`` returns afterwards, of which a part was trained.
-        """
+    def step(self, batch: Batch, plan: Plan, take: Callable[[Batch], float]) -> tuple[float, bool]:
+        """Take one step, or one batch of it; return its seconds and whether its batch was whole."""
         started = self.clock()
         self.losses.append(take(batch))
         self._stepped = self.clock()
@@ -74,20 +62,19 @@ class StepLog:
             self._whole_seconds.append(seconds)
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
-        if ended():
-            self._count(tensors, in_part())
         return seconds, whole
 
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
         """Take the step that accumulated gradients still wait for; return its seconds."""
         started = self.clock()
         if take():
-            self._count(tensors)
+            self.count(tensors)
         self._stepped = self.clock()
         self.seconds += self._stepped - started
         return self._stepped - started
 
-    def _count(self, tensors: Mapping[str, nn.Parameter], parts: Collection[int] = ()) -> None:
+    def count(self, tensors: Mapping[str, nn.Parameter], parts: Collection[int] = ()) -> None:
+        """Count a step for the tensors that have a gradient, or whose id is in ``parts``."""
         self.tensor_steps.update(
             name for name, each in tensors.items() if each.grad is not None or id(each) in parts
         )

@@ -18,7 +18,7 @@ from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.memory import code_is_loaded
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by, refusing_closures, undriven
+from fl_elastic.profiling.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
 from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
@@ -26,7 +26,7 @@ from fl_elastic.training.step_importance import StepImportance
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-__all__ = ["Judge", "KeptOptimizer", "ProximalPull", "TrainingStep"]
+__all__ = ["Judge", "ProximalPull", "TrainingStep"]
 
 _TIMED = 5
 Judge = Callable[[Tensor], None]
@@ -279,53 +279,3 @@ class ProximalPull:
                 parameter, anchor = each.part, each.take(anchor)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.weight)
-
-
-class KeptOptimizer:
-    """Returns the optimiser when called; the first call makes it.
-
-    A separate object, because a bound method of the trainer would create a reference cycle and keep the weights
-    and the optimiser's state in memory until the next garbage collection.
-
-    Parameters
-    ----------
-    model : Module
-        Its trainable parameters are optimised.
-    optimizer_fn : callable
-        Makes the optimiser.
-
-    Attributes
-    ----------
-    made : Optimizer or None
-        The optimiser, None before the first call.
-    """
-
-    def __init__(self, model: nn.Module, optimizer_fn: OptimizerFn) -> None:
-        self.made: torch.optim.Optimizer | None = None
-        self._model, self._optimizer_fn = model, optimizer_fn
-
-    def follow(self) -> None:
-        """Make the optimiser anew if it lacks a parameter that is trainable now; the others' state is kept.
-
-        Raises
-        ------
-        TrainingError
-            As `made_by` does.
-        """
-        before = self.made
-        if before is None or not (undriven(before, self._model)):
-            return
-        self.made = made = made_by(self._optimizer_fn, self._model)
-        if made is before:
-            return
-        driven = {each for group in made.param_groups for each in group["params"]}
-        made.state.update({each: known for each, known in before.state.items() if each in driven})
-        if len(made.param_groups) == len(before.param_groups):
-            for group, known in zip(made.param_groups, before.param_groups, strict=True):
-                group.update({n: v for n, v in known.items() if n not in ("params", "param_names")})
-
-    def __call__(self) -> torch.optim.Optimizer:
-        """Return the optimiser; raise TrainingError as `made_by` does."""
-        if self.made is None:
-            self.made = made_by(self._optimizer_fn, self._model)
-        return self.made

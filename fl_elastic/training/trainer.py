@@ -25,12 +25,12 @@ from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import (
+    KeptOptimizer,
     OptimizerFn,
     adds_noise,
     check_callable,
-    moves_by_gradient,
 )
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import held_in_eval
@@ -53,7 +53,7 @@ from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import Judge, KeptOptimizer, ProximalPull, TrainingStep
+from fl_elastic.training.step import Judge, ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
@@ -152,7 +152,6 @@ class ElasticTrainer:
         self._held: Mapping[str, Sequence[NDArray[np.bool_]]] = {}
         self._num_examples = 0
         self._stayed_here: list[str] = []
-        self._loading_seconds = 0.0
         # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
 
@@ -191,45 +190,51 @@ class ElasticTrainer:
             )
         _refuse_untrainable(self.model)
         self._follow_flags()
-        _refuse_telling_choice(self._optimizing(), self.planner.policy)
+        optimizer, policy = self._optimizing(), self.planner.policy
+        if adds_noise(optimizer) and policy.reads_data:
+            raise _telling_choice(optimizer, policy)
         count_examples, deadline = self.options.count_examples, self.budget.deadline
-        clock = clock_for(model_device(self.model), self._clock_kind)
+        timing, needed, device = (
+            self.options.timing, self.planner.batches_needed, model_device(self.model)
+        )  # fmt: skip
+        # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
+        loader_counts = deadline is not None and timing.closed_loop
+        clock = clock_for(
+            device, "wall" if loader_counts and timing.clock == "auto" else timing.clock
+        )
         began = clock()
         size: LoaderSize | None = None
         if deadline is None and not says_its_length(loader):
             # Before reading for training begins, so that its worker processes do not compete with this count.
             refuse_what_is_none(loader)
             size = loader_size(loader, None, count_examples)
-        passes = Epochs(loader, epochs, model_device(self.model), count_examples)
+        passes = Epochs(loader, epochs, device, count_examples)
         # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
         drawn = getattr(loader, "batch_sampler", None)
         judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
-        needed = self.planner.batches_needed
         if judge is None:
             batches = passes.first(needed)
         else:
             # Such a sampler is told the result on each batch before it draws the next one.
-            device = model_device(self.model)
             batches = first_batches(loader, needed, device, count_examples)
-        loading = (clock() - began) / len(batches)
-        self._loading_seconds = loading if self._charges_loading else 0.0
+        loading = (clock() - began) / len(batches) if loader_counts else None
+        shape = batch_shape(batches[0])
         if size is None:
             size = loader_size(
-                loader, batches[0], count_examples, deadline or math.inf, clock,
-                self._loading_seconds,
-            )  # fmt: skip
+                loader, batches[0], count_examples, deadline or math.inf, clock, loading or 0.0
+            )
         # A stream has more samples than it draws for an epoch.
         self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
-        log = StepLog(batch_shape(batches[0]), clock, began if self._charges_loading else clock())
+        log = StepLog(shape, clock, began if loader_counts else clock())
         self._start = FitStart(self.model, self.manifest, self._optimizing)
         self._base = self._start.weights
         self._tensor_steps.clear()
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, passes, epochs, size, batches, log, judge)
+                return self._fit(loader, passes, epochs, size, batches, log, judge, loading)
         except BaseException:
             # Also on a loader's error or Ctrl-C: half-trained weights would be taken for the model's.
             self._start.restore()
@@ -242,17 +247,6 @@ class ElasticTrainer:
                 self._forward.close()
                 # This also frees the features kept in memory.
                 self._forward = None
-
-    @property
-    def _charges_loading(self) -> bool:
-        """Whether the loader's time counts: it does for a deadline; a speed-up is about steps alone."""
-        return self.budget.deadline is not None and self.options.timing.closed_loop
-
-    @property
-    def _clock_kind(self) -> str:
-        """Kind of clock: wall time for a deadline, which passes even while nothing is computed."""
-        by_wall = self._charges_loading and self.options.timing.clock == "auto"
-        return "wall" if by_wall else self.options.timing.clock
 
     def _follow_flags(self) -> None:
         """Adapt to the present ``requires_grad`` flags: the owner may freeze or replace layers between fits."""
@@ -271,37 +265,61 @@ class ElasticTrainer:
         batches: list[Batch],
         log: StepLog,
         judge: Judge | None,
+        loading: float | None,
     ) -> FitReport:
         requested = size.batches * epochs
         closed_loop, clock = self.options.timing.closed_loop, log.clock
         pull = ProximalPull.towards_present(self.model, self.options.proximal)
         reading_seconds = log.made - log.began
         began, known = clock(), self.profile
-        self._optimizing()
-        priced = self._profile_for(batches[0])
+        priced = self.profile = costs_for(
+            self.planner.policy, known, self.model, self.loss_fn, batches[0],
+            optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
+        )  # fmt: skip
         estimating_seconds = self.options.timing.profile_seconds
         if closed_loop:
             estimating_seconds = clock() - began if priced is not known else 0.0
-        profile = with_loading(accumulated(priced, self.options.accumulate), self._loading_seconds)
+        profile = with_loading(accumulated(priced, self.options.accumulate), loading or 0.0)
+        part = self.options.part
+        above = profile.graph.groups_above(part.cut) if part.cut else None
+        forward = None
+        if self.options.forward is not None or self.planner.policy.needs_eval_prefix:
+            # Imported here: most fits run the whole model in each step.
+            from fl_elastic.training.elastic_forward import ElasticForward
+
+            forward = self._forward = ElasticForward(
+                self.model, self.options.forward or ForwardOptions(),
+                examples=self._distinct, epochs=epochs, clock=clock, groups_above=above,
+            )  # fmt: skip
+        costs = planned_with(profile, forward, above, part.kept_head)
         budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
-        cut = self.options.part.cut
-        above = profile.graph.groups_above(cut) if cut else None
-        forward = self._forward = self._elastic_forward(epochs, clock, above)
-        costs = planned_with(profile, forward, above, self.options.part.kept_head)
         self.planner.begin(costs, requested, batches, budget, profile)
+        watch = self.planner.after_backward if self.planner.policy.reads_steps else None
+        # No full steps are taken if a part of the model is never trained.
+        whole_model = not (part.cut or part.kept_head)
+        times_full_steps = whole_model and self.planner.full_step_fits_memory
         worth = None
         if self.planner.learns_from_steps:
             worth = StepImportance(self.model, self._start.before, costs.graph.groups)
         step = TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
             forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
-            watch=self.planner.after_backward if self.planner.policy.reads_steps else None,
+            watch=watch,
         )  # fmt: skip
+        control = BudgetControl(
+            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
+            requested,
+            correct=closed_loop,
+            open_ended=not size.ends,
+            relative=budget.deadline is None,
+            estimated=profile.estimated,
+            full_seconds=profile.full_step_seconds,
+            times_full_steps=times_full_steps,
+        )
         fit = Fit(
-            self.planner, step, self._start, profile,
-            self._control(profile, budget, requested, size.ends), log,
-            FreeMemory(self.budget.memory), self.budget, batches, above,
-            self._loading_seconds if self._charges_loading else None,
+            self.planner, step, self._start, profile, control, log,
+            None if self.budget.memory is None else FreeMemory(self.budget.memory),
+            self.budget, batches, above, loading,
         )  # fmt: skip
         log.selection_seconds += estimating_seconds
         log.predicted_seconds += 0.0 if closed_loop else estimating_seconds
@@ -325,32 +343,18 @@ class ElasticTrainer:
                 "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
                 "leaves out the rest. Let its __len__ be right, or leave that out", size.batches,
             )  # fmt: skip
-        if (
-            profile.estimated
-            and closed_loop
-            and forward is None
-            and not self.options.part.leaves_out
-        ):
+        if profile.estimated and closed_loop and forward is None and whole_model:
             measured = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 measured,
                 optimizer_seconds=measured.optimizer_seconds * step.accumulate,
                 optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
             )
-        if stepping := self._start.moved_in_backward(fit.log.tensor_steps):
-            raise TrainingError(
-                f"{stepping[0]!r} was changed in the backward pass and not by optimizer.step(), as by an optimiser "
-                "that steps in hooks, which plans and updates cannot follow: let optimizer_fn make the optimiser"
-            )
+        self._start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
         self._tensor_steps = fit.log.tensor_steps
         self._trained = tuple(each for _, each in fit.plans)
         self._stayed_here = sorted(fit.stayed_here)
-        if moves_by_gradient(self._optimizing()) and (moved := self._start.moved_by_themselves()):
-            _LOG.warning(
-                "the forward pass has changed %r, which no step trains: the update does not hold it. Keep it as a "
-                "buffer, or train it", moved[0],
-            )  # fmt: skip
         self._held = {} if step.opener is None else step.opener.held
         self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
         if forward is not None:
@@ -361,33 +365,14 @@ class ElasticTrainer:
         for transform in fit.plan.transforms:
             transform.finished(self.model, fit.plan, self._optimizing())
         self._closing_seconds = clock() - log.ended
-        if self._charges_loading:
-            self._tell_overrun(clock() - log.began, report)
-        return report
-
-    def _tell_overrun(self, took: float, report: FitReport) -> None:
-        deadline = self.budget.deadline
-        if deadline is not None and took > _OVERRUN * deadline:
+        took, deadline = clock() - log.began, self.budget.deadline
+        if loading is not None and deadline is not None and took > _OVERRUN * deadline:
             _LOG.warning(
                 "the fit took %.3g s, its deadline was %.3g s: %.3g s of it for %s steps, the rest for estimating, "
                 "choosing and preparing. Allow more time; later fits of this model know its costs",
                 took, deadline, report.seconds, report.steps,
             )  # fmt: skip
-
-    def _control(
-        self, profile: CostProfile, budget: Budget, requested: int, ends: bool
-    ) -> BudgetControl:
-        return BudgetControl(
-            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
-            requested,
-            correct=self.options.timing.closed_loop,
-            open_ended=not ends,
-            relative=self.budget.deadline is None,
-            estimated=profile.estimated,
-            full_seconds=profile.full_step_seconds,
-            times_full_steps=self.planner.full_step_fits_memory
-            and not self.options.part.leaves_out,
-        )
+        return report
 
     def _report(self, fit: Fit, epochs: int) -> FitReport:
         control, log, forward = fit.control, fit.log, fit.step.forward
@@ -444,28 +429,6 @@ class ElasticTrainer:
             base_version=base_version,
             parts={n: part for n, part in parts.items() if n in deltas},
         )
-
-    def _profile_for(self, batch: Batch) -> CostProfile:
-        """Return the given profile if it fits this model and device, else an estimate."""
-        self.profile = costs_for(
-            self.planner.policy, self.profile, self.model, self.loss_fn, batch,
-            optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
-        )  # fmt: skip
-        return self.profile
-
-    def _elastic_forward(
-        self, epochs: int, clock: Clock, groups_above: int | None
-    ) -> ElasticForward | None:
-        options = self.options.forward
-        if options is None and not self.planner.policy.needs_eval_prefix:
-            return None
-        # Imported here: most fits run the whole model in each step.
-        from fl_elastic.training.elastic_forward import ElasticForward
-
-        return ElasticForward(
-            self.model, options or ForwardOptions(),
-            examples=self._distinct, epochs=epochs, clock=clock, groups_above=groups_above,
-        )  # fmt: skip
 
 
 def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget: object) -> None:
@@ -548,14 +511,13 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     return refined(profile, fit.control.full_ratio, planned, taken)
 
 
-def _refuse_telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> None:
-    """Raise TrainingError if noise is added for privacy but the policy chooses by gradients without that noise."""
-    if adds_noise(optimizer) and policy.reads_data:
-        raise TrainingError(
-            f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
-            f"{type(optimizer).__name__} adds noise, so that the choice would tell of the data: use 'last_k', "
-            "'head', 'random' or 'full'"
-        )
+def _telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> TrainingError:
+    """Return the error for noise that is added for privacy, and a policy that chooses by gradients without it."""
+    return TrainingError(
+        f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
+        f"{type(optimizer).__name__} adds noise, so that the choice would tell of the data: use 'last_k', "
+        "'head', 'random' or 'full'"
+    )
 
 
 def _refuse_untrainable(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.examples import count_rows, take_examples
 
 __all__ = ["numbers_of", "parted"]

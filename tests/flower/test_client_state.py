@@ -221,14 +221,14 @@ def test_clients_without_a_folder_share_what_steps_cost_in_their_process() -> No
 
     first = client_of(nn.ReLU())
     first.forget_profile()
-    assert client_of(nn.ReLU())._known_profile() is None
+    assert client_of(nn.ReLU()).known_profile() is None
     first.fit(first.get_parameters({}), {})
-    known = client_of(nn.ReLU())._known_profile()
+    known = client_of(nn.ReLU()).known_profile()
     assert known is not None and known.key == first._profile.key  # type: ignore[union-attr]
     # The same parameters, and another model.
-    assert client_of(nn.Softplus())._known_profile() is None
+    assert client_of(nn.Softplus()).known_profile() is None
     first.forget_profile()
-    assert client_of(nn.ReLU())._known_profile() is None
+    assert client_of(nn.ReLU()).known_profile() is None
 
 
 def test_the_deadline_of_a_round_begins_when_its_message_arrives(

@@ -227,10 +227,10 @@ def test_a_first_fit_is_charged_for_its_estimate_also_where_costs_are_kept(
 
     # Outside of the fit nobody's budget would know of it.
     with monkeypatch.context() as outside:
-        outside.setattr(ElasticClient, "_measure", None)
+        outside.setattr(ElasticClient, "costs", None)
         first = made()
         first.fit([packed_model(build())], {PACKED: True})
-    kept = made()._known_profile()
+    kept = made().known_profile()
     assert first.report is not None and first.report.selection_seconds > 0
     assert kept is not None and kept.full_step_seconds > 0
 

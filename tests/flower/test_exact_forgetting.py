@@ -23,6 +23,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_zero import HeadCheckpoint, HeadCheckpointState, Solved
+from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.losses import classification_loss
 from fl_elastic.state.codec import from_archive, to_archive
 
@@ -188,19 +189,19 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = six() | {2: [*data(2), *THEIRS]}
-    found, answers = Federation(own), ElasticClient.head_sums
+    found, answers = Federation(own), SolveHead.answer
 
     def wish(run: Federation) -> None:
         run.clients[2].forget(range(48, 96))
 
-        def lost(client: ElasticClient, task: Any) -> Any:
+        def lost(task: SolveHead, *asked: Any) -> Any:
             from fl_elastic.errors import TrainingError
 
             if len([each for each in run.records if each.trains]) < 2:
                 raise TrainingError("out of memory")
-            return answers(client, task)
+            return answers(task, *asked)
 
-        monkeypatch.setattr(ElasticClient, "head_sums", lost)
+        monkeypatch.setattr(SolveHead, "answer", lost)
 
     told: list[bool] = []
     send = found.grid.push_messages

@@ -21,8 +21,7 @@ from small_federation import as_weights, assert_identical, quiet, scripted_app
 from fl_elastic.aggregation import MergeOptions
 from fl_elastic.flower import Checkpointed, Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower.client_availability import ClientAvailability
-from fl_elastic.flower.incremental_grid import IncrementalGrid, incremental
-from fl_elastic.flower.interruption import Interrupted
+from fl_elastic.flower.incremental_grid import IncrementalGrid, Interrupted, incremental
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
 from fl_elastic_simulations.engine.simulate import ReportingGrid
 

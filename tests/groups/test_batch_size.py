@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.batch_size import batch_size, counted
+from fl_elastic.groups.batch import batch_size, counted
 from fl_elastic.groups.forward import outputs_and_loss
 from fl_elastic.training import evaluate
 

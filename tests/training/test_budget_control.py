@@ -245,12 +245,10 @@ def test_the_log_counts_steps_losses_and_times() -> None:
     plan = plan_of(0.7)
     stepped, passed_by = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     stepped.grad = torch.ones(1)
-    results = [
-        log.step(
-            batch, plan, dict.fromkeys(names, stepped) | {"c": passed_by}, lambda _: next(losses)
-        )
-        for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]
-    ]
+    results = []
+    for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]:
+        results.append(log.step(batch, plan, lambda _: next(losses)))
+        log.count(dict.fromkeys(names, stepped) | {"c": passed_by})
     assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]
     assert log.losses == [3.0, 2.0, 1.0, 0.5]
     assert log.tensor_steps == {"a": 2, "b": 3}

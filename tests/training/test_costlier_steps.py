@@ -90,7 +90,7 @@ def test_looks_come_after_half_of_the_steps_and_half_of_what_is_left() -> None:
     plan, due = plan_of(1.0), []
     for _ in range(100):
         take(control, 1, 1.0, predicted=1.0)
-        if control.looks_for_surplus and control.has_surplus(plan):
+        if control.look_for_surplus(plan):
             due.append(control.steps)
             control.postpone_surplus()
     assert due == [50, 75, 88, 94]

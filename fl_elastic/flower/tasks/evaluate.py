@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fl_elastic.flower.client_availability import inner_times
@@ -12,6 +14,7 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.groups import Batch
 
 __all__ = ["Evaluate", "believable"]
 
@@ -42,7 +45,7 @@ class Evaluate(RoundTask):
         from fl_elastic.training import evaluate
 
         data = client.data
-        with client.testing_above_cut(self) as running:
+        with _above_cut(client, self) as running:
             found = evaluate(
                 data.model, data.loss_fn, data.tests,
                 metrics_fn=client.metrics_fn, running=running,
@@ -51,6 +54,27 @@ class Evaluate(RoundTask):
         accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
         refuse_metrics(found.metrics)
         return Answer([], found.num_examples, {**accuracy, **found.metrics}, found.loss)
+
+
+@contextmanager
+def _above_cut(
+    client: ElasticClient, task: Evaluate
+) -> Iterator[Callable[[Batch], AbstractContextManager[None]] | None]:
+    """Keep the test data's features in a file of their own: a fit wipes features that it does not meet."""
+    options, profile, tests = client.options_for(task), client.known_profile(), client.data.tests
+    forward = options.forward
+    lasts = forward is not None and forward.path is not None and forward.feature_bytes
+    if not options.part.cut or profile is None or not lasts or not isinstance(tests, Sized):
+        yield None
+        return
+    from fl_elastic.flower.client_state import features_of_tests
+    from fl_elastic.training.above_cut import passing_above_cut
+
+    assert forward is not None and forward.path is not None
+    tested = replace(forward, path=features_of_tests(Path(forward.path)))
+    options = replace(options, forward=tested)
+    with passing_above_cut(client.data.model, tests, profile.graph, options) as kept:
+        yield kept.step
 
 
 def believable(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +14,7 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.groups import Batch
 
 __all__ = ["MeasureLoss"]
 
@@ -28,7 +30,17 @@ class MeasureLoss(RoundTask):
         from fl_elastic.training.evaluate import evaluate
 
         data = client.data
-        found = evaluate(data.model, data.loss_fn, client.batches_in_time(self))
+        seconds = client.budget_for(self).deadline or math.inf
+        found = evaluate(data.model, data.loss_fn, _in_time(data.examples(), seconds))
         if not math.isfinite(found.loss):
             raise TrainingError(f"loss is {found.loss} with the server's model")
         return Answer.packed(b"", found.num_examples, {LOSS: found.loss})
+
+
+def _in_time(batches: Iterable[Batch], seconds: float) -> Iterator[Batch]:
+    """Yield batches until so many seconds have passed; at least one."""
+    until = time.monotonic() + seconds
+    for batch in batches:
+        yield batch
+        if time.monotonic() > until:
+            break

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,8 +14,13 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.training.report import ForwardReport
+    from fl_elastic.update.head_sums import HeadSums
 
 __all__ = ["SolveHead"]
+
+# A fold of fewer examples would reveal nearly the examples themselves.
+_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,32 @@ class SolveHead(RoundTask):
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
 
-        sums, examples, forward = client.head_sums(self)
+        sums, examples, forward = _exact_sums(client, self)
         refuse_frozen_head(sums.weight, client.manifest.index)
         metrics = {} if forward is None else forward.to_metrics()
         return Answer.packed(encode_head_sums(sums, client.manifest), examples, metrics)
+
+
+def _exact_sums(
+    client: ElasticClient, task: SolveHead
+) -> tuple[HeadSums, int, ForwardReport | None]:
+    """Return the sums for a head, the number of examples that they stand for, and a report on the prefix.
+
+    Features at the fleet's cut are stored during the pass.
+    """
+    from fl_elastic.training.above_cut import head_sums_above_cut
+
+    data = client.data
+    known = data.known_sums()
+    if known is not None:
+        return known, known.num_examples, None
+    options, examples = client.options_for(task), data.examples(of_server=True)
+    keeps = options.forward is not None and options.part.cut
+    graph = client.costs(options).graph if keeps else None
+    sums, forward = head_sums_above_cut(
+        data.model, examples, graph, options,
+        seconds=client.budget_for(task).deadline or math.inf, together=_TOGETHER,
+        loss_fn=data.loss_fn,
+    )  # fmt: skip
+    count = max(client.size(examples).examples, sums.num_examples)
+    return data.in_server_order(sums), count, forward

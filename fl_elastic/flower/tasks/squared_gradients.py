@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +26,16 @@ class SumSquaredGradients(RoundTask):
 
     def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
         """Return both sums, packed."""
+        from fl_elastic.methods.dampening.forget import squares_with
         from fl_elastic.update.squared_gradients import encode_squares
 
-        everything, forgotten = client.squared_gradients(self)
+        data, examples = client.data, client.data.examples()
+        seconds = client.budget_for(self).deadline or math.inf
+        everything, forgotten = data.squares(
+            lambda loss: squares_with(
+                data.model, loss, examples, client.wish,
+                examples=client.size(examples).examples, seconds=seconds,
+            )
+        )  # fmt: skip
         packed = encode_squares(everything, forgotten, client.manifest)
         return Answer.packed(packed, everything.examples)

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch_size import all_ignored, learnable
+from fl_elastic.groups.batch import all_ignored, as_pair, learnable
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.groups.pairs import as_pair
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.forward import call_model, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning.importance.base import Probe

@@ -15,7 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch_size import batch_size
+from fl_elastic.groups.batch import batch_size
 from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.training.head_sums import held_out

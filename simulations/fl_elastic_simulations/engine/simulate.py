@@ -14,8 +14,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.incremental_grid import IncrementalGrid
-from fl_elastic.flower.interruption import Interrupted, stopped_by_interrupt
+from fl_elastic.flower.incremental_grid import IncrementalGrid, Interrupted, stopped_by_interrupt
 from fl_elastic.groups import TensorGroup
 from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app

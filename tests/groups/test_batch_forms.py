@@ -14,7 +14,7 @@ from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.flower import ElasticClient
 from fl_elastic.groups import tensor_groups
-from fl_elastic.groups.pairs import as_pair
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.losses import own_loss
 from fl_elastic.training import evaluate
 from fl_elastic.training.batches import loader_size

@@ -1,4 +1,4 @@
-"""The number of examples in a batch, defined in one place for weights, counts and means."""
+"""What a batch is: its inputs and targets in any form that loaders give, and the number of its examples."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import BatchSampler
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.pairs import as_pair
 
 __all__ = [
     "IGNORED",
+    "LABELS",
     "CountExamples",
     "all_ignored",
+    "as_pair",
     "batch_size",
     "counted",
     "drawn_examples",
     "learnable",
     "length_of",
 ]
+
+LABELS = "labels"
+"""Name that transformers models use for targets, from which they compute their own loss."""
 
 IGNORED = -100
 """Class that torch's classification losses ignore unless told otherwise, and with them transformers' models."""
@@ -32,7 +36,59 @@ CountExamples: TypeAlias = Callable[[Any, Any], int]
 
 # Batches of graphs store their number of graphs under one of these names (PyTorch Geometric, DGL).
 _GRAPHS = ("num_graphs", "batch_size")
+_TARGETS = ("label", "targets", "target")
 _CLASSES = (torch.int16, torch.int32, torch.int64)
+
+
+def as_pair(batch: Any) -> tuple[Any, Any]:
+    """Return inputs and targets of a batch.
+
+    A batch of two entries is the pair. Of more entries the last one is the targets, and the others are the inputs.
+    Of a mapping the targets are ``labels``, which stay among the inputs as well, because models that know this name
+    compute their loss from them; or ``label``, ``targets`` or ``target``, which are removed from the inputs. A
+    single remaining input is given as it is.
+
+    Raises
+    ------
+    TrainingError
+        If a mapping has no such entry, or the batch has another form.
+
+    Examples
+    --------
+    >>> as_pair((1, 2)), as_pair([[1], [2], [3]]), as_pair({"image": 1, "label": 2})
+    ((1, 2), (([1], [2]), [3]), (1, 2))
+    >>> as_pair({"input_ids": 1, "labels": 2})
+    ({'input_ids': 1, 'labels': 2}, 2)
+    """
+    if isinstance(batch, Mapping):
+        return _from_mapping({str(name): value for name, value in batch.items()})
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, (tuple, list)) and len(batch) > 2 and all(map(_holds, batch)):
+        return tuple(batch[:-1]), batch[-1]
+    seen = type(batch).__name__ + (f" of {len(batch)}" if hasattr(batch, "__len__") else "")
+    raise TrainingError(
+        "a batch must be a pair (inputs, targets), a longer tuple that ends with the targets, or a dict with "
+        f"labels, got {seen}"
+    )
+
+
+def _holds(entry: Any) -> bool:
+    """Return whether an entry of a batch can hold examples."""
+    return isinstance(entry, (Tensor, Mapping, tuple, list))
+
+
+def _from_mapping(entries: dict[str, Any]) -> tuple[Any, Any]:
+    if LABELS in entries:
+        return entries, entries[LABELS]
+    for name in _TARGETS:
+        if name in entries and len(entries) > 1:
+            inputs = {each: value for each, value in entries.items() if each != name}
+            return (next(iter(inputs.values())) if len(inputs) == 1 else inputs), entries[name]
+    raise TrainingError(
+        f"a batch that is a dict needs targets under one of {[LABELS, *_TARGETS]} beside inputs, got "
+        f"{sorted(entries)[:8]}"
+    )
 
 
 def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
@@ -46,7 +102,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     Parameters
     ----------
     batch : batch
-        See `fl_elastic.groups.pairs.as_pair`; None and an empty list have no example.
+        See `as_pair`; None and an empty list have no example.
     count_examples : callable, optional
         ``count_examples(inputs, targets)``; if given, it decides.
 
