@@ -8,9 +8,6 @@ from dataclasses import dataclass, replace
 from fl_elastic.errors import BudgetError
 from fl_elastic.given import is_real
 
-__all__ = ["Budget"]
-
-
 _NOTHING = 1e-9
 
 

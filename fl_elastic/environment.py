@@ -6,8 +6,6 @@ import datetime
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["environment"]
-
 
 def environment() -> dict[str, str]:
     """Return versions, machine and date."""

@@ -6,29 +6,6 @@ builtin exception that a caller would expect, so ``except ValueError`` keeps wor
 
 from __future__ import annotations
 
-__all__ = [
-    "ArchiveError",
-    "ArchiveVersionError",
-    "BudgetError",
-    "CheckpointError",
-    "DatasetError",
-    "ElasticError",
-    "FleetError",
-    "LaboratoryMissing",
-    "MissedCut",
-    "ModelError",
-    "PlanError",
-    "ProfileError",
-    "RegistryError",
-    "ScenarioError",
-    "StaleModelError",
-    "StoreError",
-    "StreamDataError",
-    "StreamError",
-    "TrainingError",
-    "UpdateError",
-]
-
 
 class ElasticError(Exception):
     """Root of every error that fl_elastic raises on purpose."""

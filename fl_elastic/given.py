@@ -6,8 +6,6 @@ import operator
 from numbers import Real
 from typing import Any, TypeGuard
 
-__all__ = ["is_real", "of_another_kind", "whole"]
-
 
 def whole(value: Any) -> int | None:
     """Return a whole number as an int; None for anything else: a part of one, text, or a truth value.

@@ -11,8 +11,6 @@ from urllib.parse import unquote, urlparse
 
 from fl_elastic.errors import LaboratoryMissing
 
-__all__ = ["COMMANDS", "from_laboratory", "laboratory_install", "missing"]
-
 COMMANDS = {
     "simulate": "Simulate a federation of unequal devices and compare methods.",
     "init": "Write a new project: a Flower app with a model, data, and a scenario to simulate.",

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["loaded_late"]
-
 
 def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a package that loads rarely used names when they are first used.

@@ -10,16 +10,6 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from fl_elastic.errors import ModelError
 
-__all__ = [
-    "class_scores",
-    "classification_loss",
-    "own_loss",
-    "own_loss_or_cross_entropy",
-    "prototype_logits",
-    "prototype_loss",
-    "squared_outputs",
-]
-
 _AUXILIARY_WEIGHT = 0.3
 _TEMPERATURE = 10.0
 

@@ -13,8 +13,6 @@ from fl_elastic.errors import ModelError, RegistryError
 from fl_elastic.laboratory import laboratory_install
 from fl_elastic.registry import Registry, closest, first_line, from_module, or_own
 
-__all__ = ["MODELS", "build_model", "check_model_name", "need_image", "resolve_model", "shape_of"]
-
 if TYPE_CHECKING:
     from torch import nn
 

@@ -16,8 +16,6 @@ from typing import Any, Generic, TypeVar
 
 from fl_elastic.errors import RegistryError
 
-__all__ = ["Factories", "Registry", "closest", "first_line", "from_module", "or_own"]
-
 T = TypeVar("T")
 Made = TypeVar("Made")
 

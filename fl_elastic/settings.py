@@ -26,18 +26,6 @@ from pydantic_core import PydanticCustomError
 from fl_elastic.errors import ElasticError
 from fl_elastic.registry import closest
 
-__all__ = [
-    "Number",
-    "Scalar",
-    "Text",
-    "Truth",
-    "Whole",
-    "approved",
-    "keys_of",
-    "known_among",
-    "read_settings",
-]
-
 T = TypeVar("T")
 _REFUSED = "refused"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["CPU", "DEVICE"]
-
 CPU = torch.device("cpu")
 _FOUND = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 DEVICE = _FOUND or CPU

@@ -12,8 +12,6 @@ import typer
 
 from fl_elastic.cli.main import app, main
 
-__all__ = ["COMMAND", "Ended", "call"]
-
 COMMAND: click.Command = typer.main.get_command(app)
 """All commands, put together once: each call of the installed script does so for itself."""
 

@@ -17,14 +17,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from fl_elastic.planning import Plan
 from fl_elastic.update import Manifest
 
-__all__ = [
-    "Modes",
-    "Reference",
-    "Surroundings",
-    "far_apart",
-    "trained_by_plans",
-]
-
 LossFn = Callable[[Any, Any], Tensor]
 Modes = Mapping[str, bool]
 

@@ -22,8 +22,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
-__all__ = ["HELD", "INPUTS", "STATES", "Graphs", "Kind", "Net", "batch_of", "is_empty", "loader_of"]
-
 INPUTS = ("rows", "time first", "packed", "bags", "ragged", "graphs", "named")
 STATES = ("plain", "checkpointed", "renamed", "extra")
 HELD = ("nothing", "attribute", "target")

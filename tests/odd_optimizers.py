@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["OPTIMIZERS", "sgd"]
-
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1)

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_bytes"]
-
 
 def peak_bytes(run: Callable[[], Any], folder: Path) -> int:
     """Return the peak above what was there before; the work space of single operations' libraries is not seen."""

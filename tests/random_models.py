@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-__all__ = ["RandomModel", "random_model"]
-
 Shape = tuple[int, ...]
 Batch = tuple[Tensor, Tensor]
 Make = Callable[["np.random.Generator", Shape], nn.Module]

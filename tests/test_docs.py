@@ -126,6 +126,15 @@ def test_the_messages_under_troubleshooting_are_those_of_the_code() -> None:
     assert unknown - FOREIGN - {"clock"} == set()
 
 
+def defined_in(module: Any) -> list[Any]:
+    """Return the public classes and functions that a module defines."""
+    return [
+        value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]
+
+
 def documented() -> list[Any]:
     """Return the objects that the pages of the reference show."""
     found = []
@@ -137,7 +146,7 @@ def documented() -> list[Any]:
             except AttributeError:
                 found.append(importlib.import_module(path))
             if inspect.ismodule(found[-1]):
-                found += [getattr(found[-1], each) for each in found[-1].__all__]
+                found += defined_in(found[-1])
     return found
 
 

@@ -10,8 +10,6 @@ import pytest
 from fl_elastic.training import SelectionState, Timing, TrainablePart, TrainerOptions
 from fl_elastic.training.planner import Planner
 
-__all__ = ["free_probes", "options_of", "settings_of", "state_with"]
-
 CONSTANTS = ("probe_every", "below_cosine", "smoothing", "exploration")
 
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 
-__all__ = ["Agreement"]
-
 _FACTOR = "factor"
 
 

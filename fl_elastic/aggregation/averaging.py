@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import CheckpointError, RegistryError
 
-__all__ = ["ModelAverage"]
-
 _WARM_UP = 10
 
 

@@ -14,8 +14,6 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["ClientCoverage", "CoverageLedger", "CoverageState"]
-
 _MEMORY = 0.95
 
 

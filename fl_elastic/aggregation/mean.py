@@ -18,8 +18,6 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, WeightDict, is_variance
 from fl_elastic.update.partial import Limits, PackedDeltas, check_update, reach, trained_part
 
-__all__ = ["MergeOptions", "PartialMean"]
-
 
 @dataclass(frozen=True)
 class MergeOptions:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation.rules import RULES, Amount, JointRule
 from fl_elastic.update import PartialUpdate
 
-__all__ = ["Factors", "Products", "factor_pairs", "nearest_factors", "sum_of_products"]
-
 _Array = NDArray[np.float64]
 _A = re.compile(r"lora_(embedding_)?A")
 # Relative to the largest singular value: smaller ones are rounding errors.

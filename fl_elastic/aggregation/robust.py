@@ -12,8 +12,6 @@ from fl_elastic.aggregation.rules import RULES, RobustRule
 from fl_elastic.update import PartialUpdate
 from fl_elastic.update.partial import trained_part
 
-__all__ = ["Krum", "Median", "NormClipping", "TrimmedMean"]
-
 _Array = NDArray[np.float64]
 # Larger than any mean square of numbers that pass the checks; sums of it are finite.
 _FARTHEST = 1e200

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from fl_elastic.registry import Factories
 from fl_elastic.update import PartialUpdate
 
-__all__ = ["RULES", "AggregationRule", "Amount", "JointRule", "LinearRule", "RobustRule"]
-
 Amount = float | NDArray[np.float64]
 """A sum of weights: one number, or one per element if clients trained parts of a tensor."""
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import CheckpointError, UpdateError
 from fl_elastic.registry import Factories
 
-__all__ = ["SERVER_OPTIMIZERS", "OptimizerState", "ServerOptimizer"]
-
 _Array = NDArray[Any]
 _Weights = dict[str, _Array]
 

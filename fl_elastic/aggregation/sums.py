@@ -15,8 +15,6 @@ from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["Addend", "FlatSum", "TensorSum", "believed_steps", "joined"]
-
 # Numbers per piece, whose products stay in the processor's cache until they are added. Not a power of two: rows of
 # doubles at such distances may compete for the same cache lines.
 _PIECE = 65_000

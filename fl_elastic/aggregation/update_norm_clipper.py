@@ -15,8 +15,6 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import PackedDeltas
 
-__all__ = ["UpdateNormClipper"]
-
 _ROUNDS = 5
 # With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
 _FEW, _GROWTH = 3, 2.0

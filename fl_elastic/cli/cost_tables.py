@@ -16,8 +16,6 @@ from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 from fl_elastic.training.measured import MeasuredPlan
 
-__all__ = ["as_json_values", "costs_line", "print_costs", "print_schedule", "short"]
-
 # A row is left out of the table unless its run takes longer than that of the row above by this factor.
 _WORTH_A_ROW = 1.15
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.register import Registration
 
-__all__ = ["doctor", "export", "exporter", "fleet"]
 
 fleet = typer.Typer(
     help="Set up and run a fleet of real devices: a server and nodes, with TLS and keys.",

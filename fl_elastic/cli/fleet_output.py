@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from fl_elastic.fleet.change import Change
     from fl_elastic.fleet.register import Registration
 
-__all__ = ["say", "show_changes", "show_registrations"]
-
 
 def say(text: str) -> None:
     """Print a line to standard error, apart from the result."""

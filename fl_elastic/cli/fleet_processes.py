@@ -12,7 +12,6 @@ import typer
 if TYPE_CHECKING:
     from fl_elastic.fleet.serve import Launch
 
-__all__ = ["node", "server"]
 
 _Print = Annotated[
     bool, typer.Option("--print", help="Print the command line as JSON instead of running it.")

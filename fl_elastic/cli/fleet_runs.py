@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fl_elastic.fleet.flower_cli import FlowerCommands, RunState
     from fl_elastic.fleet.inventory import Inventory
 
-__all__ = ["submit", "up"]
 
 # The nodes are queried at every fifth query of the run.
 _LOOKS_FOR_NODES = 5

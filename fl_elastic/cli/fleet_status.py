@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fl_elastic.fleet.rounds import NodeRound
     from fl_elastic.fleet.status import NodeStatus
 
-__all__ = ["status"]
 
 _GIB = 2**30
 

@@ -19,8 +19,6 @@ from fl_elastic.errors import ElasticError
 from fl_elastic.laboratory import COMMANDS as LABORATORY
 from fl_elastic.laboratory import missing
 
-__all__ = ["app", "main"]
-
 _INTERRUPTED = 130
 
 app = typer.Typer(

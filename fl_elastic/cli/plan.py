@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from fl_elastic.cli.planned import Planned
 
-__all__ = ["plan"]
 
 _CLASSES = 10
 # Bytes that a device of the schedule may use for features.

@@ -20,8 +20,6 @@ from fl_elastic.readout.place import MOST_FEATURES, Place
 from fl_elastic.registry import first_line, from_module
 from fl_elastic.training.place_sample import place_sample
 
-__all__ = ["describe_places", "print_places"]
-
 _WARM = 2
 # Bytes per product of the sums: only the lower triangle is kept, as fp32.
 _SUM_BYTES = 4 / 2

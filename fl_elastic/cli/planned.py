@@ -33,8 +33,6 @@ from fl_elastic.training import SelectionState
 from fl_elastic.training.measured import MeasuredPlan, measure_plan, plan_measured
 from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
-__all__ = ["Planned", "Refused", "classes_of", "planned", "random_batch", "sgd"]
-
 
 @dataclass(frozen=True)
 class Refused:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fl_elastic.streaming import StreamLearner
     from fl_elastic.streaming.sources import Reading
 
-__all__ = ["stream", "stream_app"]
 
 _LOG = logging.getLogger("fl_elastic")
 

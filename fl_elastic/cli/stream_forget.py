@@ -13,8 +13,6 @@ from fl_elastic.cli.stream_learner import Opening
 from fl_elastic.errors import StreamError
 from fl_elastic.named_models import shape_of
 
-__all__ = ["forget"]
-
 
 def forget(
     model: Annotated[str, typer.Option(help="The service's model.")],

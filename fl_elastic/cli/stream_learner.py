@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from fl_elastic.streaming import StreamLearner
 
-__all__ = ["Opening", "check_input"]
-
 
 @dataclass(frozen=True)
 class Opening:

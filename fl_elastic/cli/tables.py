@@ -6,8 +6,6 @@ from rich.console import Console
 from rich.measure import Measurement, measure_renderables
 from rich.table import Column, Table
 
-__all__ = ["print_table"]
-
 # Least width of a column whose long names may be broken anywhere.
 _LEAST_FOLDED = 10
 _UNBOUNDED = 10_000

@@ -17,19 +17,6 @@ from pathlib import Path, PurePosixPath
 
 from fl_elastic.devices.platform_files import HERE, integer, text_in
 
-__all__ = [
-    "GroupLimits",
-    "Memory",
-    "Processors",
-    "disk_free_bytes",
-    "group_limits",
-    "memory",
-    "parse_cpu_max",
-    "parse_membership",
-    "parse_meminfo",
-    "processors",
-]
-
 _LINE = re.compile(r"([A-Za-z0-9_()]+):\s+([0-9]{1,18})(?: (kB))?\s*")
 
 

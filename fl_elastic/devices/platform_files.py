@@ -10,8 +10,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["HERE", "command_output", "integer", "matching", "text_in"]
-
 HERE = Path("/")
 """The root of the device on which this process runs."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fl_elastic.devices.platform_files import HERE, integer, matching, text_in
 
-__all__ = ["PowerSupply", "SupplyEntry", "power_supply", "read_supply"]
-
 _OUTER = frozenset({"mains", "usb", "wireless"})
 _BATTERIES = frozenset({"battery", "ups"})
 _FED_FROM_OUTSIDE = frozenset({"charging", "full", "not charging"})

@@ -12,15 +12,6 @@ from fl_elastic.devices.platform import disk_free_bytes, memory
 from fl_elastic.devices.platform_files import HERE, command_output, integer, matching, text_in
 from fl_elastic.devices.power import power_supply
 
-__all__ = [
-    "Throttling",
-    "parse_celsius",
-    "parse_throttled",
-    "temperature",
-    "throttling",
-    "vitals",
-]
-
 _COLDEST, _HOTTEST = -55.0, 150.0
 """Range of a working sensor on silicon, in degrees Celsius; other values mean a broken or missing sensor."""
 

@@ -16,19 +16,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.names import is_ip
 
-__all__ = [
-    "LOOPBACK",
-    "addresses_of",
-    "covered_addresses",
-    "key_from_pem",
-    "key_to_pem",
-    "new_authority",
-    "new_key",
-    "new_server_certificate",
-    "read_certificate",
-    "server_problem",
-]
-
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Addresses for which every server certificate is valid: the server's own machine reaches it there."""
 

@@ -30,8 +30,6 @@ from fl_elastic.fleet.files import (
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 
-__all__ = ["authority_certificate", "ensure_authority", "ensure_server", "renew_server"]
-
 
 def authority_certificate(folder: FleetFolder) -> bytes:
     """Return the authority's certificate, from any copy in the fleet's folder.

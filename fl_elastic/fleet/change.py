@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fl_elastic.fleet.files import PUBLIC_FILE, write_if_changed
 
-__all__ = ["Change", "ensure_file"]
-
 
 @dataclass(frozen=True)
 class Change:

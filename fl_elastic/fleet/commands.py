@@ -11,15 +11,6 @@ from fl_elastic.fleet.names import address_and_port
 from fl_elastic.fleet.node_settings import NodeSettings
 from fl_elastic.settings import Scalar
 
-__all__ = [
-    "LOOPBACK_HOST",
-    "RUNTIME_PORT",
-    "config_text",
-    "config_value",
-    "superlink_arguments",
-    "supernode_arguments",
-]
-
 LOOPBACK_HOST = "127.0.0.1"
 """Address at which a node is reached, by its own helper processes only."""
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.authority import LOOPBACK
 
-__all__ = ["command_path", "flower_environment"]
-
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

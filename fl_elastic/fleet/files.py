@@ -16,21 +16,6 @@ import tomli_w
 from fl_elastic.errors import FleetError
 from fl_elastic.state.files import write_atomically
 
-__all__ = [
-    "PRIVATE_FILE",
-    "PRIVATE_FOLDER",
-    "PUBLIC_FILE",
-    "locked",
-    "make_folder",
-    "mend_mode",
-    "mode_of",
-    "read_bytes",
-    "read_toml",
-    "toml_bytes",
-    "write_file",
-    "write_if_changed",
-]
-
 PRIVATE_FILE = 0o600
 PUBLIC_FILE = 0o644
 PRIVATE_FOLDER = 0o700

@@ -10,8 +10,6 @@ from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.names import address_and_port
 
-__all__ = ["CONNECTION", "ensure_app", "ensure_operator", "operator_bytes"]
-
 CONNECTION = "fleet"
 """Name of the SuperLink in the settings of Flower's commands."""
 

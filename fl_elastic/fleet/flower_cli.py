@@ -16,15 +16,6 @@ from fl_elastic.fleet.fleet_files import CONNECTION, ensure_operator
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 
-__all__ = [
-    "AlreadyRegistered",
-    "FlowerCommands",
-    "NodeState",
-    "RunState",
-    "ServerUnreachable",
-    "flower_at",
-]
-
 _SECONDS = 60.0
 # Characters of the box that Flower draws around some of its errors.
 _FRAME = dict.fromkeys(map(ord, "─│╭╮╰╯"), " ")

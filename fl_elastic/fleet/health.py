@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fl_elastic.fleet.inventory import Server
 
-__all__ = ["Health", "ask_health"]
-
 _SECONDS = 5.0
 
 

@@ -15,19 +15,6 @@ from fl_elastic.fleet.names import check_address, check_name, check_port
 from fl_elastic.registry import closest
 from fl_elastic.settings import Scalar, Text, Truth, Whole, approved, read_settings
 
-__all__ = [
-    "Config",
-    "Inventory",
-    "Name",
-    "Node",
-    "Server",
-    "checked",
-    "load_inventory",
-    "next_partition",
-    "save_inventory",
-    "server_table",
-]
-
 T = TypeVar("T")
 _VERSION = 1
 _COMMENT = """The nodes and the server of this fleet; the commands of fl-elastic fleet keep it up to date.

@@ -24,8 +24,6 @@ from fl_elastic.fleet.serve import Launch, node_launch, server_launch
 from fl_elastic.fleet.submit import submit, wait_for_run
 from fl_elastic.settings import Scalar
 
-__all__ = ["SERVER", "LocalFleet", "free_ports"]
-
 SERVER = "server"
 """Name of the server among the processes."""
 _HOST = "127.0.0.1"

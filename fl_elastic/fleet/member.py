@@ -15,8 +15,6 @@ from pathlib import Path
 
 from fl_elastic.fleet.serve import OTHERS_NOTHING, Launch
 
-__all__ = ["Member", "descendants", "end_members", "start_member"]
-
 # Linux kills the process when the thread that started it ends for any reason. The processes that Flower's processes
 # start end with these, since each of them watches its parent.
 _ENDS_WITH_PARENT = """

@@ -24,8 +24,6 @@ from fl_elastic.fleet.node_settings import check_settings
 from fl_elastic.fleet.provision import ensure_node
 from fl_elastic.settings import Scalar
 
-__all__ = ["add_node", "check_config", "revoke_node", "rotate_node", "rotate_server"]
-
 
 def add_node(folder: FleetFolder, name: str, config: Mapping[str, Scalar]) -> list[Change]:
     """Add a node, or change the settings of an existing one.

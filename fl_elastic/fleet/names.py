@@ -11,17 +11,6 @@ from collections.abc import Iterable
 from fl_elastic.errors import FleetError
 from fl_elastic.settings import Scalar
 
-__all__ = [
-    "address_and_port",
-    "check_address",
-    "check_name",
-    "check_port",
-    "is_ip",
-    "parse_setting",
-    "parse_settings",
-]
-
-
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,30}[A-Za-z0-9])?")
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -15,8 +15,6 @@ from fl_elastic.errors import FleetError
 from fl_elastic.fleet.files import read_bytes
 from fl_elastic.registry import first_line
 
-__all__ = ["NodeKey", "fingerprint", "new_node_key", "public_part"]
-
 
 @dataclass(frozen=True)
 class NodeKey:

@@ -16,8 +16,6 @@ from fl_elastic.fleet.inventory import Config, Name, Node, Server, checked, serv
 from fl_elastic.registry import closest
 from fl_elastic.settings import Number, Scalar, Text, Truth, Whole, keys_of, read_settings
 
-__all__ = ["NodeSettings", "check_settings", "load_node_settings", "node_settings_bytes"]
-
 _COMMENT = """Where this node's server is, and its own settings. Made from fleet.toml by fl-elastic fleet init:
 change config there, run init again and copy this folder to the device."""
 _REMEDY = "copy the node's folder from the fleet's folder again"

@@ -33,8 +33,6 @@ from fl_elastic.fleet.names import check_address, check_name, check_port
 from fl_elastic.fleet.node_key import fingerprint, new_node_key, public_part
 from fl_elastic.fleet.node_settings import check_settings, node_settings_bytes
 
-__all__ = ["Wanted", "ensure_node", "numbered", "provision"]
-
 _PORT = 8000
 
 

@@ -13,8 +13,6 @@ from fl_elastic.fleet.inventory import Inventory, Node, load_inventory, save_inv
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.node_key import fingerprint
 
-__all__ = ["Registration", "register"]
-
 GONE = "unregistered"
 
 

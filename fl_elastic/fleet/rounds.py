@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NodeRound", "last_rounds"]
-
 _NUMBERS = {
     "step_seconds": "step_seconds",
     "temperature": "temperature_celsius",

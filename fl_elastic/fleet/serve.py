@@ -27,16 +27,6 @@ from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
 from fl_elastic.fleet.server_database import fit_to_release
 from fl_elastic.settings import Scalar
 
-__all__ = [
-    "Launch",
-    "become",
-    "check_port_is_free",
-    "node_launch",
-    "resolves",
-    "server_launch",
-    "state_folder",
-]
-
 _IF_REFUSED = (
     '{name}: a server that does not know the node\'s key answers "Failed to activate": let it in there, with '
     "fl-elastic fleet register FLEET"

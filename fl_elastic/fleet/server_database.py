@@ -11,8 +11,6 @@ from pathlib import Path
 from fl_elastic.errors import FleetError
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
-__all__ = ["fit_to_release"]
-
 _REGISTER = "keys that were registered since are not in it: run fl-elastic fleet register, with the fleet's folder"
 
 

@@ -9,8 +9,6 @@ from fl_elastic.fleet.flower_cli import NodeState
 from fl_elastic.fleet.inventory import Inventory, Node
 from fl_elastic.fleet.rounds import NodeRound
 
-__all__ = ["NodeStatus", "fleet_status"]
-
 
 @dataclass(frozen=True)
 class NodeStatus:

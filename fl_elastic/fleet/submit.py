@@ -13,8 +13,6 @@ from fl_elastic.fleet.files import PRIVATE_FILE, read_toml, toml_bytes, write_fi
 from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, ServerUnreachable
 from fl_elastic.settings import Scalar
 
-__all__ = ["app_settings", "submit", "wait_for_run"]
-
 _PATIENCE = 300.0
 """Seconds without an answer after which waiting ends; a restart of the server takes less."""
 

@@ -16,8 +16,6 @@ from fl_elastic.laboratory import from_laboratory
 from fl_elastic.operations.journal import Journal
 from fl_elastic.settings import Scalar
 
-__all__ = ["result_of", "run_local"]
-
 
 def run_local(
     nodes: int,

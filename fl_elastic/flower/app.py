@@ -19,8 +19,6 @@ from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.training.selection import SELECTION
 
-__all__ = ["elastic_client_app"]
-
 _SELECTION, _STATE = "fl_elastic.selection", "state"
 
 

@@ -30,8 +30,6 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import WeightDict
 from fl_elastic.update.partial import Limits
 
-__all__ = ["AuxiliaryRounds"]
-
 _LOG = logging.getLogger("fl_elastic")
 # Time for two full steps, and for estimating costs in a process that does not know them.
 _PATIENCE_SECONDS = 300.0

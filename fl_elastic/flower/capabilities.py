@@ -18,7 +18,6 @@ from fl_elastic.profiling import CostProfile
 if TYPE_CHECKING:
     from fl_elastic.flower.group_names import GroupNames
 
-__all__ = ["Capabilities", "GroupCosts"]
 
 _MOST_GROUPS = 100_000
 _LONGEST_GROUP = 500

@@ -36,8 +36,6 @@ from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE
 
-__all__ = ["Checkpoint", "Checkpointed", "load_checkpoint"]
-
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.checkpoint", 3)
 _MOST_ROUNDS = 999_999

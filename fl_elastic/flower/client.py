@@ -74,7 +74,6 @@ from fl_elastic.update import (
 if TYPE_CHECKING:
     pass
 
-__all__ = ["ElasticClient"]
 
 _LOG = logging.getLogger("fl_elastic")
 

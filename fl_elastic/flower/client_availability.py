@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Backoff", "ClientAvailability", "inner_times"]
-
 _REMEMBERED = 5
 _FLEETS, _OWN = 10.0, 3.0
 _UNAWAITED = 2

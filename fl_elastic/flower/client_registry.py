@@ -28,8 +28,6 @@ from fl_elastic.flower.tasks.train import Train
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, PartialUpdate
 
-__all__ = ["ClientRegistry"]
-
 _LOG = logging.getLogger("fl_elastic")
 _UNKNOWN = "unknown"
 _PATIENCE_SECONDS = 120.0

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Squares: TypeAlias = tuple[SquaredGradients, SquaredGradients | None]
 
-__all__ = ["Configure", "RoundData", "round_budget", "round_optimizer", "round_options"]
 
 Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 

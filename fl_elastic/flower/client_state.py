@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fl_elastic.update.feedback import ErrorFeedback
     from fl_elastic.update.model_store import ModelStore
 
-__all__ = ["ClientState", "features_of_tests"]
 
 _LOG = logging.getLogger("fl_elastic")
 

@@ -12,8 +12,6 @@ from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.given import is_real
 
-__all__ = ["Deadline"]
-
 
 @dataclass(frozen=True)
 class Deadline:

@@ -13,8 +13,6 @@ from flwr.app import ArrayRecord
 
 from fl_elastic.update.manifest import WeightDict
 
-__all__ = ["DivergenceRollback", "undo_of"]
-
 _REMEMBERED = 5
 _MARGIN = 0.1
 _SHRINK, _LEAST, _RECOVERY = 0.5, 0.25, 10

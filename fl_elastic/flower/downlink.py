@@ -22,8 +22,6 @@ from fl_elastic.update.manifest import Weights
 from fl_elastic.update.model_wire import encode_weights
 from fl_elastic.update.partial import MAX_VERSION
 
-__all__ = ["ChangeLog", "Downlink", "MessagePacker", "check_downlink_codec"]
-
 _PATIENCE_SECONDS = 3600.0
 
 

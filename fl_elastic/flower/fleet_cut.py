@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
-__all__ = ["FleetCut", "FrozenConsensus", "voters"]
-
 _LOG = logging.getLogger("fl_elastic")
 _EVERY = 5
 # Share and least number of the fastest clients that are asked; of all clients one in this many may lie.

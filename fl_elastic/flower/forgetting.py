@@ -24,8 +24,6 @@ from fl_elastic.update.manifest import Manifest, WeightDict
 from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
-__all__ = ["UnlearningRequests", "dampened", "not_borne"]
-
 _LOG = logging.getLogger("fl_elastic")
 _WISH = re.compile(r"[0-9a-f]{16,64}")
 _MOST_REMEMBERED = 10_000

@@ -13,8 +13,6 @@ from functools import cached_property
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-__all__ = ["GroupNames", "read_importance"]
-
 _MOST_GROUPS, _LONGEST_TEXT = 10_000, 1 << 20
 # Digits of a score, quotes and commas around it and its name.
 _PER_ENTRY = 64

@@ -15,19 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-__all__ = [
-    "FORGET_AFTER",
-    "GridWrapper",
-    "IncrementalGrid",
-    "Interrupted",
-    "Listener",
-    "Patient",
-    "collecting",
-    "incremental",
-    "stopped_by_interrupt",
-    "warned_of_a_wrapper",
-]
-
 _LOG = logging.getLogger("fl_elastic")
 FORGET_AFTER = 5
 """Number of rounds after which a late reply is no longer looked for."""

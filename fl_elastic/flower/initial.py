@@ -13,8 +13,6 @@ from torch import nn
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.update import Manifest, weights_of
 
-__all__ = ["fresh_statistics", "initial_arrays", "trained_before"]
-
 
 def initial_arrays(model: nn.Module, *, whole: bool = False) -> ArrayRecord:
     """Return the arrays that a server begins with: the trained tensors, and the digest of a frozen base.

@@ -38,8 +38,6 @@ from fl_elastic.profiling.execution import (
 from fl_elastic.profiling.profile import profile_key
 from fl_elastic.training.lean_start import without_compiler
 
-__all__ = ["JOURNAL", "CaredFor", "NodeConfig", "app_of", "node_app", "use_fastest_execution"]
-
 JOURNAL = "metrics.jsonl"
 """File in a node's state folder with one line per round that the node took part in."""
 MakeClient = Callable[[bool], ElasticClient]

@@ -23,8 +23,6 @@ from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
 
-__all__ = ["asked_of", "with_chosen_places"]
-
 _LOG = logging.getLogger("fl_elastic")
 _MOST_ASKED = 16
 _SHOWN = 8

@@ -23,32 +23,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 
-__all__ = [
-    "ERROR",
-    "FORGET",
-    "HAVE",
-    "IMPORTANCE",
-    "LOSS",
-    "MAY_TRAIN",
-    "PACKED",
-    "STALE",
-    "TENSORS",
-    "EvaluateReply",
-    "TrainReply",
-    "answer_in",
-    "as_asked",
-    "believed_metrics",
-    "evaluate_reply",
-    "failure",
-    "instruction",
-    "left_out_of",
-    "read_evaluate_reply",
-    "read_instruction",
-    "read_train_reply",
-    "refuse_metrics",
-    "train_reply",
-]
-
 PACKED = "fl_elastic.packed"
 """Config key that tells a client that the model comes as one packed buffer."""
 

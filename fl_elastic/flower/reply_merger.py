@@ -21,8 +21,6 @@ from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.partial import Limits, check_variances
 
-__all__ = ["ReplyMerger"]
-
 _LOG = logging.getLogger("fl_elastic")
 # One of this many clients may deviate from the others.
 _PARTS = 5

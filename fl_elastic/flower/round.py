@@ -17,16 +17,6 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role, WeightDict
 
-__all__ = [
-    "AcceptedReply",
-    "Rejection",
-    "Round",
-    "RoundRecord",
-    "in_fixed_order",
-    "log_record",
-    "one_line",
-]
-
 _LOG = logging.getLogger("fl_elastic")
 _LONGEST = 500
 _NAMED = 5

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline
     from fl_elastic.update.sums_privacy import SumsPrivacy
 
-__all__ = ["GIVEN_PLACES", "RoundConfig"]
 
 GIVEN_PLACES = (
     "give server and clients a fl_elastic.readout.Readout as their model, and leave read at 'last'"

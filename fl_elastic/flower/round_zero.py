@@ -25,8 +25,6 @@ from fl_elastic.update.partial import Limits
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
-__all__ = ["HeadCheckpoint", "Solved", "bias_beside", "with_closed_form_head"]
-
 _LOG = logging.getLogger("fl_elastic")
 # A client's sums are left out if its features are larger, or smaller, than usual by the first factor. An example
 # with features far from the others' gets less weight, so that it counts as at most the second number of usual

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.flower.tasks.solve_head import SolveHead
 
-__all__ = ["SUMS_OF", "noisy_answer", "secret_answer", "secret_head", "with_private_head"]
 
 _LOG = logging.getLogger("fl_elastic")
 SUMS_OF = "fl_elastic.sums-of"

@@ -38,8 +38,6 @@ from fl_elastic.flower.tasks.describe import Describe
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.update.secret_sums import FixedPoint
 
-__all__ = ["SecurePartialUpdates"]
-
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 120.0
 _Fitted = tuple[ClientProxy, FitRes]

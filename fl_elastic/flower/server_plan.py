@@ -13,8 +13,6 @@ from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.training import SelectionState, TrainerOptions
 
-__all__ = ["ServerPlanner"]
-
 _LOG = logging.getLogger("fl_elastic")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["show_log"]
-
 
 class _BesideFlowers(logging.Handler):
     """Passes lines on to Flower's logger, whose handlers show an app's output."""

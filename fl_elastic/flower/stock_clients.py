@@ -23,8 +23,6 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import Limits, check_update
 
-__all__ = ["StockClients", "evaluation_of", "group_of"]
-
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
 # Names that Flower's examples use for loss and accuracy.

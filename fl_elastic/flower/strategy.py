@@ -67,8 +67,6 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 from fl_elastic.update.partial import Limits
 
-__all__ = ["PartialUpdates"]
-
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
 # Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.

@@ -17,17 +17,6 @@ from fl_elastic.state.archive import Archive
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update.manifest import FROZEN_BASE
 
-__all__ = [
-    "EvaluateFn",
-    "Remembering",
-    "as_record",
-    "averaged",
-    "collect",
-    "names_of",
-    "restore",
-    "tested",
-]
-
 _OBJECT = "!object!"
 # A number that adaptive clipping learns.
 _NUMBER = "clipping_norm"

@@ -28,8 +28,6 @@ from fl_elastic.streaming.learner_snapshot import load_snapshot
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.update import Manifest
 
-__all__ = ["StreamClient"]
-
 
 class StreamClient(ElasticClient):
     """Takes part in rounds with the samples of a stream, beside the learner of that stream.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
 
-__all__ = ["JOININGS", "LEFT", "Joined", "StreamData", "StreamSettings", "shares_to_try"]
 
 _LOG = logging.getLogger("fl_elastic")
 LEFT = ("by_share", "joined", "trained")

@@ -27,8 +27,6 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask
 
-__all__ = ["Layout", "below_cut", "best_of", "refuse_other_features", "seen_from"]
-
 _LEAST_SAMPLES = 8
 _WAYS = "start the learner without latent replay to take part"
 

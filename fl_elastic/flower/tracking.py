@@ -11,8 +11,6 @@ from typing import Any
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower.round import RoundRecord
 
-__all__ = ["RoundMetrics", "round_metrics", "to_mlflow", "to_tensorboard", "to_wandb"]
-
 _ODD_FOR_MLFLOW = re.compile(r"[^\w\-. /:]")
 Log = Callable[[Mapping[str, float], int], object]
 

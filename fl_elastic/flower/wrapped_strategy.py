@@ -37,26 +37,6 @@ from fl_elastic.flower.round import Round, one_line
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 
-__all__ = [
-    "chain",
-    "check_inner",
-    "check_strategy",
-    "completed",
-    "completed_metrics",
-    "counted_replies",
-    "goes_by_the_change",
-    "handed_on",
-    "longest_step",
-    "metrics_aggregator",
-    "no_longer_than",
-    "parameters_of",
-    "say_what_it_sees",
-    "sees_each_client",
-    "takes_the_mean_as_it_is",
-    "weight_key",
-    "whole_model",
-]
-
 # Names that the clients of a round may have together.
 _METRICS = 512
 # Wording of the log lines of Flower's strategies.

@@ -12,19 +12,6 @@ from torch.utils.data import BatchSampler
 
 from fl_elastic.errors import TrainingError
 
-__all__ = [
-    "IGNORED",
-    "LABELS",
-    "CountExamples",
-    "all_ignored",
-    "as_pair",
-    "batch_size",
-    "counted",
-    "drawn_examples",
-    "learnable",
-    "length_of",
-]
-
 LABELS = "labels"
 """Name that transformers models use for targets, from which they compute their own loss."""
 

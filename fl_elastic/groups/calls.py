@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["Call", "recorded_calls"]
-
 
 @dataclass
 class Call:

@@ -9,8 +9,6 @@ from typing import Any
 from fl_elastic.groups.calls import Call
 from fl_elastic.groups.graph import BackwardNode, Block, Cut
 
-__all__ = ["find_blocks", "find_cuts"]
-
 
 def find_cuts(
     nodes: Sequence[BackwardNode],

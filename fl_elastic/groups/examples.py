@@ -10,16 +10,6 @@ from torch import Tensor
 
 from fl_elastic.errors import ModelError
 
-__all__ = [
-    "count_rows",
-    "entries",
-    "few_of",
-    "join_examples",
-    "layout_of",
-    "map_rows",
-    "take_examples",
-]
-
 
 def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every entry of nested dicts, tuples and lists with its path; anything else is one entry.

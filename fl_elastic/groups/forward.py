@@ -19,28 +19,6 @@ from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
 
-__all__ = [
-    "Batch",
-    "LossFn",
-    "all_finite",
-    "batch_shape",
-    "call_model",
-    "channels_last",
-    "compute_loss",
-    "ignored_class",
-    "is_one_argument",
-    "is_summed",
-    "map_tensors",
-    "one_number",
-    "outputs_and_loss",
-    "refusing_misfits",
-    "scores_of",
-    "split_batch",
-    "tensor_bytes",
-    "to_device",
-    "weighs_classes",
-]
-
 Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 

@@ -13,8 +13,6 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
 from fl_elastic.groups.trainable import trainable
 
-__all__ = ["loss_from_inputs"]
-
 _Sources = set[Any]
 
 

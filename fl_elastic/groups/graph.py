@@ -12,18 +12,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import PlanError
 from fl_elastic.registry import closest
 
-__all__ = [
-    "UNUSED",
-    "BackwardGraph",
-    "BackwardNode",
-    "Block",
-    "Cut",
-    "GroupKind",
-    "Reader",
-    "TensorGroup",
-    "Width",
-]
-
 UNUSED = "Unused"
 """Name of the node that stands for parameters that the traced batch did not use."""
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.trainable import trainable
 
-__all__ = ["Attributes", "content_of", "followers", "put_content_back", "write"]
-
 # Bytes of all parameters of one shape up to which all of them count as followers.
 _SMALL = 1 << 20
 # Depth to which nested containers, and objects in them, are examined.

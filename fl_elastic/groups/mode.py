@@ -10,8 +10,6 @@ from typing import ClassVar, Literal, get_args
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.graph import TensorGroup
 
-__all__ = ["Axis", "Mode"]
-
 Axis = Literal["in", "out", "neuron"]
 _KINDS = ("frozen", "bias", "channels", "filtered", "full")
 _CHANNELS = re.compile(r"(in|out|neuron)/(\d+(?:\.\d+)?)")

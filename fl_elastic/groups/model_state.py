@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.torch_private import uncompiled
 
-__all__ = ["ModelState", "wrapper_prefix"]
-
 # Modules of these packages hold one model and nothing else.
 _WRAPPERS = ("opacus.", "torch.nn.parallel.")
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.examples import count_rows, entries
 
-__all__ = ["SampleId", "sample_ids"]
-
 SampleId: TypeAlias = tuple[int, int]
 
 _STEP = 0x2545F4914F6CDD1D

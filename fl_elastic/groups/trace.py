@@ -23,8 +23,6 @@ from fl_elastic.groups.torch_private import (
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.groups.widths import find_widths
 
-__all__ = ["Trace", "tensor_groups", "trace_step"]
-
 _KINDS = (
     (GroupKind.CONV, ("Convolution", "Conv", "SlowConv", "MkldnnConv")),
     (GroupKind.LINEAR, ("Addmm", "Mm", "Linear", "Bmm", "Addbmm", "Baddbmm", "MvBackward", "Dot")),

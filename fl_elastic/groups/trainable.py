@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-__all__ = ["flags_kept", "flags_of", "forget_flags", "note_flags", "trainable"]
-
 # Stored on the parameter itself: tensors compare by value and cannot be found again in a dictionary.
 _NOTE = "_fl_elastic_trainable"
 

@@ -29,8 +29,6 @@ from fl_elastic.groups.torch_private import (
     spared_group_norms,
 )
 
-__all__ = ["RngState", "preserved_rng", "repeated_rng", "same_start", "untouched"]
-
 
 @dataclass(frozen=True, eq=False)
 class RngState:

@@ -13,8 +13,6 @@ from torch import nn
 from fl_elastic.groups.graph import BackwardNode, Reader, TensorGroup, Width
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 
-__all__ = ["find_widths"]
-
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
 # Operations on each number separately. With two inputs only a product keeps channels inside: a sum is a residual

@@ -13,8 +13,6 @@ from typing import Any
 from fl_elastic.errors import FleetError
 from fl_elastic.operations.journal import Journal
 
-__all__ = ["Metric", "journal_metrics", "serve_metrics"]
-
 _PREFIX = "fl_elastic"
 _TOTAL = "_total"
 _LABELS = {"nodes": "node", "groups": "group"}

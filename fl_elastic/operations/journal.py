@@ -13,8 +13,6 @@ from typing import Any
 
 from fl_elastic.state.files import private_file
 
-__all__ = ["Journal", "log_to_file", "read_journal"]
-
 _LOG = logging.getLogger("fl_elastic")
 _MAX_BYTES = 2 * 2**20
 _KEPT = 3

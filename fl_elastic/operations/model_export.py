@@ -15,8 +15,6 @@ from fl_elastic.errors import ModelError
 from fl_elastic.state.files import write_atomically
 from fl_elastic.update import Manifest, load_weights
 
-__all__ = ["export_model"]
-
 _BATCH = 2
 
 

@@ -13,8 +13,6 @@ from torch.nn import functional
 from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.bits import Layout, gate, pack_bits, unpack_bits
 
-__all__ = ["hardswish", "open_units", "relu", "relu6"]
-
 _SAMPLE = 4096
 _WORTH_COMPRESSING = 0.25
 

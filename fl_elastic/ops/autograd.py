@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["apply_function"]
-
 
 def apply_function(function: type[Function], *arguments: Any) -> Tensor:
     """Return ``function.apply(*arguments)``, the one output of a custom autograd function.

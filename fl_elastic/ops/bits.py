@@ -8,8 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "gate", "pack_bits", "unpack_bits"]
-
 # Multiplying eight bytes of 0 or 1, read as one integer, by this number gathers them in its top byte.
 _GATHER = 0x0102040810204080
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -13,8 +13,6 @@ from torch import Tensor
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Axis
 
-__all__ = ["ChannelBlock", "ChannelSubset", "Index", "checked_channels", "take"]
-
 Index: TypeAlias = "slice | Tensor"
 
 

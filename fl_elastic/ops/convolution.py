@@ -13,8 +13,6 @@ from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.channels import ChannelBlock, ChannelSubset, take
 from fl_elastic.ops.geometry import ConvGeometry
 
-__all__ = ["channel_conv2d", "frozen_conv2d"]
-
 
 def frozen_conv2d(
     x: Tensor,

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.torch_private import BatchNorm
 
-__all__ = ["fold", "foldable_pairs"]
-
 
 def foldable_pairs(graph: BackwardGraph, model: nn.Module, below: int = 0) -> list[tuple[str, str]]:
     """Return ``(convolution, norm)`` module names whose norm is the only user of the convolution's output.

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["ConvGeometry", "Pair"]
-
 Pair: TypeAlias = tuple[int, int]
 
 

@@ -18,8 +18,6 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import squared_outputs
 from fl_elastic.ops.folding import fold, foldable_pairs
 
-__all__ = ["as_inference", "traced"]
-
 
 def traced(model: nn.Module, batch: Batch) -> BackwardGraph:
     """Return the graph of a step in eval mode with everything trainable; the model is left unchanged.

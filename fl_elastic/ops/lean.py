@@ -12,8 +12,6 @@ from fl_elastic.groups.mode import Mode
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward, lean_forward
 from fl_elastic.ops.mode_operation import OPERATIONS
 
-__all__ = ["lean"]
-
 
 @contextmanager
 def lean(

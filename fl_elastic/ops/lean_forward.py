@@ -22,14 +22,6 @@ from fl_elastic.ops.mode_operation import OPERATIONS
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm
 from fl_elastic.ops.pooling import MOST_PIXELS, MOST_TAPS, max_pool2d
 
-__all__ = [
-    "ConvForward",
-    "LeanForward",
-    "has_foreign_forward",
-    "lean_forward",
-    "owns_weights",
-]
-
 
 def lean_forward(
     module: nn.Module, mode: Mode, channels: Sequence[int] | None = None

@@ -14,8 +14,6 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 
-__all__ = ["LeanKind", "lean_kind", "lean_kinds"]
-
 _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
 

@@ -17,8 +17,6 @@ from fl_elastic.groups.torch_private import no_view
 from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.channels import checked_channels
 
-__all__ = ["FeatureSubset", "bias_linear", "channel_linear"]
-
 
 @dataclass(frozen=True)
 class FeatureSubset:

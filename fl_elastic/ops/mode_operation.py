@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fl_elastic.ops.geometry import ConvGeometry
     from fl_elastic.ops.lean_forward import LeanForward
 
-__all__ = ["OPERATIONS", "ModeOperation"]
-
 
 class ModeOperation(ABC):
     """How two-dimensional convolutions are trained in modes of one kind."""

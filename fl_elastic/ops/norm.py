@@ -13,8 +13,6 @@ from torch.nn import functional
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.ops.autograd import apply_function
 
-__all__ = ["frozen_batch_norm", "is_frozen_norm", "norm_scale"]
-
 
 def is_frozen_norm(norm: BatchNorm) -> bool:
     """Return whether ``norm`` is only a scale and a shift: in eval mode, with running statistics, not trained."""

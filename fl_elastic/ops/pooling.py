@@ -13,8 +13,6 @@ from torch.nn import functional
 from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.geometry import Pair
 
-__all__ = ["MOST_PIXELS", "MOST_TAPS", "max_pool2d"]
-
 MOST_TAPS = 256
 MOST_PIXELS = 1 << 21
 

@@ -21,8 +21,6 @@ from fl_elastic.ops.folding import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
 from fl_elastic.registry import first_line
 
-__all__ = ["SplitModel"]
-
 _TOLERANCE = 1e-3
 
 # Values of stand-ins for missing tensors: they must not affect the result, even if large, as in a comparison.

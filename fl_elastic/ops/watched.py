@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Seen", "Watched", "is_watching", "watched"]
-
 _READING = {
     "item", "tolist", "numpy", "is_nonzero", "equal", "allclose",
     "__bool__", "__float__", "__int__", "__index__", "__array__", "__contains__",

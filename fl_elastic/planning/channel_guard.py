@@ -16,8 +16,6 @@ from fl_elastic.groups import Mode
 if TYPE_CHECKING:
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["ChannelGuard", "RestOfWeight"]
-
 
 @dataclass(frozen=True)
 class RestOfWeight:

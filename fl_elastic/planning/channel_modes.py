@@ -10,15 +10,6 @@ from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape, group_layers
 
-__all__ = [
-    "RATIOS",
-    "channel_modes",
-    "has_operations",
-    "known_layers",
-    "refuse_without_layers",
-    "trainable_layers",
-]
-
 RATIOS = (1.0, 1 / 2, 1 / 4, 1 / 8)
 
 

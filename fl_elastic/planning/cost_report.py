@@ -15,13 +15,6 @@ from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.macs import backward_macs, node_macs
 from fl_elastic.profiling.memory import step_memory
 
-__all__ = [
-    "CostReport",
-    "check_feasible",
-    "cost_report",
-    "forward_working_bytes",
-]
-
 _FLOAT = 4
 
 

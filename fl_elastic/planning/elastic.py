@@ -20,8 +20,6 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import Mask, Seconds
 
-__all__ = ["ElasticPolicy", "costlier_steps"]
-
 _RECOSTINGS = 4
 _SLACK = 0.01
 _ALLOWANCES = 6

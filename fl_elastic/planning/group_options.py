@@ -21,8 +21,6 @@ from fl_elastic.profiling.memory import (
     step_memory,
 )
 
-__all__ = ["GroupOptions", "group_options"]
-
 
 @dataclass(frozen=True, eq=False)
 class GroupOptions:

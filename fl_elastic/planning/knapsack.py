@@ -18,8 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import BudgetError
 
-__all__ = ["Selection", "prefix_knapsack"]
-
 _Floats = NDArray[np.float64]
 
 # Relative slack against rounding when sums are compared with the budget.

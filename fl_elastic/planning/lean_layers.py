@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["LeanLayers"]
-
 
 @dataclass(frozen=True)
 class LeanLayers(StepTransform):

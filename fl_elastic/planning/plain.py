@@ -12,8 +12,6 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.request import PlanRequest
 
-__all__ = ["BiasPolicy", "FullPolicy", "GivenPolicy", "HeadPolicy", "LastKPolicy", "RandomPolicy"]
-
 
 @POLICIES.register("full")
 class FullPolicy(Policy):

@@ -17,7 +17,6 @@ from fl_elastic.profiling.profile import Mask
 if TYPE_CHECKING:
     from fl_elastic.planning.lean_layers import LeanLayers
 
-__all__ = ["Plan"]
 
 Kind = TypeVar("Kind", bound=StepTransform)
 

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-__all__ = ["POLICIES", "Needs", "Policy", "policies"]
-
-
 @dataclass(frozen=True)
 class Needs:
     """What must be measured before a policy can plan.

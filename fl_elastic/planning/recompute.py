@@ -30,14 +30,6 @@ from numpy.typing import NDArray
 from fl_elastic.groups import Mode
 from fl_elastic.profiling.memory import step_memory
 
-__all__ = [
-    "Recomputation",
-    "RecomputedBlocks",
-    "candidate_blocks",
-    "cheapest_recomputation",
-    "least_memory",
-]
-
 _LARGEST_SHARE = 0.25
 _MOST_BLOCKS = 14
 _MOST_TRIED = 48

@@ -24,17 +24,6 @@ from fl_elastic.profiling.profile import Mask, Seconds
 if TYPE_CHECKING:
     from fl_elastic.planning.importance.fidelity import Fidelity
 
-__all__ = [
-    "MOST_BYTES",
-    "STEP_GAIN_EXPONENT",
-    "PlanRequest",
-    "PolicyMemory",
-    "sendable",
-    "sending_seconds_per_byte",
-    "sent_bytes",
-    "too_much_to_send",
-    "with_sending",
-]
 
 MOST_BYTES = 32 << 20
 """Bound on the bytes of the arrays of one memory, which is written to disk after every fit."""

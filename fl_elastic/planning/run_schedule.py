@@ -12,8 +12,6 @@ from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward, feature_shape
 from fl_elastic.profiling.profile import trainable_part
 
-__all__ = ["RunAtCut", "RunLength", "run_schedule"]
-
 _STORED_BYTES = 2
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fl_elastic.groups import Batch
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["Part", "StandIn", "StepCase", "StepGuard", "StepOpener", "StepTransform"]
 
 Part = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 """Masks of the rows and columns of a tensor that are trained; a vector has one column."""

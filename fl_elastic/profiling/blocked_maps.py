@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 
-__all__ = ["Ordered", "ordered"]
-
 _FLOAT = 4
 _BLOCK = 16
 # Largest kernel that depthwise layers train in place, on maps of at least that size.

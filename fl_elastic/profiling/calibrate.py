@@ -18,8 +18,6 @@ from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
-__all__ = ["StepTimes", "calibrate", "nonnegative_fit", "time_steps"]
-
 _REPEATS = 3
 
 

@@ -11,8 +11,6 @@ import torch
 
 from fl_elastic.errors import ProfileError
 
-__all__ = ["CLOCKS", "Clock", "clock_for"]
-
 CLOCKS = ("auto", "wall", "cpu")
 
 Clock: TypeAlias = Callable[[], float]

@@ -39,8 +39,6 @@ from fl_elastic.profiling.profile import (
     profile_key,
 )
 
-__all__ = ["estimate_profile", "estimated_modes"]
-
 # Share of a layer's own gradient in its backward pass, if it also passes the error gradient on. The products for
 # weights and inputs have equally many operations; a norm's own sums are the smaller part.
 _OWN_SHARE = {"conv": 0.5, "linear": 0.5, "norm": 0.3, "embedding": 1.0, "other": 0.5}

@@ -19,8 +19,6 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 
-__all__ = ["Execution", "load_or_measure_execution", "measure_execution"]
-
 _KIND = Kind("fl_elastic.execution", 2)
 _WARM_UP = 1
 _STEPS = 5

@@ -12,8 +12,6 @@ from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.profiling.blocked_maps import Ordered, ordered
 from fl_elastic.profiling.profile import Seconds
 
-__all__ = ["InFlight", "in_flight"]
-
 _FLOAT = 4
 # These operations pass the error gradient on unchanged, possibly in another shape.
 _SAME_STORAGE = (

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 
-__all__ = ["LayerShape", "group_layers"]
-
 Size = tuple[int, int]
 
 

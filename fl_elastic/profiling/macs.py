@@ -11,8 +11,6 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.profiling.profile import Mask, Seconds
 
-__all__ = ["backward_macs", "group_macs", "node_macs", "passing_nodes"]
-
 
 def node_macs(graph: BackwardGraph) -> Seconds:
     """Return the multiply-adds of each node's forward pass over the whole batch, shape (M,).

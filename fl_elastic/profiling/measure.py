@@ -30,8 +30,6 @@ from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds, model_device, profile_key
 
-__all__ = ["profile_model"]
-
 _NODE_REPEATS = 4
 
 

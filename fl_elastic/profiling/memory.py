@@ -16,22 +16,6 @@ from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
-__all__ = [
-    "CODE_BYTES",
-    "KERNEL_BYTES",
-    "StepMemory",
-    "code_is_loaded",
-    "code_to_load",
-    "group_activation_bytes",
-    "inference_bytes",
-    "mask_bytes",
-    "path_activation_bytes",
-    "recompute_seconds",
-    "step_memory",
-    "trial_bytes",
-    "with_code",
-]
-
 CODE_BYTES = 24e6
 """Bytes of torch and its operations that a process on Linux loads or creates for its first steps: 13 to 26 MB."""
 KERNEL_BYTES = 2.5e6

@@ -17,8 +17,6 @@ from fl_elastic.ops.lean_forward import lean_forward, owns_weights
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, ModeCosts
 
-__all__ = ["STANDARD_MODES", "convolution_module", "measure_modes", "with_modes"]
-
 STANDARD_MODES = tuple(
     Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8", "w2", "w4", "wx2", "wx4")
 )

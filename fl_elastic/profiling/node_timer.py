@@ -18,8 +18,6 @@ from fl_elastic.groups.trace import Trace
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 
-__all__ = ["TracedEdges", "saved_bytes_by_node", "saved_tensors", "time_nodes"]
-
 _FEW = 64
 
 

@@ -15,20 +15,6 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.torch_private import has_hooks, steps_alone
 
-__all__ = [
-    "KeptOptimizer",
-    "OptimizerFn",
-    "adds_noise",
-    "alike",
-    "check_callable",
-    "made_by",
-    "moves_by_gradient",
-    "parts_of",
-    "refusing_closures",
-    "shadow_of",
-    "undriven",
-]
-
 OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)`` for pairs of name and parameter."""
 

@@ -15,8 +15,6 @@ from fl_elastic.profiling.node_timer import saved_tensors
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.profile import SavedTensors
 
-__all__ = ["saved_by_step"]
-
 
 def saved_by_step(
     run_forward: Callable[[], Trace], model: nn.Module, loss_fn: LossFn, batch: Batch

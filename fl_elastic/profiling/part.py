@@ -12,8 +12,6 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.forward import map_tensors, split_batch
 
-__all__ = ["part_of"]
-
 _FEWEST_EXAMPLES = 2
 
 

@@ -20,8 +20,6 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Seconds
 
-__all__ = ["StoreTerms", "elastic_forward", "feature_shape", "measure_prefix", "prefix_seconds"]
-
 _REPEATS = 3
 _VALUES = 1 << 19
 

@@ -20,19 +20,6 @@ from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 
-__all__ = [
-    "CostProfile",
-    "Mask",
-    "ModeCosts",
-    "ProfileKey",
-    "SavedTensors",
-    "Seconds",
-    "model_device",
-    "model_digest",
-    "profile_key",
-    "trainable_part",
-]
-
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 Seconds: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]

@@ -12,8 +12,6 @@ from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 
-__all__ = ["load_or_measure", "load_profile", "save_profile"]
-
 KIND = Kind("fl_elastic.cost_profile", 6)
 
 

@@ -20,8 +20,6 @@ from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 
-__all__ = ["candidate_places"]
-
 _MODULES, _FEWEST = 10, 6
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)
 # The same sizes on every device, so that devices with small budgets share some places with the others.

@@ -19,8 +19,6 @@ from fl_elastic.readout.place import Place, joined
 from fl_elastic.update.closed_form import inner_mean
 from fl_elastic.update.ridge import PARTS, PENALTIES, least_from, precise_enough, varies
 
-__all__ = ["EXAMPLES", "Choice", "PlaceWorth", "Sample", "choose_places"]
-
 EXAMPLES = 640
 """Number of examples, of all clients together, that suffices to choose places."""
 

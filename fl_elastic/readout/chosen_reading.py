@@ -9,8 +9,6 @@ from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
 from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
 from fl_elastic.readout.projection import Directions
 
-__all__ = ["ChosenReading", "candidate_features", "choose_reading"]
-
 # Below this many features, places are no better than a projection onto all directions that the examples span.
 _PROJECTED = 3 * EXAMPLES
 

@@ -14,8 +14,6 @@ from fl_elastic.groups.examples import few_of
 from fl_elastic.groups.forward import call_model, refusing_misfits, scores_of
 from fl_elastic.groups.untouched import untouched
 
-__all__ = ["FirstPass"]
-
 # Examples that suffice to learn shapes.
 _FEW = 2
 

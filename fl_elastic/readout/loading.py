@@ -13,8 +13,6 @@ from fl_elastic.readout.place import HEAD, places_of
 from fl_elastic.readout.readout import Readout
 from fl_elastic.update.manifest import Manifest, array_of, load_weights
 
-__all__ = ["loaded"]
-
 
 def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module:
     """Return a module with this state: a readout if the state is that of one, otherwise the model itself.

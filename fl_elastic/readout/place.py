@@ -12,20 +12,6 @@ import numpy as np
 from fl_elastic.errors import PlanError
 from fl_elastic.update.manifest import READ_FROM
 
-__all__ = [
-    "AUTO",
-    "BODY",
-    "HEAD",
-    "INPUT",
-    "MOST_FEATURES",
-    "Place",
-    "Reading",
-    "allowed_features",
-    "joined",
-    "parse_places",
-    "places_of",
-]
-
 INPUT = "input"
 """Name of the model's own input in a place."""
 

@@ -11,8 +11,6 @@ from fl_elastic.errors import PlanError
 from fl_elastic.readout.place import Place
 from fl_elastic.registry import Registry
 
-__all__ = ["POOLINGS", "Pooling", "mean_over_grid", "pooling_for"]
-
 
 class Pooling(Protocol):
     """Makes the module that turns tensors of one shape into rows of features.

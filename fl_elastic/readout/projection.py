@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from fl_elastic.update.ridge import varies
 
-__all__ = ["Directions", "Projection"]
-
 # Share of the largest value below which another one counts as zero.
 _NOTHING = 1e-6
 _LARGEST = 127

@@ -16,8 +16,6 @@ from torch.nn.functional import conv1d, conv2d
 from fl_elastic.errors import PlanError
 from fl_elastic.readout.poolings import POOLINGS, mean_over_grid
 
-__all__ = ["RandomFeatures"]
-
 _SEED = 0
 _FILTER, _STRIDE, _CELLS = 5, 2, 4
 _LENGTH = 9

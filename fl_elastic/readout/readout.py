@@ -20,8 +20,6 @@ from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
 from fl_elastic.update.manifest import READ_FROM
 
-__all__ = ["Readout", "kept_tensors", "reaching"]
-
 
 class Readout(nn.Module):
     """Class scores, or numbers, by a linear layer that reads one or several places of a model.

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from fl_elastic.readout.choice import Sample
 from fl_elastic.update.trusted_sums import sizes_about_the_middle
 
-__all__ = ["ABSURD", "sizes_of_samples", "weighed"]
-
 ABSURD = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""
 

@@ -17,8 +17,6 @@ from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import check_count
 from fl_elastic.update.ridge import varies
 
-__all__ = ["PlacesReply", "decode_places", "encode_places", "sample_bytes"]
-
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
 _LONGEST_NAME = 500

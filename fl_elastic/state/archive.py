@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = [
-    "Archive",
-    "Kind",
-    "archive_bytes",
-    "archive_of",
-    "is_archive",
-    "read_archive",
-    "write_archive",
-]
 
 _MAGIC, _FORMAT = b"FLEA", 1
 _START = struct.Struct("<4sHHI")

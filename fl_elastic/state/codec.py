@@ -32,8 +32,6 @@ import numpy as np
 from fl_elastic.errors import ArchiveError, ElasticError
 from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 
-__all__ = ["from_archive", "read_state", "to_archive", "write_state"]
-
 T = TypeVar("T")
 _MANY: dict[Any, Callable[[list[Any]], Any]] = {
     list: list, deque: deque, frozenset: frozenset, set: set,

@@ -10,15 +10,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-__all__ = [
-    "OWNER_ONLY",
-    "only_one",
-    "private_file",
-    "private_folder",
-    "remove_leftovers",
-    "write_atomically",
-]
-
 OWNER_ONLY = 0o600
 """Permissions of state files: samples, weights and journals reveal personal data."""
 _FOLDER = 0o700

@@ -16,7 +16,6 @@ from fl_elastic.state.files import OWNER_ONLY, private_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Rows", "delete", "page_for", "room_of"]
 
 _SETTINGS = (
     # Deleted data is overwritten, also in the journal, which is empty between two calls.

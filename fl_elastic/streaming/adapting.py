@@ -28,8 +28,6 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.training import ElasticTrainer, SelectionState, TrainerOptions
 from fl_elastic.update import Manifest, load_weights, weights_of
 
-__all__ = ["Adaptation", "Engine", "Outcome", "score"]
-
 
 @dataclass(frozen=True)
 class Adaptation:

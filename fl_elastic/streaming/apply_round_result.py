@@ -14,8 +14,6 @@ from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, applied
 from fl_elastic.update import Manifest, load_weights
 
-__all__ = ["apply_round_result", "head_tensors", "labelled_weights"]
-
 
 def head_tensors(classifier: Classifier) -> tuple[str, ...]:
     """Return the names of the tensors with a row per output; ModelError if the model has no such layer."""

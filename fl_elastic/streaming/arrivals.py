@@ -16,8 +16,6 @@ from fl_elastic.streaming.intake import Refused, checked_batch, checked_sample
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.source_position import SourcePosition
 
-__all__ = ["Arrivals", "Arrived", "LookAhead", "SenderIds", "noted_arrivals"]
-
 # Sender names that are kept.
 _NAMES = 1000
 

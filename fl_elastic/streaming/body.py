@@ -15,8 +15,6 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups.forward import call_model
 from fl_elastic.profiling.profile import model_device
 
-__all__ = ["Body", "Look", "Prepare", "Upper", "WholeModel", "as_floats", "scores_of"]
-
 Prepare = Callable[[Tensor], Tensor]
 Look = tuple[NDArray[Any], NDArray[np.float32]]
 

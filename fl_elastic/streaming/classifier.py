@@ -20,8 +20,6 @@ from fl_elastic.streaming.last_layer import LastLayer
 from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.update import Manifest, load_weights, weights_of
 
-__all__ = ["Classifier", "ClassifierState", "SampleForm"]
-
 
 @dataclass(frozen=True)
 class SampleForm:

@@ -23,8 +23,6 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.running_head import RunningHead
 from fl_elastic.update.running_sums import KeptSums, RunningSums
 
-__all__ = ["HELD_OUT", "ClosedForm", "Put", "SolvedHead", "SolvedHeadState", "saved_sums"]
-
 HELD_OUT = 320
 """Number of stored samples from which the penalty is chosen."""
 

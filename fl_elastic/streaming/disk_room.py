@@ -10,8 +10,6 @@ from fl_elastic.errors import StreamError
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
 from fl_elastic.streaming.write_ahead import log_bytes
 
-__all__ = ["DEFAULT_CAPACITY", "fitting_capacity", "state_bytes", "sums_bytes"]
-
 DEFAULT_CAPACITY = 64 * 2**20
 # Bytes of counters, record points and adaptations in a saved state.
 _FACTS = 2**16

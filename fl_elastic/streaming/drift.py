@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.registry import Factories
 
-__all__ = ["DRIFT_DETECTORS", "AdaptiveWindow", "DriftDetector", "DriftMemory"]
-
 # A detector is made again from this many of its newest errors, each time it has had twice as many.
 _REMEMBERED = 2000
 _DELTA = 0.002

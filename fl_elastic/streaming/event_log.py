@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.state.files import private_file
 
-__all__ = ["Event", "EventLog"]
-
 _HEAD = struct.Struct("<III")
 
 

@@ -15,8 +15,6 @@ from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.sources import POLL_SECONDS, SOURCES, Reading
 
-__all__ = ["folder"]
-
 _DONE = "done"
 
 

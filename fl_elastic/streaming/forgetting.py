@@ -17,8 +17,6 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.update.squared_gradients import SquaredGradients
 
-__all__ = ["Forgotten", "dampen_body"]
-
 # Most other samples whose squared gradients are computed: each takes a pass of its own.
 _MOST_OTHERS = 1000
 _AT_ONCE = 64

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
 
-__all__ = ["Guard", "HeldOut", "Row", "Score"]
-
 
 @dataclass(frozen=True, eq=False)
 class Row:

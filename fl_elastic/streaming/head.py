@@ -12,8 +12,6 @@ from torch import nn
 from fl_elastic.errors import ModelError, StreamError
 from fl_elastic.groups.untouched import preserved_rng
 
-__all__ = ["ClassMap", "grow_head", "head_name", "last_linear"]
-
 _SMALL = 0.01
 
 

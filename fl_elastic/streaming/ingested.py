@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["IngestedSamples"]
-
 
 @dataclass(frozen=True)
 class IngestedSamples:

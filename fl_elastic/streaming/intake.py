@@ -12,17 +12,6 @@ from torch import Tensor
 from fl_elastic.errors import StreamError
 from fl_elastic.update.manifest import array_of
 
-__all__ = [
-    "Like",
-    "Refused",
-    "Unreadable",
-    "checked_batch",
-    "checked_label",
-    "checked_sample",
-    "kept_label",
-    "label_of",
-]
-
 _NO_LABEL = -1
 _KINDS = "biuf"
 _LARGEST_LABEL = 2**31

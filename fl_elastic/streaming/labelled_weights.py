@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LabelledWeights", "Shares", "extended", "joined", "kept", "overlaid"]
-
 
 @dataclass(frozen=True, eq=False)
 class LabelledWeights:

@@ -13,8 +13,6 @@ from fl_elastic.groups.forward import call_model
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
 
-__all__ = ["LastLayer"]
-
 
 class LastLayer(Upper):
     """The layer that returns the class scores; everything below it is frozen, and there may be nothing below it.

@@ -20,8 +20,6 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
 
-__all__ = ["Latent", "UpperPart"]
-
 
 @dataclass(frozen=True)
 class Latent:

@@ -48,8 +48,6 @@ from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training import SelectionState
 from fl_elastic.training.trainer import check_parts
 
-__all__ = ["StreamLearner"]
-
 _LOG = logging.getLogger("fl_elastic")
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99

@@ -39,8 +39,6 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import PARTS
 from fl_elastic.update.running_sums import RunningSums
 
-__all__ = ["LearnerSnapshot", "load_snapshot", "open_store"]
-
 _STORE = "samples.db"
 _NEWEST = 512
 _ROOM = 16 * 2**20

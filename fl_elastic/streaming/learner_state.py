@@ -34,8 +34,6 @@ from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.training import SelectionState
 
-__all__ = ["LearnerState", "StateFolder", "load_state", "one_learner", "save_state"]
-
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream", 3)
 _STATE, _PROFILE = "learner.state", "profile.state"

@@ -21,8 +21,6 @@ from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
 from fl_elastic.streaming.store.sample_store import SampleStore
 
-__all__ = ["LateLabel", "StreamMemory"]
-
 _LOG = logging.getLogger("fl_elastic")
 _INGESTED, _PLACES = "ingested", "places"
 # Most changes that wait to be written together, and most bytes of their samples: written one by one, each change

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["KEPT", "forget_oldest", "quarantine", "quarantine_path"]
-
 KEPT = 3
 """Number of damaged files of one name that are kept."""
 # A database has a log beside it, and the log's index.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from fl_elastic.streaming.guard import Guard, HeldOut, Row
 
-__all__ = ["Recent", "RecentSamples"]
-
 # Newest labelled samples that are kept for the next adaptation beside the store, and predictions that wait for
 # their label.
 _NEW, _WAITING = 512, 10_000

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["NO_LABEL", "Point", "StreamRecord", "label_name"]
-
 NO_LABEL = "none"
 """Name in summaries for samples without a label."""
 

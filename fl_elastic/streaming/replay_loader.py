@@ -17,8 +17,6 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import Replay
 
-__all__ = ["Drawn", "OnePass", "Pool", "ReplayLoader", "Row"]
-
 Row: TypeAlias = tuple[NDArray[Any], np.int64]
 """Sample and label."""
 

@@ -16,8 +16,6 @@ from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 from fl_elastic.streaming.labelled_weights import LabelledWeights
 
-__all__ = ["RoundChange", "RoundInbox", "RoundsTaken", "applied", "change_between"]
-
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.round", 2)
 

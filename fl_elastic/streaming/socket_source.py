@@ -17,8 +17,6 @@ from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
-__all__ = ["lines_over_socket"]
-
 _PART = 2**16
 _MOST_CONNECTIONS = 100
 # Bytes of unread answers above which a client's lines are not read.

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MOST_SOURCES", "SourcePosition", "with_position"]
-
 MOST_SOURCES = 16
 """Most sources that are remembered; the one read longest ago is forgotten first."""
 

@@ -10,18 +10,6 @@ from typing import Any
 from fl_elastic.errors import StreamError
 from fl_elastic.registry import Registry
 
-__all__ = [
-    "LONGEST_LINE",
-    "POLL_SECONDS",
-    "SOURCES",
-    "TOO_LONG",
-    "Reading",
-    "Source",
-    "nobody",
-    "open_source",
-    "source_name",
-]
-
 POLL_SECONDS = 0.2
 LONGEST_LINE = 16 * 2**20
 """Most bytes of a line; a longer one is not a sample, and is not kept in memory."""

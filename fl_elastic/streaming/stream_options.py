@@ -8,8 +8,6 @@ from fl_elastic.errors import StreamError
 from fl_elastic.given import is_real, whole
 from fl_elastic.training import TrainerOptions
 
-__all__ = ["Replay", "StreamOptions", "Trigger"]
-
 
 @dataclass(frozen=True)
 class Replay:

@@ -9,8 +9,6 @@ from fl_elastic.errors import ArchiveError
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 
-__all__ = ["StreamPosition"]
-
 _FILE = "position.state"
 _KIND = Kind("fl_elastic.stream_position")
 

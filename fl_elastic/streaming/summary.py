@@ -9,8 +9,6 @@ from fl_elastic.environment import environment
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.record import label_name
 
-__all__ = ["FORMAT", "stream_summary"]
-
 FORMAT = "fl_elastic.stream_summary"
 
 

@@ -20,8 +20,6 @@ from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming.intake import Unreadable
 from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
 
-__all__ = ["Line", "TableFile", "fields_of", "named", "table"]
-
 _LOG = logging.getLogger("fl_elastic")
 _PART = 2**16
 # Number of bytes before a place whose checksum identifies it.

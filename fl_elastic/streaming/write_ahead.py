@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.streaming.event_log import Event, EventLog
 
-__all__ = ["WriteAhead", "log_bytes"]
-
 _LOG = logging.getLogger("fl_elastic")
 _FILE = "events.log"
 _LEAST, _MOST = 2**16, 2**23

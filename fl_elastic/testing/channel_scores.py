@@ -16,8 +16,6 @@ from fl_elastic.testing.probe_checks import probe_checks, probe_of, trainings
 from fl_elastic.testing.probes import MadeUpTraining, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
-__all__ = ["channel_score_checks"]
-
 Subject = type[ChannelScore] | ChannelScore
 
 

@@ -11,8 +11,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.testing.subjects import Check, instance_of, require
 from fl_elastic.update import Codec
 
-__all__ = ["codec_checks"]
-
 Subject = type[Codec] | Codec
 
 _Floats = NDArray[np.float32]

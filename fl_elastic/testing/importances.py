@@ -11,8 +11,6 @@ from fl_elastic.testing.probe_checks import probe_checks, probe_of, trainings
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
-__all__ = ["importance_checks"]
-
 Subject = type[Importance] | Importance
 
 

@@ -18,8 +18,6 @@ from fl_elastic.testing.profiles import made_up_profile
 from fl_elastic.testing.subjects import Check, instance_of, require
 from fl_elastic.training import ElasticTrainer
 
-__all__ = ["policy_checks"]
-
 Subject = type[Policy] | Policy
 
 _SPEEDUPS = (1.0, 1.3, 2.0, 4.0, 50.0)

@@ -12,8 +12,6 @@ from fl_elastic.errors import PlanError
 from fl_elastic.readout.poolings import Pooling
 from fl_elastic.testing.subjects import Check, require
 
-__all__ = ["pooling_checks"]
-
 # Shapes: vector, sequence, maps, tokens with and without a class token, token grids with channels last, tiny ones.
 _SHAPES = (
     (7,), (3, 40), (4, 12, 12), (16, 8), (17, 8), (6, 6, 8), (3, 9, 14), (1,), (2, 1), (5, 1, 1),

@@ -15,8 +15,6 @@ from fl_elastic.planning.importance import Probe
 from fl_elastic.testing.probes import MadeUpTraining, Snapshot, made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
-__all__ = ["Scored", "probe_checks", "probe_of", "trainings"]
-
 Scored = Callable[[Any, Probe, MadeUpTraining], NDArray[np.float64]]
 """Returns all scores, as one array, that a subject gives to a probe of a training."""
 

@@ -15,8 +15,6 @@ from fl_elastic.groups.torch_private import checkpoint_hook, hooked
 from fl_elastic.planning.importance import Probe
 from fl_elastic.profiling.optimizers import OptimizerFn, shadow_of
 
-__all__ = ["MadeUpTraining", "Snapshot", "made_up_training"]
-
 _OPTIMIZERS: dict[str, OptimizerFn] = {
     "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01),

@@ -9,8 +9,6 @@ from fl_elastic.groups.graph import BackwardGraph, BackwardNode, GroupKind
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import ProfileKey
 
-__all__ = ["made_up_graph", "made_up_profile"]
-
 # Groups of one block of a branched graph: two on the long branch, one on the short.
 _BLOCK_GROUPS = 3
 

@@ -12,8 +12,6 @@ from fl_elastic.aggregation import AggregationRule, LinearRule, RobustRule
 from fl_elastic.testing.subjects import Check, instance_of, require
 from fl_elastic.update import PartialUpdate
 
-__all__ = ["rule_checks"]
-
 Subject = type[AggregationRule] | AggregationRule
 _Floats = NDArray[np.float64]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
-__all__ = ["Check", "instance_of", "name_of", "require"]
-
 T = TypeVar("T")
 
 Check: TypeAlias = Callable[[Any], None]

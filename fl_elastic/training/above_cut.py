@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["head_sums_above_cut", "passing_above_cut"]
-
 
 @contextmanager
 def passing_above_cut(

@@ -22,15 +22,6 @@ from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StepGuard
 from fl_elastic.profiling.optimizers import moves_by_gradient
 
-__all__ = [
-    "StillThroughSteps",
-    "apply_plan",
-    "frozen_outside",
-    "held_in_eval",
-    "plan_applied",
-    "plan_guards",
-]
-
 
 @contextmanager
 def apply_plan(

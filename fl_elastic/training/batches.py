@@ -25,18 +25,6 @@ from fl_elastic.groups.batch import (
 from fl_elastic.groups.forward import to_device
 from fl_elastic.profiling.clock import Clock
 
-__all__ = [
-    "NO_BATCH",
-    "READ_ONCE",
-    "Epochs",
-    "LoaderSize",
-    "first_batches",
-    "loader_size",
-    "refuse_nothing",
-    "says_its_length",
-    "within",
-]
-
 READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )

@@ -8,8 +8,6 @@ from collections import deque
 
 from fl_elastic.planning import Plan
 
-__all__ = ["BudgetControl"]
-
 _WINDOW = 20
 _TOLERANCE = 0.02
 _SAMPLES = 5

@@ -19,8 +19,6 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Weights, array_of
 from fl_elastic.update.parts import Masks
 
-__all__ = ["changes", "trained_parts", "under_every_name"]
-
 
 def changes(
     model: nn.Module, manifest: Manifest, before: Weights, steps: Mapping[str, int]

@@ -21,15 +21,6 @@ from fl_elastic.training.options import TrainerOptions
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-__all__ = [
-    "accumulated",
-    "costs_for",
-    "lasting_costs",
-    "passes_above_cut",
-    "planned_with",
-    "refined",
-    "with_prefix",
-]
 
 _GRADIENT_BYTES = 4.0
 _MOST_SCALE = 2.0

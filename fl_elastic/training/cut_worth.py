@@ -20,8 +20,6 @@ from fl_elastic.profiling.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 
-__all__ = ["cut_worth"]
-
 # Chosen on the two tasks of the benchmark across rounds: with the whole exponent the cut lay too high on the
 # traffic signs.
 _SHARE_OF_EXPONENT = 0.5

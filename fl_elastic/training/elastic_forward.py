@@ -37,8 +37,6 @@ from fl_elastic.training.fingerprint import fingerprint
 from fl_elastic.training.options import ForwardOptions
 from fl_elastic.training.report import ForwardReport
 
-__all__ = ["ElasticForward"]
-
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
 _FEW = 2

@@ -20,8 +20,6 @@ from fl_elastic.groups.held_state import Attributes
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing
 
-__all__ = ["Evaluation", "MetricsFn", "evaluate", "right_examples"]
-
 MetricsFn = Callable[[Any, Any], Mapping[str, float]]
 """``metrics_fn(outputs, targets)`` returns the metrics of one batch by name."""
 

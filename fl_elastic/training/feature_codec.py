@@ -10,8 +10,6 @@ from torch import Tensor
 
 from fl_elastic.errors import BudgetError
 
-__all__ = ["PRECISIONS", "FeatureCodec"]
-
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
 # As a share of an example's greatest value; a larger error means that the value is beyond the range of fp16.
 _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}

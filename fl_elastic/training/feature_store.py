@@ -22,8 +22,6 @@ from fl_elastic.groups.sample_ids import SampleId
 from fl_elastic.state.rows import Rows, delete, page_for, room_of
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["FeatureStore"]
-
 _LOG = logging.getLogger("fl_elastic")
 _ID = struct.Struct("<qq")
 # A row begins with the dtype that its features had before they were encoded.

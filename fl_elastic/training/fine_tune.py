@@ -32,8 +32,6 @@ from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.update.closed_form import ClosedFormHead
 
-__all__ = ["FineTuned", "fine_tune"]
-
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30
 _EPOCHS = 2

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from fl_elastic.groups.forward import tensor_bytes
 
-__all__ = ["fingerprint"]
-
 _DIGEST = 16
 
 

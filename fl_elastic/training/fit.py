@@ -32,8 +32,6 @@ from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
 
-__all__ = ["Fit"]
-
 _LOG = logging.getLogger("fl_elastic")
 # Stands for a batch that was not read, because no time is left for a step on it.
 _UNREAD: Batch = (None, None)

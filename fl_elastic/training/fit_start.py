@@ -20,8 +20,6 @@ from fl_elastic.profiling.optimizers import KeptOptimizer, moves_by_gradient, pa
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 
-__all__ = ["FitStart"]
-
 _LOG = logging.getLogger("fl_elastic")
 
 

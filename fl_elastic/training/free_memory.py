@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["FreeMemory", "give_back", "resident_bytes"]
-
 _WORTH_IT = 8e6
 _LEAST = 2e6
 _NEAR, _STEP, _CODE = 0.25, 1 / 20, 40e6

@@ -47,19 +47,6 @@ from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = [
-    "NONE_COUNTS",
-    "example_keys",
-    "features_in_memory",
-    "head_sums",
-    "held_out",
-    "put_head",
-    "refuse_frozen_head",
-    "solve_head",
-    "sums_apart",
-    "sums_bytes",
-]
-
 NONE_COUNTS = "no target counts: every class is one that is ignored"
 """Error message for data without a target that counts."""
 _LOG = logging.getLogger("fl_elastic")

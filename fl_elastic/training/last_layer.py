@@ -17,17 +17,6 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
 
-__all__ = [
-    "LastLayer",
-    "Rows",
-    "as_numbers",
-    "is_linear",
-    "log_odds",
-    "rows_of",
-    "shaped_like",
-    "takes_log_odds",
-]
-
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 # A larger head is that of a language model: its sums would be many times what a round sends.

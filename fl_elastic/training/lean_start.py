@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["without_compiler"]
-
 _COMPILER = "torch._dynamo"
 _UTILS = "torch._dynamo.utils"
 

@@ -22,8 +22,6 @@ from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import plan_applied, plan_guards
 
-__all__ = ["MeasuredPlan", "full_pass_ratio", "measure_plan", "plan_measured"]
-
 _TOLERANCE = 0.02
 _TRIES = 4
 

@@ -13,8 +13,6 @@ from fl_elastic.profiling.clock import CLOCKS
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 
-__all__ = ["ForwardOptions", "Timing", "TrainablePart", "TrainerOptions"]
-
 
 @dataclass(frozen=True)
 class ForwardOptions:

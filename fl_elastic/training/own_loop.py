@@ -26,8 +26,6 @@ from fl_elastic.training.planner import Planner
 from fl_elastic.training.selection import SelectionState
 from fl_elastic.update import Manifest, PartialUpdate
 
-__all__ = ["changed", "plan_for"]
-
 _LOG = logging.getLogger("fl_elastic")
 
 

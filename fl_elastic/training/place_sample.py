@@ -38,8 +38,6 @@ from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.head_sums import NONE_COUNTS, example_keys
 from fl_elastic.training.last_layer import as_numbers
 
-__all__ = ["PlaceSample", "place_sample"]
-
 _FOLDS = 5
 
 

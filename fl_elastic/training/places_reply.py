@@ -26,8 +26,6 @@ from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.head_sums import features_in_memory, sums_bytes
 from fl_elastic.training.place_sample import place_sample
 
-__all__ = ["places_reply"]
-
 
 def places_reply(
     model: nn.Module,

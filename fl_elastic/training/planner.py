@@ -32,7 +32,6 @@ from fl_elastic.training.selection import SelectionState
 if TYPE_CHECKING:
     from fl_elastic.planning.importance.fidelity import Fidelity
 
-__all__ = ["CHANNEL_SCORE", "Planner", "with_channels", "worth_for"]
 
 _LOG = logging.getLogger("fl_elastic")
 _MOST_OF_TIME, _HALF = 0.15, 0.5

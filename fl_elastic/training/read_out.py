@@ -21,8 +21,6 @@ from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.update.closed_form import ClosedFormHead
 
-__all__ = ["ReadOut", "read_out", "readout_of"]
-
 _LOG = logging.getLogger("fl_elastic")
 
 

@@ -16,8 +16,6 @@ from fl_elastic.groups.forward import batch_shape
 from fl_elastic.planning import Plan
 from fl_elastic.profiling.clock import Clock
 
-__all__ = ["FitReport", "ForwardReport", "StepLog"]
-
 
 class StepLog:
     """Times of the steps of one fit, and the tensors that they trained.

@@ -15,8 +15,6 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.request import PolicyMemory
 from fl_elastic.state.archive import Kind
 
-__all__ = ["SELECTION", "SelectionState"]
-
 _LONGEST_GAP = 8
 SELECTION = Kind("fl_elastic.selection", 2)
 """Kind of the archives that hold a `SelectionState`."""

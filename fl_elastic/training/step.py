@@ -26,7 +26,6 @@ from fl_elastic.training.step_importance import StepImportance
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-__all__ = ["Judge", "ProximalPull", "TrainingStep"]
 
 _TIMED = 5
 Judge = Callable[[Tensor], None]

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fl_elastic.groups import TensorGroup
 from fl_elastic.planning.importance.base import Scores
 
-__all__ = ["StepImportance"]
-
 _TELLING = 2
 # The difference of a big layer as a whole is fresh memory, which costs more than the step: parts fit the cache.
 _PART = 1 << 18

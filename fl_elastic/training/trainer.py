@@ -60,7 +60,6 @@ from fl_elastic.update import Manifest, PartialUpdate
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-__all__ = ["ElasticTrainer", "eager"]
 
 _LOG = logging.getLogger("fl_elastic")
 # Multiple of its deadline from which on a fit says that it has overrun it; clocks and steps vary by less.

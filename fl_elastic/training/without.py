@@ -13,8 +13,6 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.examples import count_rows, take_examples
 
-__all__ = ["numbers_of", "parted"]
-
 _OTHERWISE = (
     "take the examples out of the data yourself, and give them as ElasticClient(forget=...)"
 )

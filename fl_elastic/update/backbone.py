@@ -14,7 +14,6 @@ from fl_elastic.update.manifest import base_digest, hex_of
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["load_backbone", "write_backbone"]
 
 _KIND = Kind("fl_elastic.backbone")
 

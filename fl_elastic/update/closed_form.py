@@ -17,16 +17,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import PENALTIES, Ridge, RidgeSystem, least_from
 
-__all__ = [
-    "ClosedFormHead",
-    "as_scores",
-    "best_ridge",
-    "closed_form_head",
-    "inner_mean",
-    "penalties_tried",
-    "stretch",
-]
-
 _Floats = NDArray[np.float64]
 # Least squares tell by how much the score of an example's own class exceeds the others on average. Class scores are
 # stretched so that their softmax gives the own class this mean score as its probability, within these bounds.

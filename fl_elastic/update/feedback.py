@@ -16,8 +16,6 @@ from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import PartialUpdate, trained_part
 
-__all__ = ["ErrorFeedback"]
-
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")
 # Bytes per tensor for its name and its row in the archive's table.

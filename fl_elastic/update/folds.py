@@ -11,8 +11,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Fold"]
-
 _Floats = NDArray[np.float64]
 # Smaller squares than this share of the largest one are rounding errors.
 _ROUNDED = 1e-13

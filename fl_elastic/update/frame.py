@@ -23,21 +23,6 @@ from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.manifest import FLOATS, Manifest
 
-__all__ = [
-    "CHECKSUM_BYTES",
-    "ROW_BYTES",
-    "WIRE_VERSION",
-    "Kind",
-    "checksum",
-    "codec_field",
-    "field",
-    "index_field",
-    "integers_field",
-    "pack",
-    "peek",
-    "unpack",
-]
-
 WIRE_VERSION = 5
 CHECKSUM_BYTES = 16
 _MAGIC = b"FLEL"

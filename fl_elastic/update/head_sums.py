@@ -24,8 +24,6 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["HeadSums", "decode_head_sums", "encode_head_sums", "layer_shape"]
-
 _Floats = NDArray[np.float64]
 # Relative error of sums written as fp32, and the largest number that can still be squared and added up.
 _ROUNDED, _MOST = 1e-5, 1e100

@@ -20,23 +20,6 @@ if TYPE_CHECKING:
 
     from fl_elastic.groups.model_state import ModelState
 
-__all__ = [
-    "FLOATS",
-    "FROZEN_BASE",
-    "PROJECTION",
-    "READ_FROM",
-    "Manifest",
-    "Role",
-    "WeightDict",
-    "Weights",
-    "array_of",
-    "base_digest",
-    "hex_of",
-    "is_variance",
-    "load_weights",
-    "travelling",
-    "weights_of",
-]
 
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 """Tensors of a model by name."""

@@ -16,8 +16,6 @@ from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import MAX_VERSION, check_count
 
-__all__ = ["ModelStore"]
-
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.model")
 # Bytes per tensor for its name and its row in the archive's table.

@@ -22,8 +22,6 @@ from fl_elastic.update.frame import Kind, codec_field, field, index_field, pack,
 from fl_elastic.update.manifest import Manifest, Role, Weights
 from fl_elastic.update.partial import MAX_VERSION, check_count
 
-__all__ = ["decode_weights", "encode_weights"]
-
 
 def encode_weights(
     weights: Weights,

@@ -15,18 +15,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.manifest import FLOATS, Manifest, Role, is_variance
 from fl_elastic.update.parts import Masks, outer_mask, take_part
 
-__all__ = [
-    "MAX_VERSION",
-    "Limits",
-    "PackedDeltas",
-    "PartialUpdate",
-    "check_count",
-    "check_update",
-    "check_variances",
-    "reach",
-    "trained_part",
-]
-
 MAX_VERSION = 2**62
 # Relative error above that of bf16.
 _ROUNDED = 0.01

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 
-__all__ = ["Masks", "Slices", "outer_mask", "part_shape", "put_part", "take_part"]
-
 Masks: TypeAlias = tuple[NDArray[np.bool_] | None, ...]
 """One entry per axis of a tensor: a mask of the indices in the part; None for all."""
 # With fewer numbers left out, the masks take as many bytes as they save.

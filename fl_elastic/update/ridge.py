@@ -15,17 +15,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = [
-    "PARTS",
-    "PENALTIES",
-    "Ridge",
-    "RidgeSystem",
-    "RidgeWithout",
-    "least_from",
-    "precise_enough",
-    "varies",
-]
-
 PARTS = 5
 """Number of parts into which all clients' examples are divided for holding out."""
 

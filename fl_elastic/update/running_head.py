@@ -19,8 +19,6 @@ from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import PARTS, PENALTIES, least_from
 from fl_elastic.update.running_sums import RunningSums, add_product
 
-__all__ = ["RunningHead"]
-
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Index of the penalty before any is chosen.

@@ -14,8 +14,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import varies
 
-__all__ = ["KeptSums", "RunningSums", "add_product"]
-
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Below this weight no example is left, and the sums hold rounding errors only.

@@ -17,8 +17,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["FixedPoint", "as_vector", "of_vector", "with_held_out"]
-
 _Floats = NDArray[np.float64]
 # Bits of all digits of a number together: numbers up to 2**28, in steps of 2**-27.
 _BITS, _STEP = 56, 2.0**-27

@@ -24,8 +24,6 @@ from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.partial import Limits, check_count
 
-__all__ = ["SquaredGradients", "alpha_by_share", "dampening", "decode_squares", "encode_squares"]
-
 # Relative error of sums over many examples in fp32.
 _ROUNDED = 1e-2
 # Most weights from which a percentile is computed: in larger models, every second or third weight suffices.

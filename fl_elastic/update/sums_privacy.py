@@ -21,15 +21,6 @@ from fl_elastic.update.head_sums import HeadSums, layer_shape
 from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.secret_sums import as_vector, of_vector
 
-__all__ = [
-    "SumsPrivacy",
-    "decode_noisy_sums",
-    "encode_noisy_sums",
-    "gaussian_delta",
-    "noised",
-    "private_head",
-]
-
 # Factor by which targets are scaled up against products under the same noise: on digits of 64 pixels accuracy is
 # best from 2 to 4.
 _TARGETS = 2.0

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.ridge import Ridge, RidgeWithout, varies
 
-__all__ = ["harmful", "sizes_about_the_middle", "sizes_of_features"]
-
 _Floats = NDArray[np.float64]
 # One in this many judges, those with the most favourable verdicts, do not count: they may collude with the client.
 _OUTER = 5

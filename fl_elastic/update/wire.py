@@ -19,7 +19,6 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec, Memory, number_of
 from fl_elastic.update.codecs.raw import Fp32
 from fl_elastic.update.frame import (
-    WIRE_VERSION,
     Kind,
     codec_field,
     field,
@@ -31,8 +30,6 @@ from fl_elastic.update.frame import (
 from fl_elastic.update.manifest import Manifest, Role
 from fl_elastic.update.partial import Limits, PackedDeltas, PartialUpdate, check_update
 from fl_elastic.update.parts import Slices
-
-__all__ = ["WIRE_VERSION", "decode", "encode"]
 
 
 def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> bytes:

@@ -26,8 +26,6 @@ from fl_elastic_simulations.engine.simulate import ReportingGrid, write_results
 from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.scenario import Scenario
 
-__all__ = ["client_app", "server_app"]
-
 _LOG = logging.getLogger("flwr")
 _SCENARIOS = Path(__file__).parent.parent / "scenarios"
 

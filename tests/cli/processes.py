@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["alive", "below", "environment", "start", "wait_until"]
-
 COMMAND = Path(sys.executable).with_name("fl-elastic")
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import fl_elastic
 
-__all__ = ["DEPLOY", "UNITS", "unit_values"]
-
 DEPLOY = Path(fl_elastic.__file__).parent.parent / "deploy"
 UNITS = sorted([*DEPLOY.glob("systemd/*.service"), *DEPLOY.glob("systemd/*.timer")])
 

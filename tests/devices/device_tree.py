@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["NOISE", "command", "grow"]
-
 NOISE = (
     "",
     "\0",

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["EXAMPLES", "blocks", "copied", "environment", "ran"]
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 

@@ -20,8 +20,6 @@ from real_processes import (
     with_all_below,
 )
 
-__all__ = ["Run", "difference", "runs"]
-
 Run = Callable[..., str]
 FILES = [
     "pyproject.toml",

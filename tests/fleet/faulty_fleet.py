@@ -16,17 +16,6 @@ from fl_elastic.fleet.serve import node_launch
 from fl_elastic.operations.journal import read_journal
 from fl_elastic_simulations.scenario import Scenario
 
-__all__ = [
-    "QUICK",
-    "Outsider",
-    "improved",
-    "note",
-    "rounds_of",
-    "scenario_text",
-    "training",
-    "wait_until",
-]
-
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
 

@@ -8,8 +8,6 @@ from fl_elastic.fleet.change import Change
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.provision import Wanted, provision
 
-__all__ = ["content", "done", "make_fleet"]
-
 
 def make_fleet(place: Path, *nodes: str, port: int = 8000) -> FleetFolder:
     folder = FleetFolder(place)

@@ -8,8 +8,6 @@ import socket
 import threading
 import time
 
-__all__ = ["BadLink"]
-
 _CHUNK = 16 * 1024
 # What a lost segment costs a connection: the sender waits this long before it sends it again.
 _RETRANSMISSION_SECONDS = 0.2

@@ -6,8 +6,6 @@ import json
 import random
 from typing import Any
 
-__all__ = ["mutated_bytes", "mutated_json", "odd_value"]
-
 _ODD: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**62, 2**63, 10**30, -(10**30), 0.5, -0.0, 1e-300, 1e308,
     float("nan"), float("inf"), "", "x", "\x00", "\n", "é" * 50, "9" * 5000, "x" * 100_000, [], {}, [[]],

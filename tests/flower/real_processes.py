@@ -15,18 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "binary",
-    "end",
-    "environment",
-    "free_port",
-    "listening",
-    "status_of",
-    "superlink_of",
-    "wait_until",
-    "with_all_below",
-]
-
 
 def binary(name: str) -> str:
     """Path of a command of the environment that runs the tests."""

@@ -20,8 +20,6 @@ from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 
-__all__ = ["selector_checks"]
-
 Subject = type[SummaryScore] | SummaryScore
 Change = Callable[[Tensor], Tensor]
 

@@ -14,8 +14,6 @@ from fl_elastic.losses import own_loss
 from fl_elastic.readout.place import INPUT, Place
 from fl_elastic.readout.poolings import pooling_for
 
-__all__ = ["ODD", "Odd", "hooked_features", "of_zoo", "ran_before"]
-
 Made = tuple[nn.Module, Any]
 Odd = Callable[[], Made]
 

@@ -16,8 +16,6 @@ from torch import nn
 
 from fl_elastic.cli.stream import stream
 
-__all__ = ["Life", "arguments", "small_net", "table"]
-
 
 def small_net() -> nn.Module:
     """Two layers; the same each time."""

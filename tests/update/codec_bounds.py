@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["error_bound"]
-
 
 def _largest(values: NDArray[Any]) -> float:
     return float(np.abs(values).max(initial=0.0))

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from fl_elastic.losses import own_loss
 
-__all__ = ["BATCHES", "Case", "Subject", "cases_in", "classes", "drawn", "pairs", "with_own_loss"]
-
 BATCHES = 3
 _SIZE = 4
 

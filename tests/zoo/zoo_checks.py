@@ -24,8 +24,6 @@ from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.update import Manifest
 
-__all__ = ["BUDGETS", "built", "trained", "tuned"]
-
 BUDGETS = ("speedup elastic", "speedup last_k", "memory elastic")
 # Lean layers of a plan under a memory limit round differently.
 _PLAIN, _LEAN = 0.0, 5e-4

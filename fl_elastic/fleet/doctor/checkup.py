@@ -37,8 +37,6 @@ from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.node_settings import load_node_settings
 from fl_elastic.fleet.serve import resolves, state_folder
 
-__all__ = ["World", "check_up"]
-
 
 @dataclass(frozen=True)
 class World:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Finding", "Status", "fail", "ok", "skipped", "warn"]
-
 Status = Literal["ok", "warn", "fail", "skipped"]
 
 

@@ -12,17 +12,6 @@ from fl_elastic.devices.platform import Memory
 from fl_elastic.devices.vitals import Throttling
 from fl_elastic.fleet.doctor.finding import Finding, fail, ok, skipped, warn
 
-__all__ = [
-    "TorchBuild",
-    "check_disk",
-    "check_heat",
-    "check_memory",
-    "check_swap",
-    "check_torch",
-    "installed_version",
-    "torch_build",
-]
-
 _MIB = 1 << 20
 _GIB = 1 << 30
 

@@ -6,8 +6,6 @@ import time
 
 from fl_elastic.fleet.doctor.finding import Finding, fail, ok
 
-__all__ = ["self_test"]
-
 _CLASSES = 4
 _SIDE = 12
 

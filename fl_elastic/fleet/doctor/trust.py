@@ -18,18 +18,6 @@ from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.node_key import public_part
 
-__all__ = [
-    "check_addresses",
-    "check_clock",
-    "check_dates",
-    "check_names",
-    "check_node_key",
-    "check_pair",
-    "check_permissions",
-    "check_server",
-    "check_signer",
-]
-
 _SOON = timedelta(days=30)
 _RENEW = "on the machine with the authority: fl-elastic fleet rotate DIR --server"
 # Flower refuses signatures that are more than 5 s from the future, or 305 s old. HTTP dates have no fractions.

@@ -13,8 +13,6 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
 
-__all__ = ["RateCuts"]
-
 
 @dataclass(frozen=True)
 class RateCuts(RoundTask):

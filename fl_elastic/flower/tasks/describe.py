@@ -11,8 +11,6 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
 
-__all__ = ["Describe"]
-
 
 @dataclass(frozen=True)
 class Describe(RoundTask):

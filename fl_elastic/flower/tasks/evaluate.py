@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.groups import Batch
 
-__all__ = ["Evaluate", "believable"]
 
 _ACCURACY = "accuracy"
 # Number of clients from which on it is known what is usual.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
     from fl_elastic.groups import Batch
 
-__all__ = ["MeasureLoss"]
-
 
 @dataclass(frozen=True)
 class MeasureLoss(RoundTask):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
-__all__ = ["SolveHead"]
 
 # A fold of fewer examples would reveal nearly the examples themselves.
 _TOGETHER = 8

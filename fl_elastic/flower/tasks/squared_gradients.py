@@ -15,8 +15,6 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
 
-__all__ = ["SumSquaredGradients"]
-
 
 @dataclass(frozen=True)
 class SumSquaredGradients(RoundTask):

@@ -19,7 +19,6 @@ from fl_elastic.update.partial import MAX_VERSION
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
 
-__all__ = ["DEADLINE", "TASK", "Answer", "RoundTask", "config_key", "read_answers", "task_in"]
 
 TASK = "fl_elastic.task"
 """Config key of the task's name; a message without it asks for training or evaluation, by its type."""

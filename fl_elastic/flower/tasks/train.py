@@ -13,8 +13,6 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
 if TYPE_CHECKING:
     from fl_elastic.flower.client import ElasticClient
 
-__all__ = ["Train", "read_groups"]
-
 
 @dataclass(frozen=True)
 class Train(RoundTask):

@@ -23,16 +23,6 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing, within
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening
 
-__all__ = [
-    "SquaredGradients",
-    "dampen",
-    "digest_of",
-    "forget",
-    "squared_gradients",
-    "squares_with",
-    "under_every_name",
-]
-
 
 def squared_gradients(
     model: nn.Module,

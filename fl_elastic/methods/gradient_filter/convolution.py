@@ -18,8 +18,6 @@ from fl_elastic.methods.gradient_filter.patches import patch_sums
 from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.geometry import ConvGeometry
 
-__all__ = ["filtered_conv2d"]
-
 
 def filtered_conv2d(
     x: Tensor,

@@ -26,14 +26,6 @@ from torch import Tensor
 from fl_elastic.methods.gradient_filter.patches import CellGrid, patch_counts
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 
-__all__ = [
-    "filtered_input_gradient",
-    "filtered_weight_gradient",
-    "grid_input_gradient",
-    "pooled_input",
-    "tap_shares",
-]
-
 
 def pooled_input(x: Tensor, geometry: ConvGeometry, patch: int) -> Tensor:
     """Return the means of ``x`` over the cells that the patches of the output read.

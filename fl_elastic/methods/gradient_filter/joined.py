@@ -15,8 +15,6 @@ from fl_elastic.ops.geometry import ConvGeometry
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward
 from fl_elastic.ops.norm import is_frozen_norm
 
-__all__ = ["joined_forward"]
-
 
 def joined_forward(module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
     """Return a forward function of a Sequential that joins its filtered convolutions into chains.

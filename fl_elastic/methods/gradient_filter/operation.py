@@ -13,8 +13,6 @@ from fl_elastic.ops.geometry import ConvGeometry
 from fl_elastic.ops.lean_forward import ConvForward, LeanForward
 from fl_elastic.ops.mode_operation import OPERATIONS, ModeOperation
 
-__all__ = ["FilteredOperation"]
-
 
 @dataclass(frozen=True)
 class _Filtered(ConvForward):

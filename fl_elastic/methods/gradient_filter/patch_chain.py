@@ -15,8 +15,6 @@ from fl_elastic.ops.activations import relu, relu6
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm, norm_scale
 
-__all__ = ["PatchChain", "PatchUnit"]
-
 
 @dataclass(frozen=True)
 class PatchUnit:

@@ -27,8 +27,6 @@ from fl_elastic.ops.autograd import apply_function
 from fl_elastic.ops.bits import Layout, gate, pack_bits
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 
-__all__ = ["run_patch_chain"]
-
 
 def run_patch_chain(x: Tensor, chain: PatchChain) -> Tensor:
     """Return the output of ``chain`` for ``x`` ``[N, C, H, W]``; its backward pass stays on the grid of patches.

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 
-__all__ = ["CellGrid", "Cells", "patch_counts", "patch_sums"]
-
 
 @dataclass(frozen=True)
 class Cells:

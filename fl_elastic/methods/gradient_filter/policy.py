@@ -11,8 +11,6 @@ from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["GradientFilterPolicy"]
-
 
 @POLICIES.register("gradient_filter")
 class GradientFilterPolicy(Policy):

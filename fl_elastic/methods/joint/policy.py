@@ -22,8 +22,6 @@ from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.memory import inference_bytes, recompute_seconds, step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES
 
-__all__ = ["JointPolicy"]
-
 _RECOSTINGS = 3
 _TOLERANCE = 0.01
 

@@ -19,8 +19,6 @@ from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore
 from fl_elastic.planning.importance.fisher import FisherImportance
 from fl_elastic.state.archive import Kind, read_archive, write_archive
 
-__all__ = ["LearnedChannels", "LearnedImportance", "SelectorNetwork"]
-
 _KIND = Kind("fl_elastic.selector")
 _MOST = 2**24
 # Decimal exponent beyond which a prediction cannot be a potential.

@@ -22,8 +22,6 @@ from fl_elastic.planning.importance.channels import ChannelScore, ChannelScores
 from fl_elastic.planning.importance.samples import micro_batches, norms_at_rest
 from fl_elastic.planning.importance.taps import Key, Layer, Taps, scored_layers
 
-__all__ = ["FEATURES", "LayerSummary", "SummaryScore", "summarise"]
-
 _OF_CHANNEL = ("mean", "spread", "between", "energy", "weight")
 _OF_LAYER = ("mean", "energy", "weight")
 FEATURES = (

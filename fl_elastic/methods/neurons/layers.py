@@ -16,7 +16,6 @@ from fl_elastic.planning.lean_layers import LeanLayers
 if TYPE_CHECKING:
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["NeuronGuard", "NeuronLayers"]
 
 # Names that torch's optimisers use for momentum, the direction in which a weight was moving.
 _MOMENTA = ("momentum_buffer", "exp_avg")

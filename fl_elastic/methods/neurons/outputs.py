@@ -15,8 +15,6 @@ from fl_elastic.groups.forward import call_model, map_tensors, refusing_misfits,
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
-__all__ = ["change_of", "has_neurons", "kept_inputs", "neuron_outputs", "with_kept"]
-
 
 def kept_inputs(batch: Batch, examples: int, most_bytes: int) -> dict[str, NDArray[Any]]:
     """Return the tensors of a batch's first examples, at least one and as many as fit ``most_bytes``.

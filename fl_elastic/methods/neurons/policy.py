@@ -28,8 +28,6 @@ from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["NeqPolicy", "NeuronPolicy"]
-
 _INPUT, _OUTPUT = "input/", "output/"
 _WIDTH, _LEAST_WIDTH = 64, 4
 

@@ -13,8 +13,6 @@ from fl_elastic.groups.graph import GroupKind
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["NeuronLayer", "modes_of", "neuron_layers", "neuron_mode"]
-
 Chosen = NDArray[np.bool_]
 # Autograd's names of norms with neurons; a layer norm's entries belong to features, not to neurons.
 _NORMS = ("BatchNorm", "GroupNorm")

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["ScottiPolicy", "threshold_gradient"]
 
 _EPS, _MOMENTUM = "eps", "eps_momentum"
 

@@ -12,8 +12,6 @@ from fl_elastic.methods.neurons.motion import Values
 from fl_elastic.methods.neurons.rows import Chosen
 from fl_elastic.planning.request import PlanRequest
 
-__all__ = ["above", "fitting"]
-
 
 def above(scores: Mapping[int, Values], threshold: float) -> dict[int, Chosen]:
     """Return the neurons whose score is above a threshold, by group index."""

@@ -20,8 +20,6 @@ from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["VelocityPolicy"]
-
 _DEFAULT_SHARE = 0.308
 
 

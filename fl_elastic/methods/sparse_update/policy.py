@@ -34,8 +34,6 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import LayerShape
 from fl_elastic.profiling.profile import ModeCosts
 
-__all__ = ["SparseUpdatePolicy", "published_model", "scheme_modes"]
-
 _MODES = tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:])
 _BUDGET_SHARES = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1)
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from fl_elastic.profiling.layer_shapes import LayerShape
 
-__all__ = ["PUBLISHED_MODELS", "LayerUpdate", "PublishedModel", "Scheme"]
-
 
 @dataclass(frozen=True)
 class LayerUpdate:

@@ -26,14 +26,6 @@ from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.macs import backward_macs, group_macs
 
-__all__ = [
-    "TinyTrainInputPolicy",
-    "TinyTrainLearnedPolicy",
-    "TinyTrainNoDepthwisePolicy",
-    "TinyTrainPolicy",
-    "layer_worth",
-]
-
 _DEFAULT_MACS_SHARE = 0.15
 
 

@@ -12,8 +12,6 @@ from torch.utils.data import Sampler
 
 from fl_elastic.errors import TrainingError
 
-__all__ = ["ActiveExamples", "ForgettingCounts", "swapped"]
-
 Indices = NDArray[np.int64]
 
 

@@ -11,8 +11,6 @@ import numpy as np
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.profiling.profile import CostProfile, Seconds
 
-__all__ = ["TokenBlock", "fewer_tokens_profile", "is_attention", "token_blocks"]
-
 
 @dataclass(frozen=True)
 class TokenBlock:

@@ -16,8 +16,6 @@ from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.request import PlanRequest
 
-__all__ = ["BsrPolicy"]
-
 
 @POLICIES.register("bsr")
 class BsrPolicy(TokenPolicy):

@@ -12,16 +12,6 @@ from torch import Tensor, nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.torch_private import OperationMode, named_arguments
 
-__all__ = [
-    "Choose",
-    "ClassRows",
-    "attention_seen",
-    "dropping",
-    "handing_on",
-    "kept_indices",
-    "taken",
-]
-
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax")
 Choose = Callable[[int], int]
 

@@ -17,8 +17,6 @@ from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 
-__all__ = ["EVitPolicy"]
-
 
 @POLICIES.register("e_vit")
 class EVitPolicy(TokenPolicy):

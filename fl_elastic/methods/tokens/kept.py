@@ -15,8 +15,6 @@ from fl_elastic.errors import PlanError
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.step_transform import StepCase, StepTransform
 
-__all__ = ["KeptTokens", "cosine_share", "kept_count", "on_kept_tokens"]
-
 # Shares of the training at which the share of tokens begins and ends to fall.
 _BEGIN, _END = 10 / 300, 110 / 300
 

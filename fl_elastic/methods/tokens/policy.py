@@ -26,8 +26,6 @@ from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.registry import first_line
 
-__all__ = ["TokenPolicy", "classes_of", "with_tokens"]
-
 # A class token, and possibly one for distillation.
 _MOST_CLASSES = 2
 _FEW = 2

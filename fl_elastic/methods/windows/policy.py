@@ -18,8 +18,6 @@ from fl_elastic.planning.step_transform import StepCase
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import step_memory
 
-__all__ = ["SliceOutFitPolicy", "SliceOutPolicy"]
-
 # Keep-rates in sixteenths, from all channels down to two sixteenths; with fewer hardly anything of a layer is left.
 # Below one half, what windows learn fits the whole model so little that fewer steps in wider windows are better.
 _NARROW = 1 / 2

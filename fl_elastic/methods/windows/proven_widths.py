@@ -17,8 +17,6 @@ from fl_elastic.groups.graph import Width
 from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.windows.windowed import spans_of, windowed
 
-__all__ = ["prove_widths", "proven_widths"]
-
 Kept = Mapping[Width, tuple[int, int]]
 _PROVEN: WeakKeyDictionary[nn.Module, set[Width]] = WeakKeyDictionary()
 

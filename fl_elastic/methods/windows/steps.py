@@ -22,8 +22,6 @@ from fl_elastic.methods.windows.windowed import Narrow, windowed
 from fl_elastic.methods.windows.windows import Windows
 from fl_elastic.profiling.optimizers import alike
 
-__all__ = ["WindowSteps", "driving", "retake_statistics", "statistics_passes"]
-
 # Largest number of batches on which running statistics are recomputed after steps on windows.
 _MOST_PASSES = 8
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fl_elastic.groups.graph import Width
 from fl_elastic.groups.torch_private import BatchNorm, own_buffers, own_parameters
 
-__all__ = ["Narrow", "Span", "Window", "spans_of", "windowed"]
-
 
 @dataclass(frozen=True)
 class Span:

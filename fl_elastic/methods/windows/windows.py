@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from fl_elastic.planning.plan import Plan
 
-__all__ = ["Every", "Windows", "narrow_profile", "narrow_shapes", "window_starts"]
 
 Every = Literal["step", "fit"]
 

@@ -15,8 +15,6 @@ from torch import nn
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.registry import Factories
 
-__all__ = ["IMPORTANCES", "Importance", "Probe", "Scores"]
-
 Scores = NDArray[np.float64]
 
 

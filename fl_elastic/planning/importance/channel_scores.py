@@ -15,8 +15,6 @@ from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches, norms_at_rest
 from fl_elastic.planning.importance.taps import Key, Layer, Taps, scored_layers
 
-__all__ = ["FisherChannels", "WeightNormChannels"]
-
 
 @CHANNEL_SCORES.register("fisher")
 class FisherChannels(ChannelScore):

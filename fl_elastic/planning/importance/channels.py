@@ -15,8 +15,6 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.registry import Factories
 
-__all__ = ["CHANNEL_SCORES", "ChannelScore", "ChannelScores", "choose_channels"]
-
 
 @dataclass(frozen=True, eq=False)
 class ChannelScores:

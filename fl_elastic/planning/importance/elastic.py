@@ -15,8 +15,6 @@ from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import preserved_rng, untouched
 from fl_elastic.planning.importance.base import IMPORTANCES, Importance, Probe, Scores
 
-__all__ = ["ElasticImportance", "SameBatchImportance", "probe_gradients"]
-
 
 @IMPORTANCES.register("elastic")
 class ElasticImportance(Importance):

@@ -19,8 +19,6 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.lean_forward import lean_forward
 from fl_elastic.profiling.modes import convolution_module
 
-__all__ = ["Fidelity", "Visit", "gradient_cosine", "measure_fidelity", "visit_layers"]
-
 Visit: TypeAlias = Callable[[int, nn.Module, Tensor, Tensor], None]
 
 

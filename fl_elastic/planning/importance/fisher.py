@@ -11,8 +11,6 @@ from fl_elastic.planning.importance.channel_scores import FisherChannels
 from fl_elastic.planning.importance.channels import ChannelScore
 from fl_elastic.planning.importance.samples import micro_batches, norms_at_rest
 
-__all__ = ["FisherImportance"]
-
 
 @IMPORTANCES.register("fisher")
 class FisherImportance(Importance):

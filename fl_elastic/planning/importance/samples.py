@@ -14,8 +14,6 @@ from fl_elastic.groups.forward import map_tensors, split_batch
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
-__all__ = ["checked_loss", "micro_batches", "norms_at_rest"]
-
 
 @contextmanager
 def norms_at_rest(

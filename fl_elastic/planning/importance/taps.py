@@ -16,8 +16,6 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.ops.lean_forward import owns_weights
 
-__all__ = ["Layer", "Tap", "Taps", "scored_layers"]
-
 _NORMS = ("BatchNorm", "GroupNorm", "LayerNorm", "InstanceNorm")
 _ACTIVATIONS = (
     "Relu", "Hardtanh", "Hardswish", "Silu", "Gelu", "LeakyRelu", "Elu", "Mish", "Sigmoid", "Hardsigmoid", "Tanh",

@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fl_elastic.errors import BudgetError
 
-__all__ = ["COSTS", "Choices", "Limits", "Totals"]
-
 COSTS = ("seconds", "memory", "uplink")
 # Relative slack against rounding when sums are compared with a limit.
 _EPSILON = 1e-9

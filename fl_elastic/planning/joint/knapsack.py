@@ -27,8 +27,6 @@ from fl_elastic.planning.joint.problem import (
     problem_of,
 )
 
-__all__ = ["JointSelection", "joint_knapsack"]
-
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
 
-__all__ = ["Problem", "best_prices", "bounds_above", "bounds_of_depths", "lane", "problem_of"]
-
 # A limit far below the largest cost is not a usable unit.
 _LEAST_UNIT = 1e-9
 # Smoothing, as a share of the value at stake per group: the first, the last, and the factor between.

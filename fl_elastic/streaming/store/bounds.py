@@ -5,8 +5,6 @@ from __future__ import annotations
 import mmap
 from typing import NamedTuple
 
-__all__ = ["LEAST_CAPACITY", "Rows", "StoreBounds", "page_size_for"]
-
 LEAST_CAPACITY = 128 * 1024
 """Smallest capacity in bytes; below, log and index would take most of it."""
 

@@ -21,8 +21,6 @@ from fl_elastic.streaming.store.encoding import Encoding
 from fl_elastic.streaming.store.policies import Newcomer, lottery, victim
 from fl_elastic.streaming.store.sqlite import Database, Facts, note, texts_of
 
-__all__ = ["Change", "Note", "Offer", "Relabelled", "Withdrawn", "Writer"]
-
 _LOG = logging.getLogger("fl_elastic")
 # Inserts into a free slot, or replaces the row in a used one.
 _PLACE = (

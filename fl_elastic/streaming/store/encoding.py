@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.training.feature_codec import FeatureCodec
 
-__all__ = ["ENCODINGS", "Encoding"]
-
 ENCODINGS = ("raw", "fp16", "int8")
 
 

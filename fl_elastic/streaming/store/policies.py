@@ -7,8 +7,6 @@ import sqlite3
 import struct
 from dataclasses import dataclass
 
-__all__ = ["STORAGE_POLICIES", "Newcomer", "lottery", "victim"]
-
 # The class with the most samples; of equal ones, that of the newcomer.
 _LARGEST = "SELECT y FROM classes ORDER BY n DESC, y = :label DESC, y LIMIT 1"
 

@@ -22,8 +22,6 @@ from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES
 from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
-__all__ = ["SampleStore", "Samples"]
-
 # Any number of ids in a single value.
 _OF_IDS = "id IN (SELECT value FROM json_each(?))"
 

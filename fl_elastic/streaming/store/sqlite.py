@@ -18,8 +18,6 @@ from fl_elastic.streaming.quarantine import quarantine
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
 from fl_elastic.streaming.store.encoding import Encoding
 
-__all__ = ["Database", "Facts", "note", "texts_of"]
-
 _LOG = logging.getLogger("fl_elastic")
 _Found = TypeVar("_Found")
 # Another process may fill the log between two attempts.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.registry import Factories
 
-__all__ = ["CODECS", "Codec", "Memory", "does_not_fit", "finite", "number_of"]
-
 _Floats = NDArray[np.float32]
 _LARGE = 1 << 16
 Memory = Callable[[int], _Floats]

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.update.codecs.base import CODECS, Codec, Memory, does_not_fit, finite, number_of
 
-__all__ = ["Bf16"]
-
 _Floats = NDArray[np.float32]
 _NAME = "bfloat16"
 _EXPONENT = np.uint16(0x7F80)

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec, does_not_fit, finite, number_of
 
-__all__ = ["Int8"]
-
 _Floats = NDArray[np.float32]
 _LARGEST = 127
 _MOST = float(np.finfo(np.float32).max)

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from fl_elastic.update.codecs.base import CODECS, Codec, Memory, does_not_fit, number_of
 
-__all__ = ["Fp16", "Fp32"]
-
 _Floats = NDArray[np.float32]
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec, finite, number_of
 
-__all__ = ["TopK"]
-
 _Floats = NDArray[np.float32]
 _ONE_OF = 16
 

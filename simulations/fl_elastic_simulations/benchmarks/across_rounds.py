@@ -18,8 +18,6 @@ from fl_elastic_simulations.benchmarks.federation_tasks import (
 )
 from fl_elastic_simulations.benchmarks.intervals import mean_text
 
-__all__ = ["BENCHMARK", "AcrossRounds"]
-
 
 class AcrossRounds(Federation):
     """Accuracy, time and bytes of methods that keep heads and features between rounds, on pretrained models."""

@@ -19,8 +19,6 @@ from fl_elastic_simulations.engine.merging_cost import (
     tensors_cost,
 )
 
-__all__ = ["BENCHMARK", "Aggregation"]
-
 _REPLIES = (10, 100, 1000)
 _REPEATS = 3
 _TENSORS = (20, 200)

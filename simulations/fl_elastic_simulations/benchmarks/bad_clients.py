@@ -29,8 +29,6 @@ from fl_elastic_simulations.engine.server import Simulation, run_method
 from fl_elastic_simulations.engine.workload import measure_profile, scenario_model
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["BENCHMARK", "LIES", "BadClients", "Lie", "trained"]
-
 RULES = ("contributors", "median", "trimmed_mean", "norm_clipping", "krum")
 _BAD = {0: (), 1: (0,), 2: (0, 5)}
 _VARIANCE = "running_var"

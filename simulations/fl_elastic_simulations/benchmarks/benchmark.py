@@ -22,18 +22,6 @@ from fl_elastic.registry import closest
 from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.worker_processes import worker_processes
 
-__all__ = [
-    "Benchmark",
-    "Request",
-    "Results",
-    "Row",
-    "Rows",
-    "add_missing",
-    "chosen_tasks",
-    "fill",
-    "markdown",
-]
-
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Mapping[str, Mapping[str, Any]]
 

@@ -19,8 +19,6 @@ from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row,
 # Imported to register models.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 
-__all__ = ["BENCHMARK", "SpeedUps"]
-
 _MODELS = ("torchvision:resnet18", "torchvision:mobilenet_v2", "torchvision:vgg11_bn", "small_vit")
 _SPEEDUPS = (1.5, 2.0, 2.5)
 _BATCH, _PIXELS, _CLASSES, _STEPS = 16, 64, 10, 60

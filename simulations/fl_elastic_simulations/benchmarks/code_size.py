@@ -21,8 +21,6 @@ from fl_elastic.errors import ElasticError, ScenarioError
 from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
 from fl_elastic_simulations.engine import paths_taken
 
-__all__ = ["BENCHMARK", "CodeSize", "code_lines", "sizes"]
-
 _LOAD = """
 import json, sys, time
 {statement}

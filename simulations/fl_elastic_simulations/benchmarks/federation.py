@@ -42,8 +42,6 @@ from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["BENCHMARK", "Cells", "Federation", "federation_cell", "row_of", "sooner", "task_costs"]
-
 Cells: TypeAlias = Mapping[int, Mapping[str, Any]]
 """Rows of one method in one task, by seed."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["CLOSED_FORM", "METHODS", "OURS", "READ", "REFERENCE", "SAME_HEAD", "across_rounds"]
-
 Table = dict[str, Any]
 
 REFERENCE = "fedavg, waiting"

@@ -16,19 +16,6 @@ from fl_elastic_simulations.benchmarks.federation_methods import (
 )
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = [
-    "CONVERGED",
-    "LONGER",
-    "PRETRAINED",
-    "SEEDS",
-    "TASKS",
-    "FederationTask",
-    "bandwidth_of",
-    "method_key",
-    "methods_of",
-    "task_scenario",
-]
-
 Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05

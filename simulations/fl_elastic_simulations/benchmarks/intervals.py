@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from scipy.stats import t as student
 
-__all__ = ["interval", "mean_text"]
-
 
 def interval(values: Sequence[float]) -> float | None:
     """Return half the width of the 95 % interval of the mean, by Student's t; None for a single value.

@@ -34,8 +34,6 @@ from fl_elastic_simulations.benchmarks.steps import interleaved_seconds, saved_b
 from fl_elastic_simulations.engine.worker_processes import worker_processes
 from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
-__all__ = ["BENCHMARK", "Memory", "Subject", "memory_row", "peak_of_steps", "subject_of"]
-
 _MODELS = ("resnet18", "mobilenet_v2")
 # Each is a full step's memory divided by the budget; 0 stands for the planner's least with everything trained.
 _SHARES = (2, 4, 8, 16, 0)

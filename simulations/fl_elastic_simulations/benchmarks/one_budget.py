@@ -27,17 +27,6 @@ from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out
 from fl_elastic_simulations.peers.random_parts import random_blocks
 
-__all__ = [
-    "FEWER",
-    "METHODS",
-    "SPEEDUP",
-    "Method",
-    "RandomBlocksPolicy",
-    "Trained",
-    "keep_costs",
-    "train",
-]
-
 SPEEDUP = 2.0
 """Budget of a step: at most half of the time of a step that trains everything."""
 FEWER = "full, half of the passes"

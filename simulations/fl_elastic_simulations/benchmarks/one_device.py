@@ -35,8 +35,6 @@ from fl_elastic_simulations.benchmarks.transfer import (
 )
 from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["BENCHMARK", "METHODS", "OneDevice", "OneDeviceMethod"]
-
 _BATCH = 16
 # The deepest group of the model.
 _EVERYTHING = "features.0.0"

@@ -40,8 +40,6 @@ from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["ALLOWED", "BENCHMARK", "CHOSEN", "TASKS", "Read", "ReadTask", "read_cell"]
-
 CHOSEN, LAST = "chosen places", "last layer"
 ALLOWED = (128, 256, 512, 1024, MOST_FEATURES)
 """Largest numbers of features that a head may read, in the table of the accuracy with fewer features."""

@@ -33,16 +33,6 @@ from fl_elastic_simulations.benchmarks.transfer import (
 )
 from fl_elastic_simulations.data.datasets import Dataset, check_dataset_name, load_dataset
 
-__all__ = [
-    "BENCHMARK",
-    "REFERENCE",
-    "TASKS",
-    "ComparedTask",
-    "SideBySide",
-    "own_task",
-    "side_by_side_cell",
-]
-
 REFERENCE = "last_k"
 """Method that all others are compared with, pair by pair: training the last groups that fit."""
 # The learning rate that suits a head of zeros damages the layers below a solved head.

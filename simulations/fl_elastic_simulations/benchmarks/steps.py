@@ -21,8 +21,6 @@ from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training.apply_plan import plan_applied
 
-__all__ = ["SavedBytes", "interleaved_seconds", "kept_bytes", "saved_bytes", "sgd", "vanilla"]
-
 
 @dataclass(frozen=True)
 class SavedBytes:

@@ -22,8 +22,6 @@ from fl_elastic_simulations.benchmarks.stream_methods import METHODS, REFERENCE
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS
 from fl_elastic_simulations.report.formats import MISSING, bytes_text
 
-__all__ = ["BENCHMARK", "Streams"]
-
 
 class Streams(Benchmark):
     """Accuracy, forgetting, recovery, seconds and memory of methods that learn from streams that change."""

@@ -40,8 +40,6 @@ from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stre
 from fl_elastic_simulations.data.datasets import data_root_folder
 from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
-__all__ = ["recovery", "run_stream"]
-
 # Factor by which a sample's weight in the accuracy along the stream falls with each sample; share of the former
 # accuracy at which the model counts as recovered.
 _FADING, _BACK = 0.98, 0.95

@@ -6,16 +6,6 @@ from dataclasses import dataclass
 
 from fl_elastic.readout.place import MOST_FEATURES
 
-__all__ = [
-    "LATENT",
-    "METHODS",
-    "MORE",
-    "READS",
-    "REFERENCE",
-    "SOLVED",
-    "StreamMethod",
-]
-
 
 @dataclass(frozen=True)
 class StreamMethod:

@@ -22,8 +22,6 @@ from fl_elastic_simulations.data.datasets import load_dataset
 from fl_elastic_simulations.data.files import npz_arrays
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["TASKS", "Labelled", "Stream", "StreamTask"]
-
 
 @dataclass(frozen=True, eq=False)
 class Labelled:

@@ -31,8 +31,6 @@ from fl_elastic_simulations.engine.server import Simulation
 from fl_elastic_simulations.engine.simulate import simulate
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["BENCHMARK", "Linear", "Throughput", "pictures", "vectors"]
-
 _CLASSES, _FEATURES, _PIXELS, _RATE = 10, 784, 28, 0.05
 _TURNS = 3
 # Number of replies before counting begins; by then all processes have loaded everything.

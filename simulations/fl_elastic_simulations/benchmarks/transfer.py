@@ -15,8 +15,6 @@ from fl_elastic.groups.forward import channels_last
 from fl_elastic.named_models import resolve_model
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
-__all__ = ["Shuffled", "cosine_adamw", "pretrained_mobilenet"]
-
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 
 

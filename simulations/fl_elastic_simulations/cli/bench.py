@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from fl_elastic_simulations.benchmarks.benchmark import Benchmark
 
-__all__ = ["BENCHMARKS", "bench", "load"]
 
 BENCHMARKS = {
     "across-rounds": "Compare methods that keep heads and features from round to round with plain ones.",

@@ -12,8 +12,6 @@ import typer
 
 from fl_elastic.errors import ScenarioError
 
-__all__ = ["init", "write_project"]
-
 _TEMPLATES = Path(__file__).with_name("project")
 # Names that Flower accepts for an app.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")

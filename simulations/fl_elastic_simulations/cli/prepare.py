@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["prepare"]
 
 _FOLDER_SIZE = 128
 # Classes of weights trained on ImageNet; a teacher with another head is given as module:callable.

@@ -31,8 +31,6 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.report.formats import seconds_text
 
-__all__ = ["SimulationProgress", "simulate"]
-
 
 class SimulationProgress(Progress):
     """Prints a line per round; on a terminal, bars below show all rounds and the clients of the present one."""

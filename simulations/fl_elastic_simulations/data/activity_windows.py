@@ -15,8 +15,6 @@ from fl_elastic.errors import DatasetError
 from fl_elastic_simulations.data.datasets import Dataset
 from fl_elastic_simulations.data.files import npz_arrays
 
-__all__ = ["ActivityWindows", "activity_windows", "har"]
-
 WINDOW = 128
 STRIDE = 64
 STEP_MS = 20  # 50 Hz

@@ -10,8 +10,6 @@ import torch
 
 from fl_elastic.errors import DatasetError
 
-__all__ = ["Batches"]
-
 
 class Batches:
     """A re-iterable of ``(inputs, targets)`` batches, reshuffled each time it is iterated.

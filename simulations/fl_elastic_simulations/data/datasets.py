@@ -23,16 +23,6 @@ from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module, or_own
 from fl_elastic_simulations.data.files import cache_folder
 
-__all__ = [
-    "DATASETS",
-    "DATA_ROOT_VARIABLE",
-    "Dataset",
-    "DatasetKind",
-    "check_dataset_name",
-    "data_root_folder",
-    "load_dataset",
-]
-
 DATA_ROOT_VARIABLE = "FL_ELASTIC_DATA_ROOT"
 
 FloatArray = npt.NDArray[np.float32]

@@ -17,14 +17,6 @@ import numpy.typing as npt
 from fl_elastic.errors import DatasetError
 from fl_elastic.registry import first_line
 
-__all__ = [
-    "cache_folder",
-    "decode_jpegs",
-    "idx_split",
-    "npz_arrays",
-    "torchvision_split",
-]
-
 Arrays = dict[str, npt.NDArray[Any]]
 Split = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 

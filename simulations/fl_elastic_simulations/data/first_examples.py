@@ -9,8 +9,6 @@ import numpy as np
 from fl_elastic.errors import DatasetError
 from fl_elastic_simulations.data.datasets import load_dataset
 
-__all__ = ["dataset_batches"]
-
 
 def dataset_batches(
     name: str, shape: tuple[int, ...], batch_size: int, examples: int

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from fl_elastic.errors import DatasetError
 
-__all__ = ["images_of_folder"]
-
 _ENDINGS = (".jpg", ".jpeg", ".png")
 # Mean and standard deviation that weights trained on ImageNet expect.
 _MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]

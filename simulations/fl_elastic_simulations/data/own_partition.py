@@ -13,8 +13,6 @@ from fl_elastic.errors import RegistryError, ScenarioError
 from fl_elastic.registry import first_line, from_module
 from fl_elastic_simulations.data.partition import Indices
 
-__all__ = ["dealt"]
-
 _LABEL, _OWNER, _INDEX = "label", "owner", "index"
 
 

@@ -20,16 +20,6 @@ import numpy.typing as npt
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest, or_own
 
-__all__ = [
-    "LAYOUTS",
-    "PARTITIONS",
-    "Indices",
-    "check_partition_name",
-    "correlated_labels",
-    "correlated_owners",
-    "partition_indices",
-]
-
 Indices = npt.NDArray[np.int64]
 
 PARTITIONS = ("dirichlet", "iid", "natural", "pathological")

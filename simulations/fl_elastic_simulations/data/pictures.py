@@ -18,15 +18,6 @@ from fl_elastic_simulations.data.files import (
     torchvision_split,
 )
 
-__all__ = [
-    "cifar10",
-    "cifar10_jpegq75",
-    "cub50",
-    "digits",
-    "fashion_mnist",
-    "gtsrb",
-]
-
 
 def digits(_: Path) -> Dataset:
     """Return scikit-learn's 1,797 digits of 8x8 pixels; the test set is a fixed stratified 30 %.

@@ -12,8 +12,6 @@ from fl_elastic_simulations.scenario.scenario import Scenario
 from fl_elastic_simulations.unequal.costs import HostCost
 from fl_elastic_simulations.unequal.grid import UnequalGrid
 
-__all__ = ["on_fleet"]
-
 
 def on_fleet(scenario: Scenario, grid: Grid, cell: RunResult) -> Grid:
     """Return the grid for a scenario's rounds in the time of a cell; the given grid if no device ever leaves."""

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from fl_elastic.state.files import write_atomically
 
-__all__ = ["Charges"]
-
 
 @dataclass
 class Charges:

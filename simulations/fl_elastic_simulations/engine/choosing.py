@@ -29,9 +29,9 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
 )
 from fl_elastic_simulations.peers import PEERS, LocalTask
-from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
-
-__all__ = ["ChoosingCosts", "chooses", "measure_choosing"]
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
+from fl_elastic_simulations.unequal.fleet import Client
 
 _REPEATS = 5
 # Number of features of heads that choose their places.

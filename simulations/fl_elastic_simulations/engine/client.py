@@ -48,11 +48,11 @@ from fl_elastic_simulations.engine.head_costs import HeadCosts
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.peer_client import CHOOSING, PeerClient
 from fl_elastic_simulations.engine.supplied_grid import costs_in, files_in, with_files
-from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
 from fl_elastic_simulations.unequal.clock import in_time
+from fl_elastic_simulations.unequal.fleet import Client
 from fl_elastic_simulations.unequal.measuring import measuring_mod
-
-__all__ = ["CHARGES", "LATE", "NO_DATA", "simulated_client", "simulated_client_app"]
 
 CHARGES = "charged.json"
 """File in which a client records its charges."""

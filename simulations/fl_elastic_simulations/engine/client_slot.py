@@ -24,10 +24,10 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
     test_batches,
 )
-from fl_elastic_simulations.scenario.scenario import Client, MethodSection, Scenario
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
 from fl_elastic_simulations.unequal.clock import fits_memory
-
-__all__ = ["FEATURE_BYTES", "PEAK_BYTES", "ClientSlot"]
+from fl_elastic_simulations.unequal.fleet import Client
 
 FEATURE_BYTES = 1 << 30
 """Most bytes of features that a simulated device keeps."""

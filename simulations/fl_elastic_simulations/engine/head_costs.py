@@ -27,8 +27,6 @@ from fl_elastic.update.manifest import Manifest
 from fl_elastic.update.ridge import Ridge, RidgeSystem
 from fl_elastic.update.trusted_sums import harmful
 
-__all__ = ["HeadCosts", "measure_head_costs"]
-
 _ROWS, _REPEATS, _FOLDS, _BATCHES = 256, 3, 5, 4
 # Clients, classes and examples of a typical fleet, and numbers of places and features as in MobileNetV2.
 _CLIENTS, _CLASSES, _RANKED, _PLACES, _WIDE = 8, 40, 640, 33, 1000

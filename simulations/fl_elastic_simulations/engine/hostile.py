@@ -13,8 +13,6 @@ from fl_elastic.flower.records import read_train_reply, train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode
 from fl_elastic.update.frame import Kind, unpack
 
-__all__ = ["Attack", "hostile"]
-
 Attack: TypeAlias = Callable[[PartialUpdate, Manifest], bytes]
 """Turns an honest update into the bytes that are sent instead."""
 

@@ -23,8 +23,6 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.engine.worker_processes import worker_processes
 
-__all__ = ["ClientProcesses", "InProcessGrid", "client_processes", "virtual_contexts"]
-
 _CLIENT_FAILED = 2
 # Replies per process that may wait for earlier ones: more would only take memory.
 _AHEAD = 2

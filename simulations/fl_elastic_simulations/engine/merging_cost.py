@@ -21,8 +21,6 @@ from fl_elastic.update import Manifest, PartialUpdate, encode, weights_of
 from fl_elastic.update.manifest import Role
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
-__all__ = ["FLOWER", "MERGED", "MOST_KEPT", "NUMPY", "WRITTEN", "merging_cost", "tensors_cost"]
-
 FLOWER = "flower fedavg"
 """Whole models, merged by Flower's own strategy."""
 

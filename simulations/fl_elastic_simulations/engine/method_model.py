@@ -11,9 +11,8 @@ from fl_elastic_simulations.engine.workload import (
     scenario_model,
 )
 from fl_elastic_simulations.peers import PEERS
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
-
-__all__ = ["method_model", "read_at"]
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
 
 
 def read_at(model: nn.Module, read: str, scenario: Scenario, data_root: str | None) -> nn.Module:

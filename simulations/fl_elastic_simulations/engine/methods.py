@@ -19,9 +19,8 @@ from fl_elastic.registry import Factories
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.engine.seeded_fedavg import SeededFedAvg
 from fl_elastic_simulations.peers import PEERS
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
-
-__all__ = ["check_methods", "method_strategy"]
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
 
 
 def check_methods(scenario: Scenario) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Trace one fit, and one round of two clients, with known costs; print the counts."""

@@ -26,9 +26,7 @@ from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.client_slot import PEAK_BYTES
 from fl_elastic_simulations.engine.workload import optimizer_fn
 from fl_elastic_simulations.peers import PEERS, LocalTask
-from fl_elastic_simulations.scenario.scenario import TrainingSection
-
-__all__ = ["CHOOSING", "PeerClient"]
+from fl_elastic_simulations.scenario.sections import TrainingSection
 
 CHOOSING = "choosing-seconds"
 """Metric of the host seconds that probes and choices of a fit took."""

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 
-__all__ = ["plain_rounds"]
-
 
 def plain_rounds(
     train: Callable[[Mapping[str, Tensor], int], nn.Module],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-__all__ = ["LoggedProgress", "Progress"]
-
 _LOG = logging.getLogger("fl_elastic")
 
 

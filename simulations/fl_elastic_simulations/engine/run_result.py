@@ -11,10 +11,8 @@ from typing import Any
 from fl_elastic.errors import ScenarioError
 from fl_elastic.groups import TensorGroup
 from fl_elastic_simulations.engine.charges import Charges
-from fl_elastic_simulations.scenario.scenario import Client
 from fl_elastic_simulations.unequal.clock import round_cost, round_seconds
-
-__all__ = ["ClientRound", "MeasuredSteps", "RunResult"]
+from fl_elastic_simulations.unequal.fleet import Client
 
 _SPENT = ("seconds", "uplink_bytes", "downlink_bytes")
 _COSTS = ("simulated_seconds", "uplink_bytes", "downlink_bytes")

@@ -13,8 +13,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-__all__ = ["SeededFedAvg"]
-
 
 class SeededFedAvg(FedAvg):
     """FedAvg whose clients of each round depend only on ``seed``; it takes the options of Flower's strategy."""

@@ -46,11 +46,10 @@ from fl_elastic_simulations.engine.workload import (
     speed_of_host,
     test_batches,
 )
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario, TrainingSection
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection, TrainingSection
 from fl_elastic_simulations.unequal.clock import round_seconds
 from fl_elastic_simulations.unequal.grid import UnequalGrid
-
-__all__ = ["Simulation", "run_method", "run_methods"]
 
 _LOG = logging.getLogger("fl_elastic")
 # Timeout of Flower's own strategies by default.

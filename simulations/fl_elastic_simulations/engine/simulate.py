@@ -29,8 +29,6 @@ from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
 from fl_elastic_simulations.unequal.partitions import partitions_of
 
-__all__ = ["ReportingGrid", "simulate", "write_results"]
-
 
 def simulate(
     simulation: Simulation, progress: Progress, *, engine: str = "flower", workers: int = 1

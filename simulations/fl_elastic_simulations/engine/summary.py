@@ -12,8 +12,6 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["final_accuracy", "summarise", "without_curves"]
-
 _FINAL_TESTS = 5
 # Parts of a summary that grow with rounds, clients or groups.
 _LONG = (

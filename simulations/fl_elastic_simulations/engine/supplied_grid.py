@@ -24,8 +24,6 @@ from fl_elastic.readout.place import allowed_features
 from fl_elastic.state.archive import archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 
-__all__ = ["SuppliedGrid", "costs_in", "files_in", "on_a_cluster", "with_files"]
-
 _COSTS = "fl_elastic_simulations.costs"
 """Record of cost profiles, by the places that the model's head reads."""
 _FILES = "fl_elastic_simulations.files"

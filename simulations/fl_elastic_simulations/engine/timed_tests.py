@@ -9,9 +9,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from fl_elastic_simulations.engine.run_result import RunResult
-from fl_elastic_simulations.scenario.scenario import TrainingSection
-
-__all__ = ["Test", "TimedTests", "Weights"]
+from fl_elastic_simulations.scenario.sections import TrainingSection
 
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 Test: TypeAlias = Callable[[Weights, int], tuple[float, float]]

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any
 
-__all__ = ["worker_processes"]
-
 
 @contextmanager
 def worker_processes(

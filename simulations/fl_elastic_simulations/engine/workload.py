@@ -33,21 +33,8 @@ from fl_elastic_simulations.data.partition import (
 
 # Registers the models even if this package was sent instead of installed.
 from fl_elastic_simulations.models import small as _small  # noqa: F401
-from fl_elastic_simulations.scenario.scenario import Scenario, TrainingSection
-from fl_elastic_simulations.scenario.sections import DataSection, ModelSection
-
-__all__ = [
-    "at_speed",
-    "client_batches",
-    "first_batch",
-    "label_counts",
-    "measure_profile",
-    "optimizer_fn",
-    "scenario_dataset",
-    "scenario_model",
-    "speed_of_host",
-    "test_batches",
-]
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import DataSection, ModelSection, TrainingSection
 
 # Larger batches do not fit into the cache: batches of 256 take twice as long for MobileNetV2 at 128 pixels.
 _EVALUATION_BATCH = 32

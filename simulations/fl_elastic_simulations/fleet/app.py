@@ -15,8 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_elastic.flower.node_app import CaredFor, NodeConfig, app_of
 
-__all__ = ["client_app", "server_app"]
-
 
 def _node(config: dict[str, Any], context: Context) -> CaredFor:
     # A client's process lives for one message, so modules are only imported where needed.

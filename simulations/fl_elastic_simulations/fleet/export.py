@@ -16,8 +16,6 @@ from fl_elastic_simulations.engine.workload import first_batch, scenario_model
 from fl_elastic_simulations.fleet.server import CHECKPOINTS, SCENARIO
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["export_run"]
-
 
 def export_run(
     results: Path, output: Path, *, scenario: Path | None = None, data_root: str | None = None

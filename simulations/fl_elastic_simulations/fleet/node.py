@@ -15,8 +15,6 @@ from fl_elastic.training import Timing
 from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.scenario.scenario import Scenario
 
-__all__ = ["ScenarioNode"]
-
 
 @dataclass(frozen=True)
 class ScenarioNode:

@@ -10,8 +10,6 @@ from pathlib import Path
 from fl_elastic.errors import FleetError
 from fl_elastic_simulations.scenario import Scenario
 
-__all__ = ["scenario_text"]
-
 _DIGITS = "digits.toml"
 
 

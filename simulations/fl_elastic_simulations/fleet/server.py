@@ -31,9 +31,8 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import check_methods, method_strategy
 from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import scenario_model, test_batches
-from fl_elastic_simulations.scenario.scenario import MethodSection, Scenario
-
-__all__ = ["CHECKPOINTS", "JOURNAL", "SCENARIO", "SUMMARY", "FleetRun"]
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.scenario.sections import MethodSection
 
 JOURNAL = "rounds.jsonl"
 CHECKPOINTS = "checkpoints"

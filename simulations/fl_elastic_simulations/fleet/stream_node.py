@@ -10,9 +10,7 @@ from fl_elastic.errors import FleetError
 from fl_elastic.flower.node_app import NodeConfig
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic_simulations.scenario.scenario import TrainingSection
-
-__all__ = ["stream_client"]
+from fl_elastic_simulations.scenario.sections import TrainingSection
 
 
 def stream_client(

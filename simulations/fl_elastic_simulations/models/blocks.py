@@ -8,15 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = [
-    "MeanOverTokens",
-    "ResidualBlock",
-    "TransformerBlock",
-    "VisionTokens",
-    "batch_norm",
-    "group_norm",
-]
-
 
 def group_norm(width: int) -> nn.Module:
     """Return a group normalisation with up to eight groups, as many as divide ``width``.

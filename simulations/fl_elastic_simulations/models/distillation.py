@@ -25,8 +25,6 @@ from fl_elastic_simulations.models.pooled_features import (
 )
 from fl_elastic_simulations.models.projection import Projection, power_temperature
 
-__all__ = ["Distilled", "Recipe", "distil"]
-
 _PART = Kind("fl_elastic.teacher_part")
 _STANDING = Kind("fl_elastic.distillation")
 _IMAGES_PER_PART, _TEACHER_BATCH = 512, 64

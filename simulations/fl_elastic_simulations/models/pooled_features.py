@@ -12,8 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["FeaturePlace", "find_features", "pooled_features"]
-
 _RELUS = ("relu", "relu_", "relu6", "hardtanh", "hardtanh_")
 _POOLS = ("adaptive_avg_pool2d", "avg_pool2d", "mean")
 _DROPOUTS = ("dropout", "dropout_", "feature_dropout")

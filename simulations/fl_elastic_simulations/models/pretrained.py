@@ -14,8 +14,6 @@ from fl_elastic.state.archive import is_archive
 from fl_elastic.update.backbone import load_backbone
 from fl_elastic_simulations.data.files import npz_arrays
 
-__all__ = ["load_pretrained"]
-
 
 def load_pretrained(model: nn.Module, path: str | os.PathLike[str]) -> tuple[str, ...]:
     """Load the tensors of an npz file, or of a file of `fl-elastic prepare`, into tensors of the same names.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from fl_elastic.errors import ModelError
 
-__all__ = ["Projection", "power_temperature"]
-
 
 @dataclass(frozen=True, eq=False)
 class Projection:

@@ -24,20 +24,6 @@ from fl_elastic.registry import Factories
 from fl_elastic.training.batches import loader_size
 from fl_elastic.update import PartialUpdate
 
-__all__ = [
-    "PEERS",
-    "LocalResult",
-    "LocalTask",
-    "Peer",
-    "everything_fits",
-    "first_batch",
-    "num_examples",
-    "register_peer",
-    "requested_steps",
-    "steps_in_time",
-    "task_generator",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class LocalTask:

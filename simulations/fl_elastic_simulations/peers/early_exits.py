@@ -18,8 +18,6 @@ from fl_elastic.groups.trainable import note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.profile import model_device
 
-__all__ = ["EarlyExits", "ExitHead", "block_ends", "with_exits"]
-
 _NAME = "early_exits"
 
 

@@ -34,8 +34,6 @@ from fl_elastic_simulations.peers.early_exits import EarlyExits, block_ends, wit
 from fl_elastic_simulations.peers.training import put_back_on_error, take_steps
 from fl_elastic_simulations.peers.windows import Window, WindowCosts, first_window, next_window
 
-__all__ = ["FedEl", "adjusted_importance"]
-
 _BETA = 0.6
 _WINDOW, _SELECTED = "window", "selected"
 

@@ -17,8 +17,6 @@ from fl_elastic_simulations.peers.base import (
 )
 from fl_elastic_simulations.peers.training import put_back_on_error, train_mask, train_policy
 
-__all__ = ["RATES", "HeteroFl", "affordable_rate"]
-
 RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 
 

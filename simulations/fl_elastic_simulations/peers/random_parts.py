@@ -20,8 +20,6 @@ from fl_elastic_simulations.peers.base import (
 from fl_elastic_simulations.peers.early_exits import block_ends
 from fl_elastic_simulations.peers.training import mask_of, train_mask
 
-__all__ = ["RandomLayers", "random_blocks", "random_mask"]
-
 
 @register_peer("random_layers")
 class RandomLayers(Peer):

@@ -15,8 +15,6 @@ from fl_elastic_simulations.peers.base import (
 )
 from fl_elastic_simulations.peers.training import mask_of, train_mask
 
-__all__ = ["TimelyFl", "deepest_suffix", "epochs_in_time"]
-
 _MOST = 2
 
 

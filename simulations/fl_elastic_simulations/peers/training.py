@@ -34,17 +34,6 @@ from fl_elastic_simulations.peers.base import (
     requested_steps,
 )
 
-__all__ = [
-    "FixedMask",
-    "StepsTaken",
-    "costs_of",
-    "mask_of",
-    "put_back_on_error",
-    "take_steps",
-    "train_mask",
-    "train_policy",
-]
-
 
 class FixedMask(Policy):
     """A policy that trains the given groups.

@@ -13,8 +13,6 @@ from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import Mask, Seconds
 
-__all__ = ["Window", "WindowCosts", "first_window", "next_window"]
-
 
 @dataclass(frozen=True)
 class Window:

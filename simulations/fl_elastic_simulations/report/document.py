@@ -19,18 +19,6 @@ from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic_simulations.report.formats import abbreviated
 from fl_elastic_simulations.report.palette import EMPTY, ink
 
-__all__ = [
-    "WIDTH",
-    "Figure",
-    "Grid",
-    "Panel",
-    "Section",
-    "drawn_text",
-    "figure",
-    "row_ticks",
-    "write_document",
-]
-
 WIDTH = 640
 _MOST_TICKS = 16
 

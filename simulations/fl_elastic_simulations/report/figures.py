@@ -23,16 +23,6 @@ from fl_elastic_simulations.report.formats import (
 from fl_elastic_simulations.report.palette import EMPTY, ink
 from fl_elastic_simulations.report.summary import DeviceClass, Method, Point, Results
 
-__all__ = [
-    "accuracy_by_round",
-    "accuracy_by_time",
-    "accuracy_by_uplink",
-    "coverage_map",
-    "label_split",
-    "mean_curve",
-    "speed_bars",
-]
-
 Json = Mapping[str, object]
 _FEW_POINTS = 12
 _EARLY = 5  # one in so many tests may lie below the figure

@@ -6,22 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = [
-    "MISSING",
-    "TIMES",
-    "Unit",
-    "abbreviated",
-    "accuracy_text",
-    "byte_unit",
-    "bytes_text",
-    "factor_text",
-    "percent_text",
-    "ratio_text",
-    "seconds_text",
-    "spans_text",
-    "time_unit",
-]
-
 MISSING = "\N{EN DASH}"
 """Text for an unknown value."""
 

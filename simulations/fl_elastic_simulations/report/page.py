@@ -28,8 +28,6 @@ from fl_elastic_simulations.report.tables import (
     target_sentence,
 )
 
-__all__ = ["write_page"]
-
 _NOTHING = "The summary holds nothing to draw here."
 _TABLES = (
     (

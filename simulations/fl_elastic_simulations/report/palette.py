@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["COLOURS", "EMPTY", "Ink", "ink"]
-
 COLOURS = ("#8592a0", "#2478c8", "#d9730f", "#9430f0", "#cc0066", "#9f6e3c")
 """Grey for the reference, then hues that dichromats can also distinguish.
 

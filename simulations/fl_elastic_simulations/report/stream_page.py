@@ -14,8 +14,6 @@ from fl_elastic_simulations.report.document import WIDTH, Section, row_ticks, wr
 from fl_elastic_simulations.report.formats import bytes_text
 from fl_elastic_simulations.report.palette import ink
 
-__all__ = ["Drawing", "stream_sections", "write_stream_page"]
-
 _UNLABELLED = "none"
 _MOST_GROUPS = 60
 _RIGHT, _TOP, _BOTTOM = 12, 10, 30

@@ -16,18 +16,6 @@ import pydantic
 
 from fl_elastic.errors import ElasticError
 
-__all__ = [
-    "Client",
-    "Cut",
-    "DeviceClass",
-    "DeviceResult",
-    "Method",
-    "Point",
-    "Rejections",
-    "Results",
-    "read_summary",
-]
-
 
 def _finite(value: object) -> float | None:
     if value is None:

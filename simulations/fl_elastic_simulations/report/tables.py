@@ -26,17 +26,6 @@ from fl_elastic_simulations.report.summary import (
     read_summary,
 )
 
-__all__ = [
-    "clients_grid",
-    "cuts_grid",
-    "memory_grid",
-    "rejections_grid",
-    "results_grid",
-    "results_table",
-    "spread_grid",
-    "target_sentence",
-]
-
 # An accuracy that exceeds the largest class's share by no more than this does so by chance.
 _NO_BETTER = 0.005
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from fl_elastic_simulations.scenario.scenario import Client, Scenario
+from fl_elastic_simulations.scenario.scenario import Scenario
+from fl_elastic_simulations.unequal.fleet import Client
 
 __all__ = ["Client", "Scenario"]

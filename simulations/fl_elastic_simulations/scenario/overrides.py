@@ -7,8 +7,6 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["apply_overrides", "parse_value"]
-
 # These keys are lists even if a single bare value is given: methods=full, seeds=0.
 _LISTS = ("methods", "seeds")
 

@@ -33,18 +33,6 @@ from fl_elastic_simulations.unequal.fleet import (
     traces_beside,
 )
 
-__all__ = [
-    "Client",
-    "DataSection",
-    "DeadlineSection",
-    "FleetSection",
-    "MethodSection",
-    "ModelSection",
-    "Scenario",
-    "TargetSection",
-    "TrainingSection",
-]
-
 _METHOD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 

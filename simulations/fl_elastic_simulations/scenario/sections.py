@@ -13,15 +13,6 @@ from fl_elastic.settings import Number, Text, Truth, Whole, approved, known_amon
 from fl_elastic_simulations.data.datasets import check_dataset_name
 from fl_elastic_simulations.data.partition import LAYOUTS, check_partition_name
 
-__all__ = [
-    "DataSection",
-    "DeadlineSection",
-    "MethodSection",
-    "ModelSection",
-    "TargetSection",
-    "TrainingSection",
-]
-
 Count = Annotated[Whole, Ge(1)]
 Share = Annotated[Number, Ge(0), Lt(1)]
 

@@ -15,8 +15,6 @@ import numpy as np
 
 from fl_elastic.errors import ScenarioError
 
-__all__ = ["ALWAYS", "DAY", "Availability", "diurnal", "read_trace", "when_enough"]
-
 DAY = 86_400.0
 """Number of seconds of a day."""
 

@@ -18,17 +18,6 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.availability import Availability
 from fl_elastic_simulations.unequal.devices import Device
 
-__all__ = [
-    "Answer",
-    "Outcome",
-    "RoundCost",
-    "answer",
-    "fits_memory",
-    "in_time",
-    "round_cost",
-    "round_seconds",
-]
-
 # A deadline is often computed from the times that it is compared with: rounding must not decide.
 _TOLERANCE = 1e-3
 

@@ -11,8 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.fleet import CostSection
 
-__all__ = ["CostOf", "HostCost", "charged", "size_of"]
-
 _EXAMPLES = ("num-examples", "num_examples")
 
 

@@ -12,8 +12,6 @@ from importlib import resources
 from fl_elastic.errors import ScenarioError
 from fl_elastic.registry import closest
 
-__all__ = ["Device", "catalogue", "device", "told_apart"]
-
 OVERRIDABLE = (
     "slowdown",
     "uplink_bytes_per_second",

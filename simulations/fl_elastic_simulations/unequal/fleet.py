@@ -16,16 +16,6 @@ from fl_elastic.settings import Number, Text, Whole, approved, known_among, read
 from fl_elastic_simulations.unequal.availability import ALWAYS, Availability, diurnal, read_trace
 from fl_elastic_simulations.unequal.devices import Device, catalogue, device, told_apart
 
-__all__ = [
-    "AvailabilitySection",
-    "Client",
-    "CostSection",
-    "Entries",
-    "Fleet",
-    "FleetSection",
-    "traces_beside",
-]
-
 Count = Annotated[Whole, Ge(1)]
 Positive = Annotated[Number, Gt(0)]
 NotNegative = Annotated[Number, Ge(0)]

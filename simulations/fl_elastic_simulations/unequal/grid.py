@@ -31,8 +31,6 @@ from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
 from fl_elastic_simulations.unequal.partitions import partitions_of
 from fl_elastic_simulations.unequal.record import Row, save_rows
 
-__all__ = ["Clock", "SimulatedClock", "UnequalGrid"]
-
 # Flower's error codes: of the host, of the app, and of a node that is unavailable.
 _HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
 _CONNECT_SECONDS = 60.0

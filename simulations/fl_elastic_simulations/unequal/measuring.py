@@ -17,8 +17,6 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic_simulations.unequal.resident import resident_bytes, set_back_peak
 
-__all__ = ["RECORD", "Figures", "Measured", "measuring_mod", "who_record"]
-
 RECORD = "fl_elastic.unequal"
 """Key of the record with the grid's request and the node's answer; app and strategy do not see it."""
 

@@ -11,8 +11,6 @@ from flwr.serverapp import Grid
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.measuring import RECORD, who_record
 
-__all__ = ["partitions_of"]
-
 _KINDS = ("train", "evaluate", "query")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from fl_elastic.state.files import write_atomically
 
-__all__ = ["Row", "save_rows"]
-
 
 @dataclass(frozen=True)
 class Row:

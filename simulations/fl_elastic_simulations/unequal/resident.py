@@ -7,8 +7,6 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["resident_bytes", "set_back_peak"]
-
 
 def resident_bytes(field: str) -> int:
     """Return ``VmRSS`` (now) or ``VmHWM`` (peak) of this process in bytes; without /proc the peak by getrusage."""

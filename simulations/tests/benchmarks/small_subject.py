@@ -7,8 +7,6 @@ from torch import nn
 
 from fl_elastic_simulations.benchmarks.memory import Subject, subject_of
 
-__all__ = ["small_subject"]
-
 
 def small_subject() -> Subject:
     """Two blocks of convolutions with norms, and a head; eight images of 16 pixels."""

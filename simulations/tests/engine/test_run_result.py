@@ -10,8 +10,8 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.groups import TensorGroup
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic_simulations.engine.run_result import ClientRound, MeasuredSteps, RunResult
-from fl_elastic_simulations.scenario.scenario import Client
 from fl_elastic_simulations.unequal.devices import Device
+from fl_elastic_simulations.unequal.fleet import Client
 
 SLOW = Device("slow", "Slow", 10.0, 2**30, 1e6, 2e6, "made up")
 FAST = Device("fast", "Fast", 1.0, 2**30, 1e7, 2e7, "made up")

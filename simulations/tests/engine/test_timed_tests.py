@@ -12,7 +12,7 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.timed_tests import TimedTests, Weights
 from fl_elastic_simulations.scenario import Scenario
-from fl_elastic_simulations.scenario.scenario import TrainingSection
+from fl_elastic_simulations.scenario.sections import TrainingSection
 
 
 def training(seconds: float = 10.0, tests: int = 5, rounds: int = 100) -> TrainingSection:
