@@ -6,6 +6,7 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +108,26 @@ def breaking(rule: Callable[[Path], object], modules: list[Path]) -> dict[str, o
     """By module, what a rule finds wrong with it; a rule returns nothing where all is well."""
     assert len(modules) > 10
     return {module_name(path): wrong for path in modules if (wrong := rule(path))}
+
+
+def test_scripts_of_deployment_import_what_there_is() -> None:
+    scripts = (ROOT.parent / "deploy").rglob("*.py")
+    named = {
+        name
+        for path in scripts
+        for name in imports_of(path)
+        if is_inside(name, "fl_elastic", "fl_elastic_simulations")
+    }
+    assert len(named) > 20
+    missing = [name for name in sorted(named) if not _exists(name)]
+    assert missing == []
+
+
+def _exists(name: str) -> bool:
+    module, _, own = name.rpartition(".")
+    with suppress(ImportError):
+        return hasattr(importlib.import_module(module), own) if module else True
+    return False
 
 
 def test_imports_are_found_wherever_they_hide(tmp_path: Path) -> None:

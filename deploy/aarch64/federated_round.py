@@ -18,7 +18,7 @@ from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.local import free_ports
-from fl_elastic.fleet.member import Member, end_member, start_member
+from fl_elastic.fleet.member import Member, end_members, start_member
 from fl_elastic.fleet.provision import Wanted, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, server_launch
@@ -116,7 +116,7 @@ def run(root: Path, place: Path) -> None:
             raise FleetError(f"no update of the node was merged in {len(rounds)} rounds")
     finally:
         for member in reversed(members):
-            end_member(member)
+            end_members([member])
 
 
 def main() -> None:

@@ -13,9 +13,8 @@ from scripted_clients import manifest
 
 from fl_elastic.flower._compat import ndarray_to_bytes
 from fl_elastic.update import Manifest, PartialUpdate, encode
-from fl_elastic.update.frame import CHECKSUM_BYTES, checksum
+from fl_elastic.update.frame import CHECKSUM_BYTES, WIRE_VERSION, checksum
 from fl_elastic.update.model_wire import encode_weights
-from fl_elastic.update.wire import WIRE_VERSION
 
 _START = struct.Struct("<4sHBBI")
 Damage = Callable[[bytes], bytes]
