@@ -124,10 +124,12 @@ def test_scripts_of_deployment_import_what_there_is() -> None:
 
 
 def _exists(name: str) -> bool:
-    module, _, own = name.rpartition(".")
+    """Whether it is a module, or a name in one."""
     with suppress(ImportError):
-        return hasattr(importlib.import_module(module), own) if module else True
-    return False
+        importlib.import_module(name)
+        return True
+    module, _, own = name.rpartition(".")
+    return hasattr(importlib.import_module(module), own)
 
 
 def test_imports_are_found_wherever_they_hide(tmp_path: Path) -> None:
