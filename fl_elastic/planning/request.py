@@ -336,8 +336,9 @@ class PlanRequest:
         if self.sending_seconds_per_byte > 0 and not allowed > 0:
             seconds = self.sending_seconds_per_byte * sent * self.steps
             raise BudgetError(
-                f"sending the {sent:.0f} bytes that policy {policy!r} trains takes {seconds:.3g} s, the deadline "
-                f"is {self.budget.deadline:.3g} s: allow more, or use a policy that selects, such as 'elastic'"
+                f"sending the {sent:.0f} bytes that policy {policy!r} trains takes {seconds:.3g} s, and "
+                f"{self.budget.deadline:.3g} s of the deadline are left: allow more, or use a policy that selects, "
+                "such as 'elastic'"
             )
         return allowed
 

@@ -59,7 +59,10 @@ def test_a_policy_that_sends_everything_says_that_it_takes_too_long() -> None:
     asked = PlanRequest(
         with_sending(PROFILE, rate), budget, np.ones(8), steps=STEPS, sending_seconds_per_byte=rate
     )
-    with pytest.raises(BudgetError, match=r"sending the .* bytes that policy 'full' trains"):
+    with pytest.raises(
+        BudgetError,
+        match=r"sending the .* bytes that policy 'full' trains .* of the deadline are left",
+    ):
         POLICIES.make("full").plan(asked)
 
 
