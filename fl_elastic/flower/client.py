@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Context
@@ -70,10 +70,6 @@ from fl_elastic.update import (
     encode,
     load_weights,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -536,10 +532,8 @@ class ElasticClient(NumPyClient):
         from fl_elastic.training.cut_worth import cut_worth
 
         # With options that keep features, because features will be kept whichever cut is chosen.
-        options, model = (
-            replace(self.options_for(task), forward=self._forward(True)),
-            self.data.model,
-        )
+        options = replace(self.options_for(task), forward=self._forward(True))
+        model = self.data.model
         batches = self._batches(2)
         known = self.costs(options)
         self._profile = with_prefix(known, model, batches[0], options)

@@ -434,12 +434,10 @@ class PartialUpdates(Strategy):
         intake.take_all(replies)
         self.fleet.weigh(this.importance)
         self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
-        undo = None
         reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
         if reason:
             return self._step_back(this, reason), None
-        if not self._each_seen:
-            undo = self._undo()
+        undo = None if self._each_seen else self._undo()
         merged = this.merged()
         stepped = this.stepped(merged, self.server_optimizer)
         aggregated, metrics = handed_on(self.inner, this, stepped)

@@ -313,6 +313,8 @@ class _Gathered:
         self._kind: tuple[LastLayer, bool] | None = None
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._sums: tuple[NDArray[np.float64], ...] | None = None
+        # The features' mean in the first batch. Sums about it are not rounded by the size of a constant feature.
+        self._origin = torch.zeros(0, dtype=torch.float64)
         self._held = _HeldOut()
 
     def add(self, rows: Rows, keys: list[int]) -> None:
@@ -343,6 +345,7 @@ class _Gathered:
                 "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in "
                 "closed form has nowhere to go; take the parametrisation off, or train the head"
             )
+        self._move_back()
         products, targets, squares = self._sums
         folds = self._held.folds(together)
         weight = names[id(layer.weight)][0]
@@ -369,14 +372,28 @@ class _Gathered:
                 few, many = wanted.shape[1], rows.shape[1]
                 # NumPy's zeros take no memory before they are written to.
                 self._sums = np.zeros((many, many)), np.zeros((many, few)), np.zeros(few)
+                self._origin = rows.mean(dim=0)
+                self._origin[-1] = 0.0
             rows, wanted, squares, _ = self._held.exchange(rows, wanted, wanted**2, keys)
             if not len(rows):
                 continue
+            rows.addr_(rows[:, -1].clone(), self._origin, alpha=-1.0)
             products, targets, squared = map(torch.from_numpy, self._sums)
             # Added in place: with many features, one more matrix of products is as large as a model.
             products.addmm_(rows.T, rows)
             targets.addmm_(rows.T, wanted)
             squared.add_(squares.sum(dim=0))
+
+    def _move_back(self) -> None:
+        """Turn the sums about the origin into those about zero, in place, once."""
+        assert self._sums is not None
+        products, targets, _ = map(torch.from_numpy, self._sums)
+        # Without an example beside those held out, nothing is written: the zeros take no memory.
+        if float(products[-1, -1]):
+            products.addr_(products[:, -1].clone(), self._origin)
+            products.addr_(self._origin, products[-1].clone())
+            targets.addr_(self._origin, targets[-1].clone())
+        self._origin = torch.zeros_like(self._origin)
 
 
 _LayOut: TypeAlias = Callable[[Any], Any]

@@ -193,9 +193,8 @@ class ElasticTrainer:
         if adds_noise(optimizer) and policy.reads_data:
             raise _telling_choice(optimizer, policy)
         count_examples, deadline = self.options.count_examples, self.budget.deadline
-        timing, needed, device = (
-            self.options.timing, self.planner.batches_needed, model_device(self.model)
-        )  # fmt: skip
+        timing, needed = self.options.timing, self.planner.batches_needed
+        device = model_device(self.model)
         # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
         loader_counts = deadline is not None and timing.closed_loop
         clock = clock_for(

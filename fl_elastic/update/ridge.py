@@ -26,7 +26,7 @@ _Floats = NDArray[np.float64]
 _NOTHING_LEFT = 1e-6
 # Once this many examples are held out, no further part is needed.
 _ENOUGH = 640
-# A standard deviation below this share of the mean may be rounding of the sums, which are in fp64.
+# A standard deviation below this share of the mean may be rounding of sums in fp64 about zero.
 _CONSTANT = 3e-7
 # Weights of features with a smaller standard deviation might be too large for fp32.
 _LEAST = 1e-30

@@ -146,8 +146,7 @@ def with_held_out(total: HeadSums, held: HeadSums) -> HeadSums:
     some = values > _CANCELLED * max(float(values[-1]), 0.0)
     if not some.any():
         return total
-    rows = vectors[:, some].T * np.sqrt(values[some])[:, None] * scale
-    targets = (vectors[:, some].T @ (held.targets / scale[:, None])) / np.sqrt(values[some])[
-        :, None
-    ]
+    axes, lengths = vectors[:, some].T, np.sqrt(values[some])[:, None]
+    rows = lengths * axes * scale
+    targets = axes @ (held.targets / scale[:, None]) / lengths
     return total.with_folds([Fold(rows, targets, held.squares)])

@@ -264,6 +264,26 @@ def test_sums_are_those_of_the_features_in_eval_mode_and_leave_no_trace() -> Non
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
+def test_constant_features_of_many_examples_are_not_rounded_into_impossible_sums() -> None:
+    """Sums of thousands of equal squares are off by more than the rounding of one of them."""
+    rng = np.random.default_rng(0)
+    constant = rng.uniform(0.01, 2000, 20).astype(np.float32)
+    x = np.hstack([rng.normal(size=(5000, 4)).astype(np.float32), np.tile(constant, (5000, 1))])
+    y = rng.integers(0, 3, 5000)
+    model = nn.Linear(24, 3)
+    given, labels = torch.from_numpy(x).split(64), torch.from_numpy(y).split(64)
+    sums = head_sums(model, list(zip(given, labels, strict=True)))
+    rows = np.hstack([x.astype(np.float64), np.ones((5000, 1))])
+    exact = rows.T @ np.eye(3)[y]
+    np.testing.assert_allclose(sums.targets, exact, rtol=1e-12, atol=1e-9)
+    examples, mean = 5000.0, sums.products[-1, :-1] / 5000.0
+    variance = np.diag(sums.products)[4:-1] / examples - mean[4:] ** 2
+    assert (np.abs(variance) <= 1e-14 * constant.astype(np.float64) ** 2).all()
+    manifest = Manifest.of(model)
+    back = decode_head_sums(encode_head_sums(sums, manifest), manifest)
+    assert back.num_examples == 5000 and not closed_form_head(back).weight[:, 4:].any()
+
+
 def test_an_error_on_the_way_leaves_no_trace() -> None:
     model = Net()
     with pytest.raises(TrainingError, match="cannot take a batch"):

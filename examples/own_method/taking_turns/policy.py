@@ -10,8 +10,6 @@ from fl_elastic.profiling import CostProfile
 
 from .transform import RestingDropout
 
-__all__ = ["TakingTurnsPolicy"]
-
 
 @POLICIES.register("taking_turns")
 class TakingTurnsPolicy(Policy):

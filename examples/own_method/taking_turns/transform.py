@@ -11,8 +11,6 @@ from torch import nn
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StepTransform
 
-__all__ = ["RestingDropout"]
-
 
 @dataclass(frozen=True)
 class RestingDropout(StepTransform):
