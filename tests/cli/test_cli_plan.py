@@ -180,7 +180,8 @@ def test_a_torchvision_model_is_planned(plan: Plan) -> None:
     assert set(found) >= KEYS
     assert len(found["groups"]) == 26
     assert any(group["selected"] for group in found["groups"])
-    assert not all(group["selected"] for group in found["groups"])
+    # Everything costs a full step: it is within half of one only if steps are left out.
+    assert not all(group["selected"] for group in found["groups"]) or found["step_fraction"] < 1
     assert found["achieved_speedup"] >= 2 * found["step_fraction"] * 0.99
 
 
