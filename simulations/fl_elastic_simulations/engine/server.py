@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
@@ -97,13 +97,17 @@ class Simulation:
         return self.directory / "cells" / f"{method}-{seed}.json"
 
 
+Show: TypeAlias = Callable[[Sequence[RunResult], Sequence[TensorGroup], RunResult | None], object]
+"""Called with the finished cells, the tensor groups, and the cell that is running, if any."""
+
+
 def run_methods(
     simulation: Simulation,
     grid: Grid,
     progress: Progress,
-    finished: Callable[[Sequence[RunResult], Sequence[TensorGroup]], object] = lambda *_: None,
+    show: Show = lambda *_: None,
 ) -> tuple[list[RunResult], tuple[TensorGroup, ...]]:
-    """Run all methods and seeds, storing each finished cell; ``finished`` is called with all cells so far."""
+    """Run all methods and seeds, storing each finished cell; ``show`` is called after each test and each cell."""
     torch.set_num_threads(1)
     scenario = simulation.scenario
     profile, choosing = _costs(simulation)
@@ -115,10 +119,13 @@ def run_methods(
             if simulation.resume and path.exists():
                 cells.append(_finished_cell(path, _fingerprint(scenario, method)))
                 continue
-            cell = run_method(simulation, grid, progress, method, seed, profile, choosing)
+            cell = run_method(
+                simulation, grid, progress, method, seed, profile, choosing,
+                tested=lambda running: show(cells, profile.graph.groups, running),
+            )  # fmt: skip
             write_atomically(path, cell.to_json().encode())
             cells.append(cell)
-            finished(cells, profile.graph.groups)
+            show(cells, profile.graph.groups, None)
     return cells, profile.graph.groups
 
 
@@ -167,10 +174,12 @@ def run_method(
     seed: int,
     profile: CostProfile,
     choosing: ChoosingCosts | None = None,
+    tested: Callable[[RunResult], object] = lambda _: None,
 ) -> RunResult:
     """Run one method with one seed; without ``choosing`` nothing is charged for cost profiles and plans.
 
-    The clients of each round depend only on the seed, on any engine.
+    The clients of each round depend only on the seed, on any engine. ``tested`` is called after each test, with the
+    result so far.
     """
     scenario = simulation.scenario
     cell = RunResult(
@@ -183,7 +192,7 @@ def run_method(
     state_directory = simulation.state_directory / method.name / str(seed)
     shutil.rmtree(state_directory, ignore_errors=True)
     model = method_model(scenario, method, simulation.data_root, seed)
-    evaluate_fn = _evaluation(simulation, progress, cell, model)
+    evaluate_fn = _evaluation(simulation, progress, cell, model, tested)
     supplied = _supplied(simulation, grid, method, profile)
     grid = on_fleet(scenario, supplied, cell)
     unequal = grid if isinstance(grid, UnequalGrid) else None
@@ -259,7 +268,11 @@ class _TimeIsUp(Exception):
 
 
 def _evaluation(
-    simulation: Simulation, progress: Progress, cell: RunResult, model: nn.Module
+    simulation: Simulation,
+    progress: Progress,
+    cell: RunResult,
+    model: nn.Module,
+    tested: Callable[[RunResult], object],
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
     """Return a function with which the server tests the global model."""
     training = simulation.scenario.training
@@ -315,6 +328,8 @@ def _evaluation(
         stands = limit is not None and cell.simulated_seconds == before
         ended, before = server_round > 0 and (ends or stands), cell.simulated_seconds
         found = after_round(training.rounds if ended else server_round, weights)
+        if found is not None:
+            tested(cell)
         if limit is not None and (cell.simulated_seconds >= limit or ended):
             raise _TimeIsUp
         return None if found is None else MetricRecord({"accuracy": found[0], "loss": found[1]})

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
 from fl_elastic_simulations.unequal.partitions import partitions_of
+
+# Between two pages of a run that goes on: writing one takes a second.
+_SHOWN_SECONDS = 60.0
 
 
 def simulate(
@@ -53,7 +57,7 @@ def simulate(
     ElasticError
         If the scenario names something unknown, its data is missing, or the folder cannot be written.
     KeyboardInterrupt
-        On Ctrl-C, after the working clients have answered; finished cells and a page of them are then on disk.
+        On Ctrl-C, after the working clients have answered; finished cells and the newest page are then on disk.
     """
     if engine not in ("flower", "local"):
         raise ScenarioError(f"engine {engine!r}: known are flower, local")
@@ -62,9 +66,17 @@ def simulate(
     scenario_dataset(simulation.scenario, simulation.data_root)
     _check_writable(simulation.directory)
 
-    def finished(cells: Sequence[RunResult], groups: Sequence[TensorGroup]) -> None:
-        # Written after every cell, for readers during the run and after an interruption.
-        write_results(summarise(simulation.scenario, cells, groups), simulation.directory)
+    shown = time.monotonic()
+
+    def show(
+        cells: Sequence[RunResult], groups: Sequence[TensorGroup], running: RunResult | None
+    ) -> None:
+        """Write the results so far, for readers during the run and after an interruption."""
+        nonlocal shown
+        if running is None or time.monotonic() - shown >= _SHOWN_SECONDS:
+            found = summarise(simulation.scenario, cells, groups, running)
+            write_results(found, simulation.directory)
+            shown = time.monotonic()
 
     if engine == "local":
         clients = len(simulation.scenario.clients)
@@ -72,9 +84,7 @@ def simulate(
             grid = InProcessGrid(
                 clients, simulated_client_app(), progress.reply, processes=processes
             )
-            return summarise(
-                simulation.scenario, *run_methods(simulation, grid, progress, finished)
-            )
+            return summarise(simulation.scenario, *run_methods(simulation, grid, progress, show))
     if workers != 1:
         raise ScenarioError(
             f"{workers} workers: Flower's engine takes all cores by itself; name a number with engine 'local'"
@@ -88,7 +98,7 @@ def simulate(
         def main(grid: Grid, context: Context) -> None:
             del context
             watched = ReportingGrid(grid, progress.reply, stop)
-            cells, groups = run_methods(simulation, watched, progress, finished)
+            cells, groups = run_methods(simulation, watched, progress, show)
             found.append(summarise(simulation.scenario, cells, groups))
 
         try:

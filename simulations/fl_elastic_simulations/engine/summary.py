@@ -54,9 +54,12 @@ def final_accuracy(tested: Sequence[float], *, at_equal_times: bool = False) -> 
 
 
 def summarise(
-    scenario: Scenario, cells: Sequence[RunResult], groups: Sequence[TensorGroup]
+    scenario: Scenario,
+    cells: Sequence[RunResult],
+    groups: Sequence[TensorGroup],
+    running: RunResult | None = None,
 ) -> dict[str, Any]:
-    """Return the summary of all cells, as plain JSON values.
+    """Return the summary of all cells, as plain JSON values; that of the running cell counts as far as it is.
 
     Final accuracy is `final_accuracy`, averaged over seeds. The costs of choosing and of cost profiles are shares
     of the simulated time of all clients together. Time to target is when the mean curve over seeds first reaches
@@ -65,6 +68,8 @@ def summarise(
     everything. The denominator is the device's median step (step speed-up), or its mean time per step of a full
     round, in which omitted steps take no time (achieved speed-up).
     """
+    if running is not None:
+        cells = [*cells, running]
     by_method = {m.name: [c for c in cells if c.method == m.name] for m in scenario.methods}
     target = _target(scenario, by_method)
     full_step = _full_step(cells)
@@ -82,6 +87,13 @@ def summarise(
         "rounds": scenario.training.rounds,
         "seeds": list(scenario.seeds),
         "simulated": True,
+        "running": None
+        if running is None
+        else {
+            "method": running.method,
+            "seed": running.seed,
+            "round": running.history[-1]["round"],
+        },
         "final_accuracy_rule": "mean over the last tenth of the time"
         if scenario.training.tests
         else f"mean of the last {_FINAL_TESTS} tests, at most of the last quarter",

@@ -24,6 +24,7 @@ from fl_elastic_simulations.report.tables import (
     memory_grid,
     rejections_grid,
     results_grid,
+    running_sentence,
     spread_grid,
     target_sentence,
 )
@@ -88,6 +89,7 @@ def write_page(summary: Mapping[str, object], path: str | os.PathLike[str]) -> P
             "Results",
             grid=results_grid(results),
             dots=True,
+            guide=running_sentence(results),
             note=target_sentence(results),
         ),
         *_courses(results),

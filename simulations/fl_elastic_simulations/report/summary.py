@@ -152,6 +152,14 @@ class Method(_Part):
         return tuple(point for point in history if point.accuracy is not None)
 
 
+class Running(_Part):
+    """The method and seed that were running when the summary was written, and the round of their last test."""
+
+    method: Text
+    seed: Whole
+    round: Whole
+
+
 class Results(_Part):
     """A whole simulation: its setting and its methods, the first of which is the reference."""
 
@@ -175,6 +183,7 @@ class Results(_Part):
     ] = ""
     command: Text = ""
     largest_class: Number = None
+    running: Running | None = None
 
     @property
     def clock(self) -> str:

@@ -130,6 +130,17 @@ def target_sentence(results: Results) -> str:
     return f"{target} Speed-up and percentages are relative to {results.methods[0].name}."
 
 
+def running_sentence(results: Results) -> str:
+    """Return a sentence about the run that goes on; empty if it has ended."""
+    if (now := results.running) is None:
+        return ""
+    of = f" of {results.rounds}" if results.rounds else ""
+    return (
+        f"This run goes on: {now.method} with seed {now.seed} was tested after round {now.round}{of}, and its "
+        "figures are those so far."
+    )
+
+
 def _learned_nothing(results: Results) -> list[str]:
     """Return the names of methods whose model is no better than always predicting the largest class."""
     share = results.largest_class

@@ -18,6 +18,7 @@ from fl_elastic.flower.records import ERROR
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
+from fl_elastic_simulations.engine import simulate as simulate_module
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.client_slot import ClientSlot
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid as LocalGrid
@@ -318,6 +319,28 @@ def test_an_interrupted_run_leaves_a_page_of_what_is_finished(tmp_path: Path) ->
         )
     assert list(json.loads((tmp_path / "summary.json").read_text())["methods"]) == ["full"]
     assert "full" in (tmp_path / "report.html").read_text()
+
+
+def test_a_page_shows_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(LoggedProgress):
+        def round(self, number: int, *_: float) -> None:
+            if number == 2:
+                raise Interrupted
+
+    monkeypatch.setattr(simulate_module, "_SHOWN_SECONDS", 0.0)
+    with pytest.raises(Interrupted):
+        simulate(Simulation(scenario(methods=["full"]), tmp_path), Stopped(), engine="local")
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["running"] == {"method": "full", "seed": 0, "round": 1}
+    assert [row["round"] for row in found["methods"]["full"]["history"]] == [0, 1]
+    shown = " ".join((tmp_path / "report.html").read_text().split())
+    assert "full with seed 0 was tested after round 1 of" in shown
+    ended = simulate(
+        Simulation(scenario(methods=["full"]), tmp_path), LoggedProgress(), engine="local"
+    )
+    assert ended["running"] is None
+    # Written when the method had ended.
+    assert "goes on" not in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
