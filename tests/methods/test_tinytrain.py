@@ -89,7 +89,7 @@ def request_of(profile: CostProfile, budget: Budget, seed: int = 0) -> PlanReque
     return PlanRequest(profile, budget, importance, fidelity=fidelity, generator=generator)
 
 
-def literal_greedy(request: PlanRequest, axis: Any, *, skip_depthwise: bool = False) -> list[Mode]:
+def literal_greedy(request: PlanRequest, axis: Any) -> list[Mode]:
     """The reference: by descending score, the first ratio with which all still fits."""
     graph = request.profile.graph
     macs, groups = group_macs(graph), graph.groups
@@ -102,10 +102,6 @@ def literal_greedy(request: PlanRequest, axis: Any, *, skip_depthwise: bool = Fa
     modes = [Mode.FROZEN] * len(groups)
     modes[0] = Mode.FULL
     for i in sorted(scores, key=lambda i: scores[i], reverse=True):
-        shape = next(s for s in groups[i].shapes if len(s) == 4)
-        depthwise = shape[1] == 1
-        if skip_depthwise and depthwise:
-            continue
         for ratio in (1, 1 / 2, 1 / 4, 1 / 8):
             mode = Mode.FULL if ratio == 1 else Mode.channels(ratio, axis)
             trial = [*modes[:i], mode, *modes[i + 1 :]]
@@ -134,19 +130,6 @@ def test_the_policy_is_the_greedy_with_the_test_inside_the_loop(
         assert plan.predicted_step_seconds <= full / speedup * (1 + 1e-9)
         shares.append(sum(mode.kind == "channels" for mode in plan.modes))
     assert sum(shares) > 0
-
-
-def test_depthwise_layers_are_trained_unless_they_are_excluded(profile: CostProfile) -> None:
-    request = replace(request_of(profile, Budget(speedup=2.5)), importance=np.ones(len(profile)))
-    depthwise = {
-        g.name for g in profile.graph.groups for s in g.shapes if len(s) == 4 and s[1] == 1
-    }
-    with_them = POLICIES.make("tinytrain").plan(request)
-    without = POLICIES.make("tinytrain_no_depthwise").plan(request)
-    assert names_of(with_them, "full") & depthwise
-    assert not (names_of(without, "full") | names_of(without, "channels")) & depthwise
-    assert list(without.modes) == literal_greedy(request, "out", skip_depthwise=True)
-    assert without.mask.sum() > 1
 
 
 def test_the_score_favours_depthwise_layers_of_mcunet_by_far() -> None:

@@ -4,5 +4,4 @@ policies = {
     "tinytrain": "policy",
     "tinytrain_in": "policy",
     "tinytrain_learned": "policy",
-    "tinytrain_no_depthwise": "policy",
 }

@@ -16,7 +16,6 @@ from fl_elastic.groups.mode import Axis
 from fl_elastic.planning.channel_modes import (
     RATIOS,
     channel_modes,
-    known_layers,
     refuse_without_layers,
 )
 from fl_elastic.planning.importance.base import Scores
@@ -57,8 +56,8 @@ class TinyTrainPolicy(Policy):
 
     The limits are those of the budget. A budget without any limit means the paper's setting: 15 % of the
     multiply-adds of a full backward pass. The score ignores the path cost to a layer, and depthwise layers, small
-    in both factors, win by far: compare `TinyTrainNoDepthwisePolicy`. The paper's output channels save time but no
-    activations: compare `TinyTrainInputPolicy`.
+    in both factors, win by far. The paper's output channels save time but no activations: compare
+    `TinyTrainInputPolicy`.
 
     Attributes
     ----------
@@ -66,8 +65,6 @@ class TinyTrainPolicy(Policy):
         Name under which it is registered.
     axis : {"in", "out"}
         Which channels are chosen.
-    exclude_depthwise : bool
-        Whether depthwise convolutions stay frozen.
 
     Parameters
     ----------
@@ -84,7 +81,6 @@ class TinyTrainPolicy(Policy):
     needs = Needs("fisher", tuple(Mode.channels(ratio, "out") for ratio in RATIOS[1:]), "fisher")
     name: ClassVar[str] = "tinytrain"
     axis: ClassVar[Axis] = "out"
-    exclude_depthwise: ClassVar[bool] = False
 
     def __init__(self, macs_share: float | None = None) -> None:
         if macs_share is not None and not 0 < macs_share <= 1:
@@ -99,7 +95,7 @@ class TinyTrainPolicy(Policy):
         """Return the plan; raise BudgetError if not even the head fits memory or uplink."""
         modes, limit = [Mode.FROZEN] * len(request.profile), self._macs_limit(request)
         modes[request.profile.graph.head] = Mode.FULL
-        offered = self._offered(request.profile)
+        offered = channel_modes(request.profile, self.axis)
         for group in _by_worth(request, list(offered)):
             for mode in offered[group]:
                 modes[group] = mode
@@ -107,13 +103,6 @@ class TinyTrainPolicy(Policy):
                     break
                 modes[group] = Mode.FROZEN
         return request.plan(self.name, modes)
-
-    def _offered(self, profile: CostProfile) -> dict[int, tuple[Mode, ...]]:
-        """Return the modes of each candidate layer, most expensive first."""
-        layers = known_layers(profile)
-        offered = channel_modes(profile, self.axis)
-        depthwise = {g for g in offered if g in layers and layers[g].is_depthwise}
-        return {g: m for g, m in offered.items() if not (self.exclude_depthwise and g in depthwise)}
 
     def _macs_limit(self, request: PlanRequest) -> float:
         share = self.macs_share
@@ -137,14 +126,6 @@ class TinyTrainInputPolicy(TinyTrainPolicy):
     name = "tinytrain_in"
     axis = "in"
     needs = Needs("fisher", tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:]), "fisher")
-
-
-@POLICIES.register("tinytrain_no_depthwise")
-class TinyTrainNoDepthwisePolicy(TinyTrainPolicy):
-    """TinyTrain-style, with depthwise convolutions frozen."""
-
-    name = "tinytrain_no_depthwise"
-    exclude_depthwise = True
 
 
 @POLICIES.register("tinytrain_learned")
