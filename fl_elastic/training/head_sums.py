@@ -107,7 +107,7 @@ def head_sums(
 
     Examples
     --------
-    >>> found = head_sums(nn.Linear(2, 3), [(torch.ones(4, 2), torch.tensor([0, 1, 1, 2]))])
+    >>> found = head_sums(nn.Linear(2, 3), [(torch.arange(8.0).reshape(4, 2), torch.tensor([0, 1, 1, 2]))])
     >>> found.weight, found.num_examples, found.targets[-1].tolist()
     ('weight', 4, [1.0, 2.0, 1.0])
     """
