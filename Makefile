@@ -20,11 +20,12 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(READY)
 	$(BIN)/fl-elastic simulate simulations/scenarios/demo.toml --output out/demo
 
-# As many processes as cores: with one more it took longer on two. A file's tests stay together, with what they
-# share, in the order of conftest.py, and write tens of thousands of small files.
+# As many processes as cores, each with one thread: with one more process it took longer on two, and so it did where
+# each computed on all cores. A file's tests stay together, with what they share, in the order of conftest.py, and
+# write tens of thousands of small files.
 define PYTEST
 @place=$$(mktemp -d $(IN_MEMORY)/fl.XXXXXX) && trap 'rm -rf "$$place"' EXIT && \
-TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+OMP_NUM_THREADS=1 TMPDIR=$$place $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 endef
 
 test: $(READY)
