@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.flower.records import EvaluateReply, refuse_metrics
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.groups import Batch
 
 
@@ -39,12 +39,12 @@ class Evaluate(RoundTask):
         """False: it reveals no more than any evaluation."""
         return False
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Evaluate the model, on kept features of the test data at the fleet's cut if there are any."""
         from fl_elastic.training import evaluate
 
-        data = client.data
-        with _above_cut(client, self) as running:
+        client, data = work.client, work.data
+        with _above_cut(work) as running:
             found = evaluate(
                 data.model, data.loss_fn, data.tests,
                 metrics_fn=client.metrics_fn, running=running,
@@ -57,10 +57,10 @@ class Evaluate(RoundTask):
 
 @contextmanager
 def _above_cut(
-    client: ElasticClient, task: Evaluate
+    work: ClientRound,
 ) -> Iterator[Callable[[Batch], AbstractContextManager[None]] | None]:
     """Keep the test data's features in a file of their own: a fit wipes features that it does not meet."""
-    options, profile, tests = client.options_for(task), client.known_profile(), client.data.tests
+    options, profile, tests = work.options, work.known_profile(), work.data.tests
     forward = options.forward
     lasts = forward is not None and forward.path is not None and forward.feature_bytes
     if not options.part.cut or profile is None or not lasts or not isinstance(tests, Sized):
@@ -72,7 +72,7 @@ def _above_cut(
     assert forward is not None and forward.path is not None
     tested = replace(forward, path=features_of_tests(Path(forward.path)))
     options = replace(options, forward=tested)
-    with passing_above_cut(client.data.model, tests, profile.graph, options) as kept:
+    with passing_above_cut(work.data.model, tests, profile.graph, options) as kept:
         yield kept.step
 
 
