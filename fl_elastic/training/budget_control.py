@@ -162,6 +162,10 @@ class BudgetControl:
     def _compares_with_full_steps(self) -> bool:
         return self.correct and self._relative and self._limited
 
+    def planned_in(self, seconds: float) -> None:
+        """Note the time that making a plan took."""
+        self.planning_seconds = seconds
+
     def replanned(self) -> None:
         """Forget the step times of the previous plan; the next correction waits longer after each correction."""
         if self.corrected:

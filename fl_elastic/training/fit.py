@@ -121,6 +121,32 @@ class Fit:
     batch: Batch | None = None
     _stream: Epochs = field(init=False)
 
+    def charge_start(
+        self, estimating_seconds: float, copied: float, closing_seconds: float | None
+    ) -> None:
+        """Charge the time before the first step, and reserve that after the last one.
+
+        Parameters
+        ----------
+        estimating_seconds : float
+            Time of estimating costs, which the budget does not hold any more.
+        copied : float
+            When everything had been copied that the fit may change, by the log's clock.
+        closing_seconds : float, optional
+            Time that the last fit took after its steps; unknown in a first fit, which reserves as much as it took
+            before its steps: both look at every tensor.
+        """
+        log, measured = self.log, self.planner.options.timing.closed_loop
+        log.selection_seconds += estimating_seconds
+        log.predicted_seconds += 0.0 if measured else estimating_seconds
+        starting_seconds = log.clock() - log.began - estimating_seconds * measured
+        copying_seconds = copied - log.began
+        self.charge(copying_seconds, preparing=True)
+        self.charge(starting_seconds - copying_seconds)
+        if closing_seconds is None:
+            closing_seconds = starting_seconds - (log.made - log.began)
+        self.control.spent += closing_seconds * measured
+
     def run(self, stream: Epochs) -> None:
         """Train on the batches of a stream, phase by phase, until they or the budget end.
 
@@ -280,7 +306,7 @@ class Fit:
                     nearly_full=nearly_full,
                 )
                 self._predict_first_pass(computed)
-                self.planner.state.steps_since_probe += 1
+                self.planner.state.stepped()
                 interrupted = not step.waits and self._interrupts(phase)
                 # Reading the clock and checking what is due belong to the loop, and so to its time.
                 control.spent += log.after_step()
@@ -367,8 +393,9 @@ class Fit:
             began = log.clock()
             plan = planner.plan(control.correction)
             closed = planner.options.timing.closed_loop
-            planner.state.planning_seconds = log.clock() - began if closed else planning
-            control.planning_seconds = planner.state.planning_seconds
+            planning = log.clock() - began if closed else planning
+            planner.state.planned_in(planning)
+            control.planned_in(planning)
         control.replanned()
         self.charge(log.clock() - started)
         return plan
