@@ -130,11 +130,6 @@ class ClientRound:
     arrived: float = field(default_factory=time.perf_counter)
 
     @property
-    def manifest(self) -> Manifest:
-        """Manifest of what travels."""
-        return self.client.manifest
-
-    @property
     def budget(self) -> Budget:
         """Budget of the task."""
         return round_budget(self.client.budget, self.task, CODECS.make(self.client.codec).share)

@@ -51,14 +51,14 @@ def noisy_answer(work: ClientRound, task: SolveHead) -> Answer:
         raise UpdateError("sums with noise need a clip and its noise")
     # Seeded by the system's entropy: noise of a known seed could be subtracted.
     sums = noised(total, task.noise, np.random.default_rng())
-    return Answer.packed(encode_noisy_sums(sums, work.manifest), 1)
+    return Answer.packed(encode_noisy_sums(sums, work.data.manifest), 1)
 
 
 def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
     """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
     fixed = FixedPoint.of_text(task.fixed_point)
     total, held = _sums_apart(work, task)
-    index = work.manifest.index
+    index = work.data.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
     # With noise, a part of the total would need as much noise again.
@@ -76,7 +76,7 @@ def _sums_apart(work: ClientRound, task: SolveHead) -> tuple[HeadSums, HeadSums]
         data.model, data.examples(of_server=True),
         seconds=work.budget.deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
     )  # fmt: skip
-    refuse_frozen_head(total.weight, work.manifest.index)
+    refuse_frozen_head(total.weight, work.data.manifest.index)
     return data.in_server_order(total), data.in_server_order(held)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
@@ -269,8 +269,6 @@ class Fit:
         control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
-        share = plan.predicted_step_seconds / self.profile.full_step_seconds
-        nearly_full = forward is None and not plan.transforms and share >= _NEARLY_FULL
         with ExitStack() as stack:
             started = log.clock()
             stack.enter_context(plan_applied(plan, model))
@@ -287,26 +285,7 @@ class Fit:
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
             while self.batch is not None and control.steps_left(plan) > 0:
-                before = 0.0 if forward is None else forward.prefix_seconds
-                computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(self.batch, plan, step.take)
-                if step.stepped:
-                    log.count(tensors, step.moved)
-                log.read(self.loading)
-                seconds += self.loading
-                # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
-                steady = seconds + self.prefetched_seconds
-                if forward is not None and forward.terms is not None:
-                    steady += expected * control.drift - (forward.prefix_seconds - before)
-                control.record(
-                    seconds,
-                    whole_batch=whole,
-                    steady_seconds=steady,
-                    predicted_seconds=plan.predicted_step_seconds,
-                    nearly_full=nearly_full,
-                )
-                self._predict_first_pass(computed)
-                self.planner.state.stepped()
+                self._take_step(self.batch, plan, tensors, expected)
                 interrupted = not step.waits and self._interrupts(phase)
                 # Reading the clock and checking what is due belong to the loop, and so to its time.
                 control.spent += log.after_step()
@@ -320,6 +299,33 @@ class Fit:
             control.spent += log.finish(tensors, step.finish)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
+
+    def _take_step(
+        self, batch: Batch, plan: Plan, tensors: Mapping[str, nn.Parameter], expected: float
+    ) -> None:
+        """Take a step and record what it took; ``expected`` is the prefix's time in the plan."""
+        control, log, step, forward = self.control, self.log, self.step, self.step.forward
+        before = 0.0 if forward is None else forward.prefix_seconds
+        computed = 0 if forward is None else forward.computed
+        seconds, whole = log.step(batch, plan, step.take)
+        if step.stepped:
+            log.count(tensors, step.moved)
+        log.read(self.loading)
+        seconds += self.loading
+        # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
+        steady = seconds + self.prefetched_seconds
+        if forward is not None and forward.terms is not None:
+            steady += expected * control.drift - (forward.prefix_seconds - before)
+        share = plan.predicted_step_seconds / self.profile.full_step_seconds
+        control.record(
+            seconds,
+            whole_batch=whole,
+            steady_seconds=steady,
+            predicted_seconds=plan.predicted_step_seconds,
+            nearly_full=forward is None and not plan.transforms and share >= _NEARLY_FULL,
+        )
+        self._predict_first_pass(computed)
+        self.planner.state.stepped()
 
     def _interrupts(self, phase: Phase) -> bool:
         """Return whether a full step, or another choice, is due before the next step of a phase."""

@@ -43,7 +43,7 @@ class RankPlaces(RoundTask):
         examples = work.size().examples
         reply = places_reply(
             data.model, data.batches, self.places, examples=max(self.examples, 1),
-            of_all=examples, budget=work.budget, names=work.manifest.index,
+            of_all=examples, budget=work.budget, names=work.data.manifest.index,
             clock=client.options.timing.clock, loss_fn=data.loss_fn,
         )  # fmt: skip
-        return Answer.packed(encode_places(reply, work.manifest), examples)
+        return Answer.packed(encode_places(reply, work.data.manifest), examples)

@@ -61,9 +61,9 @@ class SolveHead(RoundTask):
         from fl_elastic.update.head_sums import encode_head_sums
 
         sums, examples, forward = _exact_sums(work)
-        refuse_frozen_head(sums.weight, work.manifest.index)
+        refuse_frozen_head(sums.weight, work.data.manifest.index)
         metrics = {} if forward is None else forward.to_metrics()
-        return Answer.packed(encode_head_sums(sums, work.manifest), examples, metrics)
+        return Answer.packed(encode_head_sums(sums, work.data.manifest), examples, metrics)
 
 
 def _exact_sums(

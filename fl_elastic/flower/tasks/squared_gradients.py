@@ -34,5 +34,5 @@ class SumSquaredGradients(RoundTask):
                 examples=work.size(examples).examples, seconds=seconds,
             )
         )  # fmt: skip
-        packed = encode_squares(everything, forgotten, work.manifest)
+        packed = encode_squares(everything, forgotten, work.data.manifest)
         return Answer.packed(packed, everything.examples)

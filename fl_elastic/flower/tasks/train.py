@@ -78,8 +78,8 @@ class Train(RoundTask):
         weights = data.weights()
         if self.groups:
             # The server sums the same tensors of all clients, and sees no single client's.
-            trained = [name for name in work.manifest.names if name in update.deltas]
-            metrics[TENSORS] = json.dumps([work.manifest.index[name] for name in trained])
+            trained = [name for name in work.data.manifest.names if name in update.deltas]
+            metrics[TENSORS] = json.dumps([work.data.manifest.index[name] for name in trained])
             weights = {name: weights[name] for name in trained}
         return Answer([*weights.values()], update.num_examples, metrics, report=report)
 
@@ -96,7 +96,7 @@ class Train(RoundTask):
         return ElasticTrainer(
             data.model, data.loss_fn, work.optimizer_fn,
             budget=_since_arrival(work), policy=policy, profile=profile, options=work.options,
-            state=client.state.selection, manifest=work.manifest,
+            state=client.state.selection, manifest=work.data.manifest,
         )  # fmt: skip
 
     def _metrics(
@@ -107,7 +107,7 @@ class Train(RoundTask):
         if self.cut and report.forward is not None:
             metrics |= report.forward.to_metrics()
         if self.cut or self.kept_head:
-            indices = sorted(work.manifest.index[name] for name in trainer.may_train)
+            indices = sorted(work.data.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
         wish = work.client.unlearning.digest(work.client.client_id, self.forgotten)
         if wish:
