@@ -231,6 +231,10 @@ class FitBatches:
         Batches of a probe.
     shape : tuple of int
         Shape of the first one.
+    requested_steps : int
+        Number of batches in all passes.
+    distinct_examples : int
+        Number of different examples: a stream has more samples than it draws for an epoch.
     judge : callable, optional
         Told what the model gets right in each batch, for a sampler that depends on it.
     loading_seconds : float, optional
@@ -243,6 +247,8 @@ class FitBatches:
     size: LoaderSize
     first: list[Batch]
     shape: tuple[int, ...]
+    requested_steps: int
+    distinct_examples: int
     judge: Judge | None
     loading_seconds: float | None
 
@@ -301,30 +307,20 @@ class FitBatches:
             size = loader_size(loader, first[0], count_examples, limit, clock, loading or 0.0)
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
-        return cls(loader, epochs, passes, size, first, shape, judge, loading)
+        steps = size.batches * epochs
+        distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
+        return cls(
+            loader, epochs, passes, size, first, shape, steps, distinct, judge, loading
+        )  # fmt: skip
 
-    @property
-    def requested_steps(self) -> int:
-        """Number of batches in all passes."""
-        return self.size.batches * self.epochs
-
-    @property
-    def distinct_examples(self) -> int:
-        """Number of different examples: a stream has more samples than it draws for an epoch."""
-        return max(self.size.examples, getattr(self.loader, "distinct_examples", 0))
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples in a pass, as known after the passes."""
-        return self.passes.examples(self.size)
-
-    def warn_of_more(self) -> None:
-        """Warn if the loader has given more batches than it said."""
+    def counted(self) -> int:
+        """Return the number of examples in a pass, after it; warn if it had more batches than the loader said."""
         if self.size.ends and self.passes.batches > self.size.batches:
             _LOG.warning(
                 "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
                 "leaves out the rest. Let its __len__ be right, or leave that out", self.size.batches,
             )  # fmt: skip
+        return self.passes.examples(self.size)
 
 
 class Epochs(Iterator[Batch]):

@@ -394,6 +394,7 @@ class Fit:
             control.predicted += probe
         if keep and current is not None:
             plan = current
+            control.replanned()
         else:
             planning = self._pay_for_plan()
             began = log.clock()
@@ -401,8 +402,7 @@ class Fit:
             closed = planner.options.timing.closed_loop
             planning = log.clock() - began if closed else planning
             planner.state.planned_in(planning)
-            control.planned_in(planning)
-        control.replanned()
+            control.replanned(planning)
         self.charge(log.clock() - started)
         return plan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -174,7 +174,17 @@ class ElasticTrainer:
         optimizer, policy = self._optimizing(), self.planner.policy
         if adds_noise(optimizer) and policy.reads_data:
             raise _telling_choice(optimizer, policy)
-        data, log = self._read(loader, epochs)
+        timing, deadline = self.options.timing, self.budget.deadline
+        device, needed = model_device(self.model), self.planner.batches_needed
+        # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
+        timed = deadline is not None and timing.closed_loop
+        clock = clock_for(device, "wall" if timed and timing.clock == "auto" else timing.clock)
+        began = clock()
+        data = FitBatches.read(
+            loader, epochs, device, self.options.count_examples, needed, clock, deadline,
+            timed=timed,
+        )  # fmt: skip
+        log = StepLog(data.shape, clock, began if timed else clock())
         start = FitStart(self.model, self.manifest, self._optimizing)
         self._trained = Trained(start.weights)
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
@@ -198,36 +208,27 @@ class ElasticTrainer:
             self.manifest = self._given_manifest or Manifest.of(self.model)
             self._optimizing.follow()
 
-    def _read(self, loader: Iterable[Batch], epochs: int) -> tuple[FitBatches, StepLog]:
-        """Read the first batches; the log begins with them under a deadline, else after them.
-
-        A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
-        """
-        timing, deadline = self.options.timing, self.budget.deadline
-        timed = deadline is not None and timing.closed_loop
-        device = model_device(self.model)
-        clock = clock_for(device, "wall" if timed and timing.clock == "auto" else timing.clock)
-        began, needed = clock(), self.planner.batches_needed
-        data = FitBatches.read(
-            loader, epochs, device, self.options.count_examples, needed, clock, deadline,
-            timed=timed,
-        )  # fmt: skip
-        return data, StepLog(data.shape, clock, began if timed else clock())
-
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
         """Price the steps, train phase by phase, and take over what the fit has shown."""
-        pull = ProximalPull.towards_present(self.model, self.options.proximal)
-        copied = log.clock()
-        priced, estimating_seconds = self._priced(data.first[0], log.clock)
-        profile = accumulated(priced, self.options.accumulate)
+        options, clock, steps = self.options, log.clock, data.requested_steps
+        pull = ProximalPull.towards_present(self.model, options.proximal)
+        copied, known = clock(), self.profile
+        priced = self.profile = costs_for(
+            self.planner.policy, known, self.model, self.loss_fn, data.first[0],
+            optimizer_fn=self.optimizer_fn, budget=self.budget, options=options,
+        )  # fmt: skip
+        estimating_seconds = options.timing.profile_seconds
+        if options.timing.closed_loop:
+            estimating_seconds = clock() - copied if priced is not known else 0.0
+        profile = accumulated(priced, options.accumulate)
         profile = with_loading(profile, data.loading_seconds or 0.0)
-        part, steps = self.options.part, data.requested_steps
-        above = profile.graph.groups_above(part.cut) if part.cut else None
-        with self._elastic_forward(data, above, log.clock) as forward:
-            costs = planned_with(profile, forward, above, part.kept_head)
+        above = profile.graph.groups_above(options.part.cut) if options.part.cut else None
+        runs_prefix = options.forward is not None or self.planner.policy.needs_eval_prefix
+        with self._prefix(data, above, clock) if runs_prefix else nullcontext() as forward:
+            costs = planned_with(profile, forward, above, options.part.kept_head)
             budget = self.budget.after(estimating_seconds, profile.full_step_seconds, steps)
             self.planner.begin(costs, steps, data.first, budget, profile)
-            step = self._step(data, start, costs, pull, forward, log.clock)
+            step = self._step(data, start, costs, pull, forward, clock)
             fit = Fit(
                 self.planner, step, start, profile, self._control(data, profile, budget), log,
                 None if self.budget.memory is None else FreeMemory(self.budget.memory),
@@ -235,46 +236,23 @@ class ElasticTrainer:
             )  # fmt: skip
             fit.charge_start(estimating_seconds, copied, self._closing_seconds)
             fit.run(data.passes)
-            self._take_over(fit, data, priced)
-            if forward is not None:
-                forward.forget_others(data.loader)
-            report = self._report(fit, data)
-            self._finalize(fit)
-            self._closing_seconds = log.clock() - log.ended
-            self._say_overrun(report, log.clock() - log.began, data)
+            report = self._take_over(fit, data, priced)
+            self._closing_seconds = clock() - log.ended
+            self._say_overrun(report, clock() - log.began, data)
             return report
 
-    def _priced(self, batch: Batch, clock: Clock) -> tuple[CostProfile, float]:
-        """Return the costs of steps, estimated if they are not known, and the time that this took."""
-        began, known, timing = clock(), self.profile, self.options.timing
-        priced = self.profile = costs_for(
-            self.planner.policy, known, self.model, self.loss_fn, batch,
-            optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
-        )  # fmt: skip
-        if not timing.closed_loop:
-            return priced, timing.profile_seconds
-        return priced, clock() - began if priced is not known else 0.0
-
-    @contextmanager
-    def _elastic_forward(
-        self, data: FitBatches, above: int | None, clock: Clock
-    ) -> Iterator[ElasticForward | None]:
-        """Yield what runs the frozen prefix as inference; None if the whole model runs in each step."""
-        if self.options.forward is None and not self.planner.policy.needs_eval_prefix:
-            yield None
-            return
+    def _prefix(self, data: FitBatches, above: int | None, clock: Clock) -> closing[ElasticForward]:
+        """Return what runs the frozen prefix as inference; closing it frees the features kept in memory."""
         # Imported here: most fits run the whole model in each step.
         from fl_elastic.training.elastic_forward import ElasticForward
 
-        forward = ElasticForward(
-            self.model, self.options.forward or ForwardOptions(), examples=data.distinct_examples,
-            epochs=data.epochs, clock=clock, groups_above=above,
+        return closing(
+            ElasticForward(
+                self.model, self.options.forward or ForwardOptions(),
+                examples=data.distinct_examples, epochs=data.epochs, clock=clock,
+                groups_above=above,
+            )
         )  # fmt: skip
-        try:
-            yield forward
-        finally:
-            # This also frees the features kept in memory.
-            forward.close()
 
     def _step(
         self,
@@ -287,22 +265,18 @@ class ElasticTrainer:
     ) -> TrainingStep:
         """Return what takes the steps, and learns from them if the policy can use that."""
         planner, worth = self.planner, None
+        watch = planner.after_backward if planner.policy.reads_steps else None
         if planner.learns_from_steps:
             worth = StepImportance(self.model, start.before, costs.graph.groups)
         return TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
             forward=forward, worth=worth, judge=data.judge, accumulate=self.options.accumulate,
-            watch=planner.after_backward if planner.policy.reads_steps else None,
+            watch=watch,
         )  # fmt: skip
-
-    @property
-    def _whole_model(self) -> bool:
-        """Whether no part of the model is kept from training."""
-        return not (self.options.part.cut or self.options.part.kept_head)
 
     def _control(self, data: FitBatches, profile: CostProfile, budget: Budget) -> BudgetControl:
         """Return what says for how many steps the budget pays."""
-        full, steps = profile.full_step_seconds, data.requested_steps
+        part, full, steps = self.options.part, profile.full_step_seconds, data.requested_steps
         return BudgetControl(
             budget.allowed_step_seconds(full, steps) * steps,
             steps,
@@ -312,19 +286,16 @@ class ElasticTrainer:
             estimated=profile.estimated,
             full_seconds=full,
             # No full steps are taken if a part of the model is never trained.
-            times_full_steps=self._whole_model and self.planner.full_step_fits_memory,
+            times_full_steps=not (part.cut or part.kept_head)
+            and self.planner.full_step_fits_memory,
         )
 
-    def _take_over(self, fit: Fit, data: FitBatches, priced: CostProfile) -> None:
-        """Keep what the fit trained, and what it showed of costs."""
-        data.warn_of_more()
-        step, timing = fit.step, self.options.timing
-        if (
-            fit.profile.estimated
-            and timing.closed_loop
-            and step.forward is None
-            and self._whole_model
-        ):
+    def _take_over(self, fit: Fit, data: FitBatches, priced: CostProfile) -> FitReport:
+        """Keep what the fit trained and what it showed of costs; let policy, step and plan end it."""
+        step, part, num_examples = fit.step, self.options.part, data.counted()
+        whole_model = not (part.cut or part.kept_head)
+        measures = fit.profile.estimated and self.options.timing.closed_loop
+        if measures and step.forward is None and whole_model:
             measured = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 measured,
@@ -333,23 +304,21 @@ class ElasticTrainer:
             )
         fit.start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
+        plans = tuple(each for _, each in fit.plans)
+        held = {} if step.opener is None else step.opener.held
         self._trained = Trained(
-            fit.start.weights,
-            fit.log.tensor_steps,
-            tuple(each for _, each in fit.plans),
-            {} if step.opener is None else step.opener.held,
-            data.num_examples,
+            fit.start.weights, fit.log.tensor_steps, plans, held, num_examples,
             tuple(sorted(fit.stayed_here)),
-        )
-        masks = [each.mask for each in self._trained.plans]
-        self.state.trained(np.any(masks, axis=0).tolist())
-
-    def _finalize(self, fit: Fit) -> None:
-        """Let policy, step and plan end the fit."""
+        )  # fmt: skip
+        self.state.trained(np.any([each.mask for each in plans], axis=0).tolist())
         self.state.remember(self.planner.memory)
-        fit.step.finalize()
+        if step.forward is not None:
+            step.forward.forget_others(data.loader)
+        report = self._report(fit, num_examples, data.epochs)
+        step.finalize()
         for transform in fit.plan.transforms:
             transform.finished(self.model, fit.plan, self._optimizing())
+        return report
 
     def _say_overrun(self, report: FitReport, took: float, data: FitBatches) -> None:
         """Warn if a fit took longer than its deadline."""
@@ -361,10 +330,10 @@ class ElasticTrainer:
                 took, deadline, report.seconds, report.steps,
             )  # fmt: skip
 
-    def _report(self, fit: Fit, data: FitBatches) -> FitReport:
+    def _report(self, fit: Fit, num_examples: int, epochs: int) -> FitReport:
         control, log, forward = fit.control, fit.log, fit.step.forward
         known = zip(self.state.names, self.state.scores, strict=False)
-        last_epoch = control.requested_steps // data.epochs
+        last_epoch = control.requested_steps // epochs
         return FitReport(
             plan=fit.plan,
             plans=tuple(fit.plans),
@@ -378,7 +347,7 @@ class ElasticTrainer:
             loss=statistics.fmean(log.losses[-last_epoch:]),
             losses=tuple(log.losses),
             importance={name: score for name, score in known if score is not None},
-            num_examples=data.num_examples,
+            num_examples=num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=control.full_ratio,
             choosing_seconds=log.choosing_seconds,
