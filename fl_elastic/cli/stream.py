@@ -116,7 +116,7 @@ def stream(
     )  # fmt: skip
     with opening.learner() as learner:
         name = source_name(source)
-        after = learner.places.get(name, learner.places.get(""))
+        after = learner.positions.get(name, learner.positions.get(""))
         readings = open_source(source, after=after, follow=follow)
         saved, before = False, (learner.progress.observed, Counter(learner.progress.rejected))
         try:
@@ -197,9 +197,9 @@ def _handle(
             # All rows of a table have the same length: if the first does not fit, none will.
             _refuse_other_sizes(readings, xs)
         ys = [each.y for each in readings]
-        names, at = [each.name for each in readings], readings[-1].place
-        place = None if at is None else SourcePosition(source, at)
-        found = learner.observe_batch(xs, ys, names=names, place=place)
+        names, at = [each.name for each in readings], readings[-1].position
+        position = None if at is None else SourcePosition(source, at)
+        found = learner.observe_batch(xs, ys, names=names, position=position)
         for reading, seen in zip(readings, found, strict=True):
             reading.answer(asdict(seen))
 

@@ -51,7 +51,7 @@ def elastic_client_app(
         client = _client_of(client_fn, context)
         reply = client.fit(arrays, config)
         context.state[_SELECTION] = ConfigRecord(
-            {_STATE: archive_bytes(SELECTION, to_archive(client.selection))}
+            {_STATE: archive_bytes(SELECTION, to_archive(client.state.selection))}
         )
         return Message(as_asked(message.content, train_reply(*reply)), reply_to=message)
 
@@ -76,7 +76,7 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
     client.run_on(context)
     kept = context.state.get(_SELECTION)
     said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
-    if isinstance(said, bytes) and not client.selection.known:
+    if isinstance(said, bytes):
         with suppress(ArchiveError):
-            client.selection = from_archive(SelectionState, archive_of(said, SELECTION))
+            client.state.recall_selection(from_archive(SelectionState, archive_of(said, SELECTION)))
     return client

@@ -50,11 +50,6 @@ class AuxiliaryRounds:
         Is given the model each time a head was solved for.
     on_round : callable, optional
         Called with a record of each round.
-
-    Attributes
-    ----------
-    last_round : int
-        The last round of the run if it is known, else 0.
     """
 
     def __init__(
@@ -70,7 +65,6 @@ class AuxiliaryRounds:
         self._limits = limits
         self._solved = solved
         self._on_round = on_round
-        self.last_round = 0
 
     def choose_places(
         self,
@@ -171,13 +165,14 @@ class AuxiliaryRounds:
         timeout: float,
         *,
         forgets: bool = False,
+        last: bool = False,
     ) -> WeightDict | None:
         """Solve for the head of the model after a round, from sums of the clients that answered in it.
 
         Returns the model to go on from; if training spoiled the features, that is the model of the previous solve.
         Returns None if rounds go on from the model as it is: if no head is due, or if the head was only tested. A
-        head is always due in the run's last round, and after a client had examples forgotten, because the new head
-        is free of them.
+        head is always due in the ``last`` round of a run, and after a client had examples forgotten, because the
+        new head is free of them.
 
         Solving takes no longer than the round's deadline: a client that cannot pass over all of its data in that
         time sends sums over a part.
@@ -187,7 +182,7 @@ class AuxiliaryRounds:
         # may have its classes. A client that did not answer is not waited for again.
         nodes = {each.node_id for each in ended.accepted if not each.staleness}
         nodes |= {each.node_id for each in ended.rejected}
-        last = config.solve_every > 0 and number == self.last_round
+        last = last and config.solve_every > 0
         due = config.looks_after(number) or last or forgets
         if not due or not nodes:
             return None

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import wraps
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.errors import ModelError
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.losses import squared_outputs
+from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.training import ElasticTrainer, FitReport, TrainablePart, TrainerOptions
-from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic.profiling.profile import model_device, profile_key
+from fl_elastic.training import (
+    ElasticTrainer,
+    FitReport,
+    ForwardOptions,
+    TrainablePart,
+    TrainerOptions,
+)
+from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
+from fl_elastic.training.costs import passes_above_cut
+from fl_elastic.update import CODECS, Manifest, PartialUpdate, weights_of
 
 if TYPE_CHECKING:
+    from fl_elastic.flower.client import ElasticClient
     from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
 
@@ -84,6 +100,159 @@ class RoundData:
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
         """Pass on the result of a successful task; return further metrics for the server."""
         return {}
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRound:
+    """One task on one client: its settings as the task changes them, and what the work costs here.
+
+    Attributes
+    ----------
+    client : ElasticClient
+        The client, with the settings of its owner.
+    task : RoundTask
+        What the server asks for.
+    data : RoundData
+        Model and batches.
+    version : int
+        Version of the server's model.
+    config : mapping
+        Config of the message, with the settings of the server's user.
+    arrived : float
+        When the message came, by `time.perf_counter`.
+    """
+
+    client: ElasticClient
+    task: RoundTask
+    data: RoundData
+    version: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    arrived: float = field(default_factory=time.perf_counter)
+
+    @property
+    def budget(self) -> Budget:
+        """Budget of the task."""
+        return round_budget(self.client.budget, self.task, CODECS.make(self.client.codec).share)
+
+    @cached_property
+    def options(self) -> TrainerOptions:
+        """The trainer's options; only training has a random seed for each round, and a proximal term."""
+        client, task = self.client, self.task
+        said = self.config if isinstance(task, Train) else {}
+        options = round_options(client.options, task)
+        name = client.client_id or _fallback_id(self.data.batches)
+        if task.kept_head:
+            # The server knows the head by its tensors' names in the state, which may differ from the module's name.
+            kept = _module_name(self.data.model, task.kept_head)
+            options = replace(options, part=replace(options.part, kept_head=kept))
+        return replace(
+            options,
+            seed=_seed_of(options.seed, name, int(said.get("server-round", 0))),
+            proximal=max(float(said.get("proximal-mu", 0.0)), options.proximal),
+            forward=self.forward(bool(options.part.cut)),
+        )
+
+    def forward(self, below_cut: bool) -> ForwardOptions | None:
+        """Return how the frozen prefix runs; with a cut its features are kept in the state folder, if any."""
+        if self.data.keeps_features:
+            return None
+        forward, state = self.client.options.forward, self.client.state
+        if forward is None and below_cut:
+            forward = ForwardOptions(feature_bytes=self.client.feature_bytes)
+        if forward is None or forward.path is not None:
+            return forward
+        if not forward.feature_bytes:
+            # An earlier setting may have allowed features: delete them.
+            state.forget_features()
+            return forward
+        return replace(forward, path=state.features)
+
+    @cached_property
+    def optimizer_fn(self) -> OptimizerFn:
+        """Makes the optimiser, with the server's settings if the task is to train."""
+        client, task = self.client, self.task
+        if not isinstance(task, Train):
+            return client.optimizer_fn
+        return round_optimizer(client.optimizer_fn, task, self.config, client.configure)
+
+    def batches(self, count: int = 1) -> list[Batch]:
+        """Return the first batches of the training data."""
+        data, counts = self.data, self.client.options.count_examples
+        return first_batches(data.batches, count, model_device(data.model), counts)
+
+    def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
+        """Return the number of batches and examples of ``batches``, or of the training data, as far as known."""
+        batches, counts = (
+            self.data.batches if batches is None else batches,
+            self.client.options.count_examples,
+        )
+        first = first_batches(batches, 1, model_device(self.data.model), counts)
+        return loader_size(batches, first[0], counts)
+
+    def known_profile(self) -> CostProfile | None:
+        """Return the cost profile, if one is known."""
+        model = self.data.model
+        return self.client.state.profile(
+            lambda: profile_key(model, self.batches()[0], self.optimizer_fn), model
+        )
+
+    def costs(self, options: TrainerOptions | None = None) -> CostProfile:
+        """Return the cost profile; an unknown one is estimated, with these options, and kept."""
+        options, profile = options or self.options, self.known_profile()
+        if profile is None:
+            # Imported here: needed once in a client's life.
+            from fl_elastic.profiling.estimate import estimate_profile
+
+            profile = estimate_profile(
+                self.data.model, self.data.loss_fn, self.batches()[0],
+                optimizer_fn=self.optimizer_fn, clock=options.timing.clock,
+                memory=self.client.budget.memory, prefix=options.forward is not None,
+            )  # fmt: skip
+            self.client.state.keep_profile(profile, self.data.model)
+        return profile
+
+    def passes(self, profile: CostProfile, examples: int) -> int:
+        """Return the factor for a round's epochs that makes it take as long with a cut as without."""
+        if self.data.one_pass:
+            return 1
+        return passes_above_cut(profile, self.options, examples, self.client.budget.speedup or 1.0)
+
+
+def _seed_of(seed: int, client: str, server_round: int) -> int:
+    """Return a different seed for each client in each round.
+
+    >>> len({_seed_of(0, client, number) for client in "abc" for number in range(5)})
+    15
+    """
+    text = f"{seed}/{client}/{server_round}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def _fallback_id(loader: Iterable[Batch]) -> str:
+    """Return a fallback client id: a digest of the first example, or empty if it cannot be read."""
+    dataset = getattr(loader, "dataset", None)
+    try:
+        first = dataset[0] if dataset is not None else loader[0]  # type: ignore[index]
+    # A dataset may need what its workers are given first, and may then fail in any way.
+    except Exception:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+
+    def note(tensor: Tensor) -> Tensor:
+        digest.update(tensor_bytes(tensor))
+        return tensor
+
+    map_tensors(note, first)
+    return digest.hexdigest()
+
+
+def _module_name(model: nn.Module, layer: str) -> str:
+    """Return the name of the module whose weight is called ``layer.weight`` in the model's state."""
+    try:
+        weight = ModelState.of(model).parameter_of(f"{layer}.weight")
+    except ModelError:
+        return layer
+    return weight.rpartition(".")[0]
 
 
 def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
+from fl_elastic.planning import PolicyMemory
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.state.codec import read_state, write_state
@@ -18,7 +20,7 @@ from fl_elastic.state.files import remove_leftovers
 from fl_elastic.state.rows import delete
 from fl_elastic.training import SelectionState
 from fl_elastic.training.selection import SELECTION
-from fl_elastic.update import Manifest
+from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode
 from fl_elastic.update.frame import peek
 from fl_elastic.update.manifest import hex_of
 from fl_elastic.update.model_wire import decode_weights
@@ -57,11 +59,21 @@ class ClientState:
         The folder, made when something is kept; with None everything is held in memory.
     manifest : Manifest
         Manifest of the model; files of several models may share the folder.
+    profile : CostProfile, optional
+        Costs of the model, if they are known.
+
+    Attributes
+    ----------
+    selection : SelectionState
+        Importance of groups and how long each was left out.
     """
 
-    def __init__(self, directory: Path | None, manifest: Manifest) -> None:
+    def __init__(
+        self, directory: Path | None, manifest: Manifest, profile: CostProfile | None = None
+    ) -> None:
         self.directory = directory
         self.manifest = manifest
+        self._profile = profile
         if directory is not None:
             remove_leftovers(directory)
         self.selection = self._load_selection()
@@ -71,6 +83,10 @@ class ClientState:
         if self.directory is None:
             return None
         return self.directory / f"{name}-{self.manifest.hash}.{ending}"
+
+    def moved(self, directory: Path | None) -> ClientState:
+        """Return what is remembered in another folder, with the costs that are known already."""
+        return ClientState(directory, self.manifest, self._profile)
 
     @property
     def features(self) -> Path | None:
@@ -90,8 +106,13 @@ class ClientState:
             except OSError as error:
                 _LOG.warning("cannot remove %s: %s", path, error.strerror)
 
-    def profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
-        """Return the cost profile for this key, if one is kept."""
+    def profile(self, key: Callable[[], ProfileKey], model: nn.Module) -> CostProfile | None:
+        """Return the cost profile, if one is known; ``key()`` returns the key by which it is looked up."""
+        if self._profile is None:
+            self._profile = self._load_profile(key(), model)
+        return self._profile
+
+    def _load_profile(self, key: ProfileKey, model: nn.Module) -> CostProfile | None:
         path = self._path("profile", "state")
         try:
             return (
@@ -102,6 +123,7 @@ class ClientState:
 
     def keep_profile(self, profile: CostProfile, model: nn.Module) -> None:
         """Keep the cost profile; without a folder in this process, for all clients that it fits."""
+        self._profile = profile
         path = self._path("profile", "state")
         try:
             if path is not None:
@@ -114,7 +136,8 @@ class ClientState:
             _LOG.warning("%s; it is measured again next time", error)
 
     def forget_profile(self) -> None:
-        """Remove the kept cost profile."""
+        """Remove the cost profile, so that costs are measured again when they are needed next."""
+        self._profile = None
         path = self._path("profile", "state")
         try:
             if path is not None:
@@ -132,6 +155,15 @@ class ClientState:
             return read_state(SelectionState, path, SELECTION)
         except (OSError, ArchiveError):
             return SelectionState(known=False)
+
+    def recall_selection(self, earlier: SelectionState) -> None:
+        """Use what was remembered elsewhere, unless something is remembered here."""
+        if not self.selection.known:
+            self.selection = earlier
+
+    def forget_examples(self) -> None:
+        """Forget what a policy remembers: it may come from examples that must be forgotten."""
+        self.selection.memory = PolicyMemory()
 
     def keep_selection(self, *, wanted: bool = True) -> None:
         """Keep the importance of groups, and for how long each was left out.
@@ -160,11 +192,17 @@ class ClientState:
             )
         return self._feedback
 
-    def keep_feedback(self) -> None:
-        """Save what updates lost through the codec."""
+    def encoded(self, update: PartialUpdate, codec: str) -> bytes:
+        """Return the packed update, corrected by what earlier updates lost if the codec is lossy."""
+        if not CODECS.make(codec).lossy:
+            return encode(update, self.manifest, codec)
+        corrected = self.feedback.corrected(update)
+        packed = encode(corrected, self.manifest, codec)
+        self.feedback.sent(corrected, decode(packed, self.manifest))
         path = self._path("feedback", "state")
         if path is not None:
             self.feedback.save(path)
+        return packed
 
     def received(self, packed: bytes, model: nn.Module) -> tuple[dict[str, NDArray[Any]], int]:
         """Return weights and version of a packed model; changed tensors are combined with the model kept here.

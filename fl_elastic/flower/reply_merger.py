@@ -191,31 +191,7 @@ class ReplyMerger:
             self.round.diverged += _NOT_FINITE.search(str(error)) is not None
             self.reject(node, str(error))
             return True
-        self.round.record.accepted.append(
-            AcceptedReply(
-                node_id=node,
-                steps=update.steps,
-                num_examples=update.num_examples,
-                uplink_bytes=reply.size or len(reply.packed),
-                metrics=reply.metrics,
-                downlink_bytes=0 if staleness else self.round.packer.sent_bytes.get(node, 0),
-                staleness=staleness,
-            )
-        )
-        self.downlink.holds(node, reply.have)
-        if reply.left_out:
-            _LOG.warning(
-                "round %s: node %s: metrics left out: %s", self.round.number, node, reply.left_out
-            )
-        if self.fleet.config.plan == "server":
-            self.round.importance.append(read_importance(reply.importance, self.fleet.groups))
-        if self.fleet.config.forget:
-            self.fleet.unlearning.hear(node, reply.forget)
-        if self.round.frozen_consensus is not None and not staleness:
-            self.round.frozen_consensus.hear(reply.may_train)
-        loss = reply.metrics.get(LOSS)
-        if loss is not None and not staleness:
-            self.round.losses.append(float(loss))
+        self._accept(node, update, staleness, reply)
         metrics = MetricRecord({**reply.metrics, self.weight_key: update.num_examples})
         self.round.metrics.append(RecordDict({"metrics": metrics}))
         # Drop the reply's arrays, so that only one update is in memory at a time.
@@ -223,6 +199,35 @@ class ReplyMerger:
         message.content = RecordDict({**whole, "metrics": metrics})
         self.round.usable.append(message)
         return True
+
+    def _accept(self, node: int, update: PartialUpdate, staleness: int, reply: TrainReply) -> None:
+        """Record a merged update, and pass on what else its client says."""
+        this, config = self.round, self.fleet.config
+        this.record.accepted.append(
+            AcceptedReply(
+                node_id=node,
+                steps=update.steps,
+                num_examples=update.num_examples,
+                uplink_bytes=reply.size or len(reply.packed),
+                metrics=reply.metrics,
+                downlink_bytes=0 if staleness else this.packer.sent_bytes.get(node, 0),
+                staleness=staleness,
+            )
+        )
+        self.downlink.holds(node, reply.have)
+        if reply.left_out:
+            _LOG.warning(
+                "round %s: node %s: metrics left out: %s", this.number, node, reply.left_out
+            )
+        if config.plan == "server":
+            this.importance.append(read_importance(reply.importance, self.fleet.groups))
+        if config.forget:
+            self.fleet.unlearning.hear(node, reply.forget)
+        if this.frozen_consensus is not None and not staleness:
+            this.frozen_consensus.hear(reply.may_train)
+        loss = reply.metrics.get(LOSS)
+        if loss is not None and not staleness:
+            this.losses.append(float(loss))
 
     def reject(self, node: int, reason: str) -> None:
         """Log a reply that is left out, and add it to the record."""

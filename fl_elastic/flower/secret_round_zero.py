@@ -32,7 +32,7 @@ from fl_elastic.update.sums_privacy import (
 )
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.flower.tasks.solve_head import SolveHead
 
 
@@ -44,21 +44,21 @@ SUMS_OF = "fl_elastic.sums-of"
 _UNUSUAL, _FEWEST = 10.0, 3
 
 
-def noisy_answer(client: ElasticClient, task: SolveHead) -> Answer:
+def noisy_answer(work: ClientRound, task: SolveHead) -> Answer:
     """Return a client's sums of clipped features with noise, packed; its number of examples is kept secret."""
-    total, _ = _sums_apart(client, task)
+    total, _ = _sums_apart(work, task)
     if task.noise is None or task.clip is None:
         raise UpdateError("sums with noise need a clip and its noise")
     # Seeded by the system's entropy: noise of a known seed could be subtracted.
     sums = noised(total, task.noise, np.random.default_rng())
-    return Answer.packed(encode_noisy_sums(sums, client.manifest), 1)
+    return Answer.packed(encode_noisy_sums(sums, work.data.manifest), 1)
 
 
-def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
+def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
     """Return a client's sums, and those of about a fifth of its examples, for secure aggregation to add up."""
     fixed = FixedPoint.of_text(task.fixed_point)
-    total, held = _sums_apart(client, task)
-    index = client.manifest.index
+    total, held = _sums_apart(work, task)
+    index = work.data.manifest.index
     bias = total.weight.removesuffix("weight") + "bias"
     said = [index[total.weight], index.get(bias, -1), int(total.classes)]
     # With noise, a part of the total would need as much noise again.
@@ -67,16 +67,16 @@ def secret_answer(client: ElasticClient, task: SolveHead) -> Answer:
     return Answer([numbers], 1, {SUMS_OF: json.dumps(said)})
 
 
-def _sums_apart(client: ElasticClient, task: SolveHead) -> tuple[HeadSums, HeadSums]:
+def _sums_apart(work: ClientRound, task: SolveHead) -> tuple[HeadSums, HeadSums]:
     """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
     from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
 
-    data = client.data
+    data = work.data
     total, held = sums_apart(
         data.model, data.examples(of_server=True),
-        seconds=client.budget_for(task).deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
+        seconds=work.budget.deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
     )  # fmt: skip
-    refuse_frozen_head(total.weight, client.manifest.index)
+    refuse_frozen_head(total.weight, work.data.manifest.index)
     return data.in_server_order(total), data.in_server_order(held)
 
 

@@ -7,14 +7,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import (
     RULES,
-    SERVER_OPTIMIZERS,
     AggregationRule,
     MergeOptions,
     ModelAverage,
@@ -28,28 +27,25 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
+from fl_elastic.flower.evaluation_replies import believed
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
-from fl_elastic.flower.records import EvaluateReply
+from fl_elastic.flower.preset import Settings, UnequalDevices
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
     RoundRecord,
-    in_fixed_order,
     log_record,
-    one_line,
 )
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.stock_clients import evaluation_of
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
-from fl_elastic.flower.tasks.evaluate import Evaluate, believable
+from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.wrapped_strategy import (
     chain,
     check_inner,
-    completed_metrics,
     goes_by_the_change,
     handed_on,
     longest_step,
@@ -119,6 +115,8 @@ class PartialUpdates(Strategy):
     on_round : callable, optional
         Called with the `RoundRecord` after each round's training. If it has a method ``evaluated``, that is called
         after each test, see `fl_elastic.flower.tracking`.
+    preset : UnequalDevices, optional
+        Replaces rule, merge, config, server optimiser and average if `start` is given a pretrained model.
 
     Raises
     ------
@@ -150,6 +148,7 @@ class PartialUpdates(Strategy):
         limits: Limits | None = None,
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
+        preset: UnequalDevices | None = None,
     ) -> None:
         wrong = of_another_kind(
             merge=(merge, MergeOptions),
@@ -158,42 +157,47 @@ class PartialUpdates(Strategy):
             average=(average, ModelAverage),
             limits=(limits, Limits),
             on_round=(on_round, Callable),
+            preset=(preset, UnequalDevices),
         )
         if wrong:
             raise RegistryError(wrong)
         show_log()
         self.inner = inner
-        self.rule = check_inner(inner, rule)
-        RULES.check(self.rule)
+        self.limits = limits or Limits()
+        self.on_round = on_round
+        self._codec, self._preset = codec, preset
+        self._weights: WeightDict = {}
+        # The digest of the frozen base, which every device already has.
+        self._base: WeightDict = {}
+        self._round: Round | None = None
+        self._last_round = 0
+        self._warned = False
+        self._begin(Settings(rule, merge, config, server_optimizer, average))
         say_what_it_sees(inner)
-        self.merge = merge or MergeOptions()
-        self.config = config or RoundConfig()
+
+    def _begin(self, settings: Settings) -> None:
+        """Begin a run with these settings: nothing is known of the fleet."""
+        self.rule = check_inner(self.inner, settings.rule)
+        RULES.check(self.rule)
         # Under differential privacy: noise has to cover everything, so sizes and losses are not used either.
-        self._each_seen = sees_each_client(inner)
+        self._each_seen = sees_each_client(self.inner)
+        self.merge = settings.merge or MergeOptions()
+        self.config = settings.config or RoundConfig()
         if self.config.uncovered and self._each_seen:
             raise RegistryError(self.config.uncovered)
         # For the grid: whether late updates are merged, which clients answer, and how fast.
         self.merges_late = self.merge.late == "merge"
         self.fleet = ClientRegistry(self.config)
         self.availability = self.fleet.availability
-        self.downlink = Downlink(codec, changes_only=self.config.sends_changes)
-        self.server_optimizer = server_optimizer
-        self.average = average
-        self.limits = limits or Limits()
-        self.on_round = on_round
+        self.downlink = Downlink(self._codec, changes_only=self.config.sends_changes)
+        self.server_optimizer = settings.server_optimizer
+        self.average = settings.average
         self.guard = DivergenceRollback()
         self.sizes = UpdateNormClipper(self.merge.size_bound)
         self.solved = HeadCheckpoint(self._undo)
         self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell
         )
-        self._weights: WeightDict = {}
-        # The digest of the frozen base, which every device already has.
-        self._base: WeightDict = {}
-        self._round: Round | None = None
-        self._warned = False
-        # The deadline of a preset that is chosen when the model is known.
-        self._open_preset: Deadline | None = None
 
     @classmethod
     def for_unequal_devices(
@@ -239,18 +243,19 @@ class PartialUpdates(Strategy):
         'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
+        preset = UnequalDevices(limit)
         if pretrained is None and initial_arrays is not None:
             pretrained = trained_before(initial_arrays)
-        made = cls(inner, on_round=on_round, **_preset(limit, pretrained=bool(pretrained)))
-        made._open_preset = limit if pretrained is None else None
-        return made
+        settings = preset.pretrained() if pretrained else preset.untrained()
+        later = preset if pretrained is None else None
+        return cls(inner, on_round=on_round, preset=later, **vars(settings))
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Switch to the preset for pretrained models, if the choice was left open and this is such a model."""
-        limit, self._open_preset = self._open_preset, None
-        if limit is not None and trained_before(arrays):
-            settings = _preset(limit, pretrained=True)
-            PartialUpdates.__init__(self, self.inner, on_round=self.on_round, **settings)
+        """Choose the settings by the model, if a preset leaves that open."""
+        preset, self._preset = self._preset, None
+        settings = None if preset is None else preset.for_model(arrays)
+        if settings is not None:
+            self._begin(settings)
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -289,7 +294,7 @@ class PartialUpdates(Strategy):
 
     def runs_until(self, last_round: int) -> None:
         """Note which round is the last: after it a head that is solved for repeatedly is solved for once more."""
-        self._auxiliary.last_round = last_round
+        self._last_round = last_round
 
     def round_zero(
         self, grid: Grid, arrays: ArrayRecord, timeout: float, config: ConfigRecord | None = None
@@ -358,15 +363,7 @@ class PartialUpdates(Strategy):
         manifest = self._remember(arrays, server_round)
         if not self._trains:
             return []
-        self._round = this = Round(
-            self._weights,
-            PartialMean(manifest, self.rule, limits=self.limits, options=self.merge),
-            MessagePacker("train", self.downlink, grid),
-            RoundRecord(server_round),
-            frozen_consensus=FrozenConsensus(manifest)
-            if self.config.has_cut or self.fleet.kept_head
-            else None,
-        )
+        self._round = None
         if self.average is not None and not self.average.rounds:
             self.average.add(self._weights)
         self.fleet.serve(manifest)
@@ -389,12 +386,17 @@ class PartialUpdates(Strategy):
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.choose_cut(messages, grid, asking):
                 self.fleet.meet(grid, config)
-        this.record.cut = self.fleet.cut.group
-        asked = self.fleet.gather(message.metadata.dst_node_id for message in messages)
-        this.record.deadline = asked.deadline
-        this.record.downlink_bytes = len(self.downlink.whole)
-        packed = this.packer.packed(messages, self.fleet.training)
-        this.record.asked = tuple(sorted(this.packer.sent_bytes))
+        deadline = self.fleet.gather(message.metadata.dst_node_id for message in messages).deadline
+        packer = MessagePacker("train", self.downlink, grid)
+        packed = packer.packed(messages, self.fleet.training)
+        record = RoundRecord(
+            server_round, deadline, len(self.downlink.whole), cut=self.fleet.cut.group,
+            asked=tuple(sorted(packer.sent_bytes)),
+        )  # fmt: skip
+        mean = PartialMean(manifest, self.rule, limits=self.limits, options=self.merge)
+        freezes = self.config.has_cut or self.fleet.kept_head
+        frozen = FrozenConsensus(manifest) if freezes else None
+        self._round = Round(self._weights, mean, packer, record, frozen_consensus=frozen)
         return packed
 
     def configure_evaluate(
@@ -423,10 +425,29 @@ class PartialUpdates(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Merge the partial updates that fit; log and leave out the others."""
+        """Merge the partial updates that fit; then forget and solve for the head, if these are due.
+
+        If losses jump, the model before the last round is restored instead.
+        """
         if not self._trains:
             return self._arrays(), None
         this = self._known_round()
+        self._take_in(this, replies)
+        reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
+        if reason:
+            return self._step_back(this, reason), None
+        undo = None if self._each_seen else self._undo()
+        changed, metrics = self._merge(this)
+        if not changed:
+            return None, metrics
+        forgets = self._forget(this)
+        went_back = self._solve_again(this, forgets=forgets)
+        if undo is not None and not went_back:
+            self.guard.keep(this.weights, undo)
+        return self._arrays(), metrics
+
+    def _take_in(self, this: Round, replies: Iterable[Message]) -> None:
+        """Read, check and add up the replies of the round."""
         intake = ReplyMerger(
             this, self._each_seen, weight_key(self.inner),
             self.fleet, self.downlink, self.limits, self.sizes,
@@ -434,38 +455,48 @@ class PartialUpdates(Strategy):
         intake.take_all(replies)
         self.fleet.weigh(this.importance)
         self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
-        reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
-        if reason:
-            return self._step_back(this, reason), None
-        undo = None if self._each_seen else self._undo()
+
+    def _merge(self, this: Round) -> tuple[bool, MetricRecord | None]:
+        """Go on from what the inner strategy makes of the updates; return whether it made anything, and metrics."""
         merged = this.merged()
         stepped = this.stepped(merged, self.server_optimizer)
         aggregated, metrics = handed_on(self.inner, this, stepped)
         self._report(this)
         if aggregated is None:
             self.sizes.forget()
-            return None, metrics
+            return False, metrics
         self._go_on(this, aggregated, merged, stepped)
         self.sizes.close()
-        timeout = self.patience() or _PATIENCE_SECONDS
-        solved = forgotten = None
-        if self.config.forget:
-            alone = this.frozen_consensus
-            trained = self._weights if alone is None else alone.may_train()
-            forgotten = self._auxiliary.forget(
-                this.packer, self._weights, this.record, timeout, trained
-            )
-            if forgotten is not None:
-                self._amend(forgotten)
-        if self.fleet.kept_head:
-            solved = self._auxiliary.solve_again(
-                this.packer, self._weights, this.record, timeout, forgets=forgotten is not None
-            )
-            if solved is not None:
-                self._amend(solved)
-        if undo is not None and (solved is None or not self.solved.went_back):
-            self.guard.keep(this.weights, undo)
-        return self._arrays(), metrics
+        return True, metrics
+
+    def _forget(self, this: Round) -> bool:
+        """Make the model forget what clients of the round ask for; return whether there was anything."""
+        if not self.config.forget:
+            return False
+        alone = this.frozen_consensus
+        trained = self._weights if alone is None else alone.may_train()
+        forgotten = self._auxiliary.forget(
+            this.packer, self._weights, this.record, self._wait(), trained
+        )
+        if forgotten is not None:
+            self._amend(forgotten)
+        return forgotten is not None
+
+    def _solve_again(self, this: Round, *, forgets: bool) -> bool:
+        """Solve for the head if that is due; return whether the model of the previous solve was restored."""
+        if not self.fleet.kept_head:
+            return False
+        solved = self._auxiliary.solve_again(
+            this.packer, self._weights, this.record, self._wait(),
+            forgets=forgets, last=this.number == self._last_round,
+        )  # fmt: skip
+        if solved is not None:
+            self._amend(solved)
+        return solved is not None and self.solved.went_back
+
+    def _wait(self) -> float:
+        """Return the seconds to wait for answers of the round's clients."""
+        return self.patience() or _PATIENCE_SECONDS
 
     @property
     def _trains(self) -> bool:
@@ -499,46 +530,10 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Pass loss and metrics of the valid replies to the inner strategy."""
-        translated: list[Message] = []
-        messages: dict[int, Message] = {}
-        read: dict[int, EvaluateReply] = {}
-        for message in in_fixed_order(replies):
-            node = message.metadata.src_node_id
-            if message.has_error():
-                self.downlink.forget(node)
-                translated.append(message)
-                continue
-            try:
-                reply = evaluation_of(message.content, self.limits.max_examples)
-            except UpdateError as error:
-                self.downlink.forget(node)
-                _LOG.warning("evaluation by node %s left out: %s", node, one_line(str(error)))
-                continue
-            if node in read:
-                _LOG.warning("evaluation by node %s left out: it has sent another one", node)
-                continue
-            self.downlink.holds(node, reply.have)
-            if reply.left_out:
-                _LOG.warning("evaluation by node %s: metrics left out: %s", node, reply.left_out)
-            messages[node], read[node] = message, reply
-        believed, doubted = believable(read)
-        for node, reason in doubted.items():
-            _LOG.warning("evaluation by node %s left out: %s", node, one_line(reason))
-        weight = weight_key(self.inner)
-        contents = [
-            RecordDict(
-                {
-                    "metrics": MetricRecord(
-                        {**each.metrics, "loss": each.loss, weight: each.num_examples}
-                    )
-                }
-            )
-            for each in believed.values()
-        ]
-        for node, content in zip(believed, completed_metrics(contents, weight), strict=True):
-            messages[node].content = content
-            translated.append(messages[node])
-        found = self.inner.aggregate_evaluate(server_round, translated)
+        messages = believed(
+            replies, weight_key(self.inner), self.limits.max_examples, self.downlink
+        )
+        found = self.inner.aggregate_evaluate(server_round, messages)
         evaluated = getattr(self.on_round, "evaluated", None)
         if evaluated is not None and found is not None:
             evaluated(server_round, found)
@@ -594,25 +589,3 @@ class PartialUpdates(Strategy):
         """Return what puts back the objects, besides the model, that a round changes."""
         own = [each for each in (self.server_optimizer, self.average) if each is not None]
         return undo_of([*chain(self.inner), *own])
-
-
-def _preset(limit: Deadline, *, pretrained: bool) -> dict[str, Any]:
-    """Return the settings of a strategy for unequal devices, and log them."""
-    # Flower's own logger, which a server app shows.
-    log = logging.getLogger("flwr")
-    if pretrained:
-        config = RoundConfig(deadline=limit, read="auto", cut="moving")
-        log.info("for unequal devices and a pretrained model: rule contributors, %s", config)
-        return {"rule": "contributors", "config": config}
-    config = RoundConfig(deadline=limit)
-    merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
-    rate = 1.5
-    log.info(
-        "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
-        "at %g, late updates merged by age to the power of -%g, %s",
-        rate, average.decay, merge.staleness_power, config,
-    )  # fmt: skip
-    return {
-        "rule": "contributors", "config": config, "merge": merge, "average": average,
-        "server_optimizer": SERVER_OPTIMIZERS.make("agreement", rate),
-    }  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.client_round import RoundData
+from fl_elastic.flower.client_round import ClientRound, RoundData
 from fl_elastic.flower.stream_data import StreamData, StreamSettings, shares_to_try
 from fl_elastic.flower.stream_update import Layout, below_cut, refuse_other_features
 from fl_elastic.flower.tasks.evaluate import Evaluate
@@ -112,7 +112,7 @@ class StreamClient(ElasticClient):
         settings.setdefault("state_dir", folder / "rounds")
         super().__init__(model, [], [], budget=budget, loss_fn=loss_fn, **settings)
         # A learner keeps and joins the whole model, including its frozen parameters.
-        self._state.go_by(Manifest.of(model, whole=True))
+        self.state.go_by(Manifest.of(model, whole=True))
         self._prepare = prepare
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed)
         layout = Layout.of(blank, self.manifest)
@@ -150,16 +150,15 @@ class StreamClient(ElasticClient):
                 if seen.upper is not None:
                     refuse_other_features(seen.upper, task, weights, seen.saved.weights)
                 trains = isinstance(task, (Train, Evaluate))
-                with self._working_on(data):
-                    fixed = self._federations(task, trains=trains)
+                fixed = self._federations(ClientRound(self, task, data), trains=trains)
                 data = data.with_server(weights, fixed, trains=trains)
             yield data
 
-    def _federations(self, task: RoundTask, *, trains: bool) -> frozenset[str]:
+    def _federations(self, work: ClientRound, *, trains: bool) -> frozenset[str]:
         """Return the tensors that are the federation's on every device."""
-        layout, names = self._settings.layout, set[str]()
+        layout, names, task = self._settings.layout, set[str](), work.task
         if task.cut and trains:
-            graph = self.costs(self.options_for(task)).graph
+            graph = work.costs().graph
             names = below_cut(graph, task.cut, self.manifest.names, layout)
         if task.kept_head:
             names |= {*layout.head}

@@ -67,7 +67,7 @@ class Arrived:
 
 
 def noted_arrivals(
-    seen: Sequence[Arrived], place: SourcePosition | None
+    seen: Sequence[Arrived], position: SourcePosition | None
 ) -> tuple[dict[str, Any], NDArray[Any] | None]:
     """Return the facts and the samples to write to the log; both are empty if nothing has changed."""
     taken = [each for each in seen if each.x is not None]
@@ -79,8 +79,8 @@ def noted_arrivals(
             "y": [each.label for each in taken],
             "names": [each.name for each in taken],
         }
-    if facts and place is not None:
-        facts["place"] = [place.source, place.at]
+    if facts and position is not None:
+        facts["position"] = [position.source, position.at]
     return facts, np.stack([each.x for each in taken if each.x is not None]) if taken else None
 
 
@@ -136,44 +136,44 @@ class LookAhead:
         self._samples: dict[int, NDArray[Any]] = {}
         self._looks: dict[int, Look] = {}
         self._model: object = None
-        # Samples before this place go through the model one by one, since it refused them as a batch.
+        # Samples before this index go through the model one by one, since it refused them as a batch.
         self._alone = 0
 
-    def sample(self, place: int) -> NDArray[Any]:
+    def sample(self, index: int) -> NDArray[Any]:
         """Return a checked sample; raises Refused if it is invalid."""
-        if place not in self._samples:
-            self._samples[place] = checked_sample(self._xs[place], self._classifier.like)
-        return self._samples[place]
+        if index not in self._samples:
+            self._samples[index] = checked_sample(self._xs[index], self._classifier.like)
+        return self._samples[index]
 
-    def look(self, place: int) -> Look:
+    def look(self, index: int) -> Look:
         """Return a sample's kept form and its class scores; raises Refused if the model does not accept it."""
         classifier = self._classifier
         if self._model != self._model_now():
             self._looks.clear()
-        if place not in self._looks:
-            if classifier.like is None or place < self._alone:
-                return classifier.look(self.sample(place))
-            self._look_together(place)
+        if index not in self._looks:
+            if classifier.like is None or index < self._alone:
+                return classifier.look(self.sample(index))
+            self._look_together(index)
             self._model = self._model_now()
-        return self._looks.pop(place) if place in self._looks else self.look(place)
+        return self._looks.pop(index) if index in self._looks else self.look(index)
 
     def _model_now(self) -> object:
         """Return a key that changes with the number of head outputs and with the frozen part."""
         return id(self._classifier.body), self._classifier.width
 
-    def _look_together(self, place: int) -> None:
-        end = min(place + _TOGETHER, len(self._xs))
-        places = [each for each in range(place, end) if self._makes_sense(each)]
+    def _look_together(self, index: int) -> None:
+        end = min(index + _TOGETHER, len(self._xs))
+        indices = [each for each in range(index, end) if self._makes_sense(each)]
         try:
-            kept, scores = self._classifier.looks(np.stack([self._samples[p] for p in places]))
+            kept, scores = self._classifier.looks(np.stack([self._samples[p] for p in indices]))
         except Refused:
             self._alone = end
             return
-        self._looks = {each: (kept[i], scores[i]) for i, each in enumerate(places)}
+        self._looks = {each: (kept[i], scores[i]) for i, each in enumerate(indices)}
 
-    def _makes_sense(self, place: int) -> bool:
+    def _makes_sense(self, index: int) -> bool:
         try:
-            self.sample(place)
+            self.sample(index)
         except Refused:
             return False
         return True

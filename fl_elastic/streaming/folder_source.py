@@ -52,7 +52,7 @@ def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
 
 
 def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
-    def place(rows: int) -> dict[str, Any]:
+    def position(rows: int) -> dict[str, Any]:
         return {"file": file.name, "digest": digest, "rows": rows}
 
     try:
@@ -73,12 +73,14 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         # A file may be damaged in any way, and its reader may raise anything: only this file is lost.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            yield Reading(x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, place=place(1))
+            yield Reading(
+                x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, position=position(1)
+            )
         return
     for number, (sample, label) in enumerate(zip(x, y, strict=True), start=1):
         if number > skip:
             given = None if _is_missing(label) else label
-            yield Reading(sample, given, ends=number == len(x), place=place(number))
+            yield Reading(sample, given, ends=number == len(x), position=position(number))
 
 
 def _is_missing(label: Any) -> bool:

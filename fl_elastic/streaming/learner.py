@@ -211,13 +211,13 @@ class StreamLearner:
         return self._classifier.classes.labels
 
     @property
-    def places(self) -> Mapping[str, Mapping[str, Any]]:
-        """By source, the place up to which its samples have been read; see `observe_batch`."""
-        return self._memory.places
+    def positions(self) -> Mapping[str, Mapping[str, Any]]:
+        """By source, the position up to which its samples have been read; see `observe_batch`."""
+        return self._memory.positions
 
-    @places.setter
-    def places(self, places: Mapping[str, Mapping[str, Any]]) -> None:
-        self._memory.places = places
+    @positions.setter
+    def positions(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
+        self._memory.positions = positions
 
     def observe(self, x: Any, y: Any = None) -> Observation:
         """Predict a sample, keep it, and adapt if it is time.
@@ -243,7 +243,7 @@ class StreamLearner:
         ys: Any = None,
         *,
         names: Sequence[str | None] | None = None,
-        place: SourcePosition | None = None,
+        position: SourcePosition | None = None,
     ) -> list[Observation]:
         """Predict samples that arrive together, keep them, and adapt if it is time; faster than one by one.
 
@@ -261,8 +261,8 @@ class StreamLearner:
         names : sequence of str or None, optional
             The sender's names for them: a sample whose name is among the newest is recognised and not counted
             again.
-        place : SourcePosition, optional
-            How far their source has been read after the last of them; see `places`.
+        position : SourcePosition, optional
+            How far their source has been read after the last of them; see `positions`.
 
         Raises
         ------
@@ -274,9 +274,9 @@ class StreamLearner:
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
         with self._memory.unsettled():
             seen = self._observed(batch)
-        if place is not None:
-            self.places = with_position(self.places, place)
-        facts, x = noted_arrivals(seen, place)
+        if position is not None:
+            self.positions = with_position(self.positions, position)
+        facts, x = noted_arrivals(seen, position)
         if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
             self._memory.drop(taken)
@@ -301,24 +301,24 @@ class StreamLearner:
             Number of the first one, if it was assigned before a restart.
         """
         ahead, found = LookAhead(self._classifier, batch.xs), []
-        for place in range(len(batch.xs)):
+        for index in range(len(batch.xs)):
             if first is not None:
-                self._memory.number = first + place - 1
-            found.append(self._arrived(ahead, batch, place))
+                self._memory.number = first + index - 1
+            found.append(self._arrived(ahead, batch, index))
         if first is not None:
             self._memory.number = first + len(batch.xs) - 1
         return found
 
-    def _arrived(self, ahead: LookAhead, batch: Arrivals, place: int) -> Arrived:
-        y, name = batch.ys[place], batch.names[place]
+    def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
+        y, name = batch.ys[index], batch.names[index]
         known = None if name is None else self._names.number(name)
         try:
             label = checked_label(y)
-            sample = ahead.sample(place)
+            sample = ahead.sample(index)
             if known is None:
                 self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
-            kept, scores = ahead.look(place)
+            kept, scores = ahead.look(index)
             if self._head is not None:
                 # As a reader of the store will see them: what is subtracted later must equal what was added.
                 kept = self.store.as_kept(self._head.kept(kept))
@@ -600,7 +600,7 @@ class StreamLearner:
         taken = self._folder.save(
             LearnerState(
                 self.progress, self.record, self.selection, tuple(self.adaptations), self.rounds,
-                self._log.events, self._memory.number, self.places, self._names.known,
+                self._log.events, self._memory.number, self.positions, self._names.known,
                 self._classifier.to_state(), self._memory.to_state(), self._drift.errors,
                 None if self._head is None else self._head.to_state(),
             )
@@ -669,7 +669,7 @@ class StreamLearner:
     def _restore(self, state: LearnerState | None) -> None:
         events = 0
         if state is None:
-            self._memory.number, self.places = 0, {}
+            self._memory.number, self.positions = 0, {}
             self._memory.keep_to(self._classifier.version, None)
         else:
             events = self._restore_saved(state)
@@ -688,7 +688,7 @@ class StreamLearner:
         self.progress, self.record, self.selection = state.progress, state.record, state.selection
         self.adaptations, self.rounds = list(state.adaptations), state.rounds
         self._names = SenderIds(state.names)
-        self.places = state.places
+        self.positions = state.positions
         self._memory.restore(state.recent, state.number)
         self._drift.restore(state.errors)
         features = state.classifier.features
@@ -713,8 +713,8 @@ class StreamLearner:
         self._memory.events = event.number
         for why in facts.get("refused", ()):
             self.progress.refused(why)
-        if "place" in facts:
-            self.places = with_position(self.places, SourcePosition(*facts["place"]))
+        if "position" in facts:
+            self.positions = with_position(self.positions, SourcePosition(*facts["position"]))
         if "label" in facts:
             number = facts["id"]
             row = None if event.x is None else Row(event.x, facts.get("was"), number)

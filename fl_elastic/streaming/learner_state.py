@@ -52,7 +52,7 @@ class LearnerState:
         Number of events (samples and labels) included; later events are in the log.
     number : int
         Number of the newest sample.
-    places : dict of str to mapping
+    positions : dict of str to mapping
         How far each source has been read.
     names : dict of str to int
         Sample number of each sender's name.
@@ -69,7 +69,7 @@ class LearnerState:
     rounds: RoundsTaken
     events: int
     number: int
-    places: Mapping[str, Mapping[str, Any]]
+    positions: Mapping[str, Mapping[str, Any]]
     names: dict[str, int]
     classifier: ClassifierState
     recent: RecentSamples

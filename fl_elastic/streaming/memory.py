@@ -22,7 +22,7 @@ from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdr
 from fl_elastic.streaming.store.sample_store import SampleStore
 
 _LOG = logging.getLogger("fl_elastic")
-_INGESTED, _PLACES = "ingested", "places"
+_INGESTED, _POSITIONS = "ingested", "positions"
 # Most changes that wait to be written together, and most bytes of their samples: written one by one, each change
 # would rewrite a page of every index.
 _MOST_CHANGES, _MOST_BYTES = 256, 2**20
@@ -70,7 +70,7 @@ class StreamMemory:
         Number of the newest sample.
     events : int
         Number of the learner's events, including the one being handled.
-    places : mapping
+    positions : mapping
         How far each source has been read, by source.
     """
 
@@ -87,7 +87,7 @@ class StreamMemory:
         self.events = 0
         # Includes samples that others have added.
         self.number = int(store.noted("last_id") or 0)
-        self.places: Mapping[str, Mapping[str, Any]] = _places(store.noted(_PLACES))
+        self.positions: Mapping[str, Mapping[str, Any]] = _positions(store.noted(_POSITIONS))
         store.settled_by(self.settle)
 
     @property
@@ -249,7 +249,7 @@ class StreamMemory:
         """Within this context, repeat the events after the restored state; the store is given nothing twice."""
         self._given = given = IngestedSamples.from_text(self.store.noted(_INGESTED))
         window = self._recent.held_out
-        ahead = _places(self.store.noted(_PLACES))
+        ahead = _positions(self.store.noted(_POSITIONS))
         with self.unsettled():
             yield
         # Happens only if an event was lost: the sample has left the window without a record.
@@ -264,7 +264,7 @@ class StreamMemory:
                 "to learn them anew, start with another state folder",
                 given.number - self.number,
             )
-            self.number, self.places = given.number, ahead
+            self.number, self.positions = given.number, ahead
         self.number = max(self.number, int(self.store.noted("last_id") or 0))
 
     @contextmanager
@@ -290,7 +290,7 @@ class StreamMemory:
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
             _INGESTED: IngestedSamples.of(self.number, beside, self.events).to_text(),
-            _PLACES: json.dumps(self.places, separators=(",", ":")),
+            _POSITIONS: json.dumps(self.positions, separators=(",", ":")),
         }
 
     def _let_go(self, rows: Sequence[Row]) -> None:
@@ -309,7 +309,7 @@ class StreamMemory:
         self._bytes += np.asarray(change.x).nbytes if isinstance(change, Offer) else 0
 
 
-def _places(text: str) -> Mapping[str, Mapping[str, Any]]:
+def _positions(text: str) -> Mapping[str, Mapping[str, Any]]:
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):

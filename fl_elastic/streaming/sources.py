@@ -35,7 +35,7 @@ class Reading:
         Called with the result of handling it.
     ends : bool
         Whether it is the last one of a file, which is moved away when the next reading is requested.
-    place : mapping or None
+    position : mapping or None
         Where the source continues after it, as JSON can hold it; None if the source cannot be read again.
     name : str or None
         The sender's name for the sample.
@@ -46,7 +46,7 @@ class Reading:
     sample_id: int | str | None = None
     answer: Callable[[dict[str, Any]], None] = nobody
     ends: bool = False
-    place: Mapping[str, Any] | None = None
+    position: Mapping[str, Any] | None = None
     name: str | None = None
 
     @property
@@ -61,7 +61,7 @@ class Reading:
 
 
 Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
-"""``(where, after, follow)`` to the readings that come after a place; the place is empty at the beginning."""
+"""``(where, after, follow)`` to the readings that come after a position; the position is empty at the beginning."""
 SOURCES: Registry[Source] = Registry(
     "source",
     modules={
@@ -82,14 +82,14 @@ def open_source(
     spec : str
         ``csv:FILE``, ``dir:FOLDER`` or ``socket:HOST:PORT``.
     after : mapping, optional
-        The `Reading.place` of the last reading that was handled before.
+        The `Reading.position` of the last reading that was handled before.
     follow : bool
         Whether to wait for more at the end of a table or folder; a socket always waits.
 
     Raises
     ------
     StreamError
-        If there is no such source, or its content before the place has changed.
+        If there is no such source, or its content before the position has changed.
     """
     kind, where = _parts(spec)
     return SOURCES.get(kind)(where, after or {}, follow)

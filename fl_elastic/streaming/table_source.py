@@ -22,7 +22,7 @@ from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TO
 
 _LOG = logging.getLogger("fl_elastic")
 _PART = 2**16
-# Number of bytes before a place whose checksum identifies it.
+# Number of bytes before a position whose checksum identifies it.
 _TAIL = 256
 # Most characters of a field, and of a header, in a message.
 _SHOWN, _HEADER_SHOWN = 24, 60
@@ -38,7 +38,7 @@ def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readin
     refuses it.
 
     A followed table may be renamed and a new one begun in its place: the old one is read to its end first. A table
-    that was truncated, or changed before the place, is refused: there is no telling which of its rows are new.
+    that was truncated, or changed before the position, is refused: there is no telling which of its rows are new.
     """
     path = Path(where)
     if not path.is_file():
@@ -50,7 +50,7 @@ def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readin
 
 
 def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
-    """Return the file to begin with, positioned at its place."""
+    """Return the file to begin with, at its position."""
     file = TableFile(path)
     if not after or file.go_to(after):
         return file
@@ -59,7 +59,7 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
     if not follow or file.inode == inode:
         raise StreamDataError(
             f"the table {path} is not as it was when {rows} rows of it were learned: it is shorter now, or was "
-            "changed before that place. Put it back, or learn it from its beginning with another --state-dir"
+            "changed before that position. Put it back, or learn it from its beginning with another --state-dir"
         )
     # The table was renamed while nothing read it: read the rest of the old one first.
     for other in sorted(path.parent.glob(f"{path.name}*")):
@@ -78,7 +78,7 @@ def _rows(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
             yield from _rows_of(file, path, follow)
             if not follow:
                 return
-            at = file.place(file.end)
+            at = file.position(file.end)
         while not path.is_file():
             # The old table was renamed, and the new one does not exist yet.
             yield from _pause()
@@ -100,7 +100,7 @@ def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
                 file.header = _with_samples(named(line.text), path)
             elif line.text.strip() or line.is_too_long:
                 file.rows += 1
-                yield _row(line, file.header, file.place(line.end))
+                yield _row(line, file.header, file.position(line.end))
         if replaced or not follow:
             return
         yield from _pause()
@@ -141,19 +141,19 @@ def _pause() -> Iterator[Reading]:
     yield Reading()
 
 
-def _row(line: Line, names: list[str], place: Mapping[str, Any]) -> Reading:
+def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> Reading:
     label = names.index("label") if "label" in names else len(names) - 1
     when = names.index("time") if "time" in names else None
     fields = Unreadable(TOO_LONG) if line.is_too_long else fields_of(line.text)
     if not isinstance(fields, Unreadable) and len(fields) != len(names):
         fields = Unreadable(f"{len(fields)} fields instead of {len(names)}")
     if isinstance(fields, Unreadable):
-        return Reading(x=fields, y=0, place=place)
+        return Reading(x=fields, y=0, position=position)
     y = fields[label].strip()
     return Reading(
         x=_sample([(names[i], fields[i]) for i in range(len(names)) if i not in (label, when)]),
         y=_number(y) if y else None,
-        place=place,
+        position=position,
     )
 
 
@@ -242,16 +242,16 @@ class TableFile:
         """Close the file."""
         os.close(self._file)
 
-    def place(self, end: int) -> dict[str, Any]:
-        """Return the place at an offset."""
+    def position(self, end: int) -> dict[str, Any]:
+        """Return the position at an offset."""
         return {"offset": end, "rows": self.rows, "tail": self._tail(end), "inode": self.inode}
 
-    def go_to(self, place: Mapping[str, Any]) -> bool:
-        """Continue from a place; return whether the bytes before it are unchanged."""
+    def go_to(self, position: Mapping[str, Any]) -> bool:
+        """Continue from a position; return whether the bytes before it are unchanged."""
         first = next(self.lines(final=True), None)
         self.header = None if first is None else named(first.text)
-        rows, end = int(place["rows"]), int(place["offset"])
-        if end > os.fstat(self._file).st_size or self._tail(end) != place.get("tail"):
+        rows, end = int(position["rows"]), int(position["offset"])
+        if end > os.fstat(self._file).st_size or self._tail(end) != position.get("tail"):
             return False
         self._buffer, self._start, self._searched, self.rows = b"", end, 0, rows
         return True

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
@@ -22,9 +24,11 @@ from fl_elastic.groups.batch import (
     learnable,
     length_of,
 )
-from fl_elastic.groups.forward import to_device
+from fl_elastic.groups.forward import batch_shape, to_device
 from fl_elastic.profiling.clock import Clock
 
+_LOG = logging.getLogger("fl_elastic")
+Judge = Callable[[Tensor], None]
 READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
@@ -207,6 +211,116 @@ def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:
         longest, started = max(longest, now - started), now
         if now + longest > until:
             return
+
+
+@dataclass(frozen=True, eq=False)
+class FitBatches:
+    """The batches of a fit, and what its first ones show.
+
+    Attributes
+    ----------
+    loader : iterable of batches
+        As given.
+    epochs : int
+        Passes over it.
+    passes : Epochs
+        The batches of all passes.
+    size : LoaderSize
+        Size of one pass.
+    first : list of batch
+        Batches of a probe.
+    shape : tuple of int
+        Shape of the first one.
+    requested_steps : int
+        Number of batches in all passes.
+    distinct_examples : int
+        Number of different examples: a stream has more samples than it draws for an epoch.
+    judge : callable, optional
+        Told what the model gets right in each batch, for a sampler that depends on it.
+    loading_seconds : float, optional
+        Expected time to read a batch; None if it does not count.
+    """
+
+    loader: Iterable[Batch]
+    epochs: int
+    passes: Epochs
+    size: LoaderSize
+    first: list[Batch]
+    shape: tuple[int, ...]
+    requested_steps: int
+    distinct_examples: int
+    judge: Judge | None
+    loading_seconds: float | None
+
+    @classmethod
+    def read(
+        cls,
+        loader: Iterable[Batch],
+        epochs: int,
+        device: Any,
+        count_examples: CountExamples | None,
+        count: int,
+        clock: Clock,
+        deadline: float | None,
+        *,
+        timed: bool,
+    ) -> FitBatches:
+        """Read the first ``count`` batches, and count the loader if it does not say its length.
+
+        Parameters
+        ----------
+        loader, epochs, device, count_examples
+            As in `Epochs`.
+        count : int
+            Number of batches for a probe.
+        clock : callable
+            Returns the time in seconds.
+        deadline : float, optional
+            Time that all batches may take.
+        timed : bool
+            Whether the time of reading counts.
+
+        Raises
+        ------
+        TrainingError
+            If the loader is empty or can be read only once.
+        """
+        began = clock()
+        size: LoaderSize | None = None
+        if deadline is None and not says_its_length(loader):
+            # Before reading for training begins, so that its worker processes do not compete with this count.
+            refuse_what_is_none(loader)
+            size = loader_size(loader, None, count_examples)
+        passes = Epochs(loader, epochs, device, count_examples)
+        # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
+        drawn = getattr(loader, "batch_sampler", None)
+        judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
+        if judge is None:
+            first = passes.first(count)
+        else:
+            # Such a sampler is told the result on each batch before it draws the next one.
+            first = first_batches(loader, count, device, count_examples)
+        loading = (clock() - began) / len(first) if timed else None
+        shape = batch_shape(first[0])
+        if size is None:
+            limit = math.inf if deadline is None else deadline
+            size = loader_size(loader, first[0], count_examples, limit, clock, loading or 0.0)
+        if size.batches == 0:
+            raise TrainingError(READ_ONCE)
+        steps = size.batches * epochs
+        distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
+        return cls(
+            loader, epochs, passes, size, first, shape, steps, distinct, judge, loading
+        )  # fmt: skip
+
+    def counted(self) -> int:
+        """Return the number of examples in a pass, after it; warn if it had more batches than the loader said."""
+        if self.size.ends and self.passes.batches > self.size.batches:
+            _LOG.warning(
+                "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
+                "leaves out the rest. Let its __len__ be right, or leave that out", self.size.batches,
+            )  # fmt: skip
+        return self.passes.examples(self.size)
 
 
 class Epochs(Iterator[Batch]):

@@ -162,8 +162,16 @@ class BudgetControl:
     def _compares_with_full_steps(self) -> bool:
         return self.correct and self._relative and self._limited
 
-    def replanned(self) -> None:
-        """Forget the step times of the previous plan; the next correction waits longer after each correction."""
+    def replanned(self, planning_seconds: float | None = None) -> None:
+        """Forget the step times of the previous plan; the next correction waits longer after each correction.
+
+        Parameters
+        ----------
+        planning_seconds : float, optional
+            Time that making the plan took; by default the previous one's.
+        """
+        if planning_seconds is not None:
+            self.planning_seconds = planning_seconds
         if self.corrected:
             self._replans += 1
             self._early = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,62 @@ from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import Part
-from fl_elastic.update import Manifest
+from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Weights, array_of
 from fl_elastic.update.parts import Masks
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a fit trained, and the weights that it started from.
+
+    Attributes
+    ----------
+    before : mapping of str to array
+        Weights at the start, by their names in the state.
+    steps : Counter
+        Steps by the first name of each tensor.
+    plans : tuple of Plan
+        Those by which at least one step was taken.
+    held : mapping of str to sequence of array
+        What the steps held of each tensor, see `StepOpener.held`.
+    num_examples : int
+        Number of examples in an epoch.
+    stayed_here : tuple of str
+        Parameters that the forward pass has changed and that do not travel.
+    """
+
+    before: Weights
+    steps: Counter[str] = field(default_factory=Counter)
+    plans: tuple[Plan, ...] = ()
+    held: Mapping[str, Sequence[NDArray[np.bool_]]] = field(default_factory=dict)
+    num_examples: int = 0
+    stayed_here: tuple[str, ...] = ()
+
+    def update(self, model: nn.Module, manifest: Manifest, base_version: int) -> PartialUpdate:
+        """Return what changed, as an update for the server.
+
+        Raises
+        ------
+        TrainingError
+            If a weight is no longer finite, or the forward pass has changed a tensor that does not travel.
+        """
+        if self.stayed_here:
+            raise TrainingError(
+                f"parameter {self.stayed_here[0]!r} requires no gradient and moved in the forward pass, as that "
+                "of an average that follows: it belongs to the frozen base, which no update holds. Begin with "
+                "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
+            )
+        steps = under_every_name(model, self.steps)
+        deltas = changes(model, manifest, self.before, steps)
+        parts = trained_parts(self.plans, model, self.held)
+        return PartialUpdate(
+            deltas=deltas,
+            steps={name: steps[name] for name in deltas},
+            num_examples=self.num_examples,
+            base_version=base_version,
+            parts={n: part for n, part in parts.items() if n in deltas},
+        )
 
 
 def changes(

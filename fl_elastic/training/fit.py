@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
@@ -120,6 +120,32 @@ class Fit:
     recent_seconds: float = 0.0
     batch: Batch | None = None
     _stream: Epochs = field(init=False)
+
+    def charge_start(
+        self, estimating_seconds: float, copied: float, closing_seconds: float | None
+    ) -> None:
+        """Charge the time before the first step, and reserve that after the last one.
+
+        Parameters
+        ----------
+        estimating_seconds : float
+            Time of estimating costs, which the budget does not hold any more.
+        copied : float
+            When everything had been copied that the fit may change, by the log's clock.
+        closing_seconds : float, optional
+            Time that the last fit took after its steps; unknown in a first fit, which reserves as much as it took
+            before its steps: both look at every tensor.
+        """
+        log, measured = self.log, self.planner.options.timing.closed_loop
+        log.selection_seconds += estimating_seconds
+        log.predicted_seconds += 0.0 if measured else estimating_seconds
+        starting_seconds = log.clock() - log.began - estimating_seconds * measured
+        copying_seconds = copied - log.began
+        self.charge(copying_seconds, preparing=True)
+        self.charge(starting_seconds - copying_seconds)
+        if closing_seconds is None:
+            closing_seconds = starting_seconds - (log.made - log.began)
+        self.control.spent += closing_seconds * measured
 
     def run(self, stream: Epochs) -> None:
         """Train on the batches of a stream, phase by phase, until they or the budget end.
@@ -243,8 +269,6 @@ class Fit:
         control, log, step = self.control, self.log, self.step
         forward, graph, model = step.forward, self.profile.graph, step.model
         expected = self._expected_prefix_seconds(plan)
-        share = plan.predicted_step_seconds / self.profile.full_step_seconds
-        nearly_full = forward is None and not plan.transforms and share >= _NEARLY_FULL
         with ExitStack() as stack:
             started = log.clock()
             stack.enter_context(plan_applied(plan, model))
@@ -261,26 +285,7 @@ class Fit:
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
             while self.batch is not None and control.steps_left(plan) > 0:
-                before = 0.0 if forward is None else forward.prefix_seconds
-                computed = 0 if forward is None else forward.computed
-                seconds, whole = log.step(self.batch, plan, step.take)
-                if step.stepped:
-                    log.count(tensors, step.moved)
-                log.read(self.loading)
-                seconds += self.loading
-                # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
-                steady = seconds + self.prefetched_seconds
-                if forward is not None and forward.terms is not None:
-                    steady += expected * control.drift - (forward.prefix_seconds - before)
-                control.record(
-                    seconds,
-                    whole_batch=whole,
-                    steady_seconds=steady,
-                    predicted_seconds=plan.predicted_step_seconds,
-                    nearly_full=nearly_full,
-                )
-                self._predict_first_pass(computed)
-                self.planner.state.steps_since_probe += 1
+                self._take_step(self.batch, plan, tensors, expected)
                 interrupted = not step.waits and self._interrupts(phase)
                 # Reading the clock and checking what is due belong to the loop, and so to its time.
                 control.spent += log.after_step()
@@ -294,6 +299,33 @@ class Fit:
             control.spent += log.finish(tensors, step.finish)
             moved = self._moved(statistics)
             log.tensor_steps.update(dict.fromkeys(moved, control.steps - steps_before))
+
+    def _take_step(
+        self, batch: Batch, plan: Plan, tensors: Mapping[str, nn.Parameter], expected: float
+    ) -> None:
+        """Take a step and record what it took; ``expected`` is the prefix's time in the plan."""
+        control, log, step, forward = self.control, self.log, self.step, self.step.forward
+        before = 0.0 if forward is None else forward.prefix_seconds
+        computed = 0 if forward is None else forward.computed
+        seconds, whole = log.step(batch, plan, step.take)
+        if step.stepped:
+            log.count(tensors, step.moved)
+        log.read(self.loading)
+        seconds += self.loading
+        # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
+        steady = seconds + self.prefetched_seconds
+        if forward is not None and forward.terms is not None:
+            steady += expected * control.drift - (forward.prefix_seconds - before)
+        share = plan.predicted_step_seconds / self.profile.full_step_seconds
+        control.record(
+            seconds,
+            whole_batch=whole,
+            steady_seconds=steady,
+            predicted_seconds=plan.predicted_step_seconds,
+            nearly_full=forward is None and not plan.transforms and share >= _NEARLY_FULL,
+        )
+        self._predict_first_pass(computed)
+        self.planner.state.stepped()
 
     def _interrupts(self, phase: Phase) -> bool:
         """Return whether a full step, or another choice, is due before the next step of a phase."""
@@ -362,14 +394,15 @@ class Fit:
             control.predicted += probe
         if keep and current is not None:
             plan = current
+            control.replanned()
         else:
             planning = self._pay_for_plan()
             began = log.clock()
             plan = planner.plan(control.correction)
             closed = planner.options.timing.closed_loop
-            planner.state.planning_seconds = log.clock() - began if closed else planning
-            control.planning_seconds = planner.state.planning_seconds
-        control.replanned()
+            planning = log.clock() - began if closed else planning
+            planner.state.planned_in(planning)
+            control.replanned(planning)
         self.charge(log.clock() - started)
         return plan
 

@@ -115,7 +115,7 @@ def plan_for(
     if planner.policy.needs.importance or planner.policy.needs.modes:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
-    planner.state.memory = planner.memory
+    planner.state.remember(planner.memory)
     if plan.step_fraction < 1:
         _LOG.warning(
             "a step of this plan takes %.3g s, the budget allows %.3g s: take %s of the steps (Plan.step_fraction)",

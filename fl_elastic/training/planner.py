@@ -389,7 +389,7 @@ class Planner:
         planning, deadline = self.state.planning_seconds, self.budget.deadline
         if deadline and planning > _MOST_FOR_A_PLAN * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
-            self.state.planning_seconds *= _FORGOTTEN
+            self.state.planned_in(_FORGOTTEN * planning)
             return 1, "everything, as choosing takes too long"
         return 0, ""
 

@@ -20,6 +20,7 @@ from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.memory import code_is_loaded
 from fl_elastic.profiling.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
+from fl_elastic.training.batches import Judge
 from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _TIMED = 5
-Judge = Callable[[Tensor], None]
 Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 

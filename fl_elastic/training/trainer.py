@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.optimizers import (
     KeptOptimizer,
     OptimizerFn,
@@ -34,17 +31,9 @@ from fl_elastic.profiling.optimizers import (
 )
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import held_in_eval
-from fl_elastic.training.batches import (
-    READ_ONCE,
-    Epochs,
-    LoaderSize,
-    first_batches,
-    loader_size,
-    refuse_what_is_none,
-    says_its_length,
-)
+from fl_elastic.training.batches import FitBatches
 from fl_elastic.training.budget_control import BudgetControl
-from fl_elastic.training.changes import changes, trained_parts, under_every_name
+from fl_elastic.training.changes import Trained, under_every_name
 from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined, with_loading
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
@@ -53,7 +42,7 @@ from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import Judge, ProximalPull, TrainingStep
+from fl_elastic.training.step import ProximalPull, TrainingStep
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.update import Manifest, PartialUpdate
 
@@ -143,14 +132,7 @@ class ElasticTrainer:
             model, loss_fn, policy=policy, budget=budget, options=self.options,
             state=self.state, optimizer=self._optimizing,
         )  # fmt: skip
-        self._base: dict[str, NDArray[Any]] | None = None
-        self._start: FitStart
-        self._forward: ElasticForward | None = None
-        self._tensor_steps: Counter[str] = Counter()
-        self._trained: tuple[Plan, ...] = ()
-        self._held: Mapping[str, Sequence[NDArray[np.bool_]]] = {}
-        self._num_examples = 0
-        self._stayed_here: list[str] = []
+        self._trained: Trained | None = None
         # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
 
@@ -192,59 +174,31 @@ class ElasticTrainer:
         optimizer, policy = self._optimizing(), self.planner.policy
         if adds_noise(optimizer) and policy.reads_data:
             raise _telling_choice(optimizer, policy)
-        count_examples, deadline = self.options.count_examples, self.budget.deadline
-        timing, needed = self.options.timing, self.planner.batches_needed
-        device = model_device(self.model)
+        timing, deadline = self.options.timing, self.budget.deadline
+        device, needed = model_device(self.model), self.planner.batches_needed
         # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
-        loader_counts = deadline is not None and timing.closed_loop
-        clock = clock_for(
-            device, "wall" if loader_counts and timing.clock == "auto" else timing.clock
-        )
+        timed = deadline is not None and timing.closed_loop
+        clock = clock_for(device, "wall" if timed and timing.clock == "auto" else timing.clock)
         began = clock()
-        size: LoaderSize | None = None
-        if deadline is None and not says_its_length(loader):
-            # Before reading for training begins, so that its worker processes do not compete with this count.
-            refuse_what_is_none(loader)
-            size = loader_size(loader, None, count_examples)
-        passes = Epochs(loader, epochs, device, count_examples)
-        # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
-        drawn = getattr(loader, "batch_sampler", None)
-        judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
-        if judge is None:
-            batches = passes.first(needed)
-        else:
-            # Such a sampler is told the result on each batch before it draws the next one.
-            batches = first_batches(loader, needed, device, count_examples)
-        loading = (clock() - began) / len(batches) if loader_counts else None
-        shape = batch_shape(batches[0])
-        if size is None:
-            size = loader_size(
-                loader, batches[0], count_examples, deadline or math.inf, clock, loading or 0.0
-            )
-        # A stream has more samples than it draws for an epoch.
-        self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
-        if size.batches == 0:
-            raise TrainingError(READ_ONCE)
-        log = StepLog(shape, clock, began if loader_counts else clock())
-        self._start = FitStart(self.model, self.manifest, self._optimizing)
-        self._base = self._start.weights
-        self._tensor_steps.clear()
+        data = FitBatches.read(
+            loader, epochs, device, self.options.count_examples, needed, clock, deadline,
+            timed=timed,
+        )  # fmt: skip
+        log = StepLog(data.shape, clock, began if timed else clock())
+        start = FitStart(self.model, self.manifest, self._optimizing)
+        self._trained = Trained(start.weights)
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
         try:
             with kept:
-                return self._fit(loader, passes, epochs, size, batches, log, judge, loading)
+                return self._fit(data, start, log)
         except BaseException:
             # Also on a loader's error or Ctrl-C: half-trained weights would be taken for the model's.
-            self._start.restore()
+            start.restore()
             raise
         finally:
-            passes.close()
+            data.passes.close()
             for parameter in self.model.parameters():
                 parameter.grad = None
-            if self._forward is not None:
-                self._forward.close()
-                # This also frees the features kept in memory.
-                self._forward = None
 
     def _follow_flags(self) -> None:
         """Adapt to the present ``requires_grad`` flags: the owner may freeze or replace layers between fits."""
@@ -254,127 +208,132 @@ class ElasticTrainer:
             self.manifest = self._given_manifest or Manifest.of(self.model)
             self._optimizing.follow()
 
-    def _fit(
-        self,
-        loader: Iterable[Batch],
-        passes: Epochs,
-        epochs: int,
-        size: LoaderSize,
-        batches: list[Batch],
-        log: StepLog,
-        judge: Judge | None,
-        loading: float | None,
-    ) -> FitReport:
-        requested = size.batches * epochs
-        closed_loop, clock = self.options.timing.closed_loop, log.clock
-        pull = ProximalPull.towards_present(self.model, self.options.proximal)
-        reading_seconds = log.made - log.began
-        began, known = clock(), self.profile
+    def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
+        """Price the steps, train phase by phase, and take over what the fit has shown."""
+        options, clock, steps = self.options, log.clock, data.requested_steps
+        pull = ProximalPull.towards_present(self.model, options.proximal)
+        copied, known = clock(), self.profile
         priced = self.profile = costs_for(
-            self.planner.policy, known, self.model, self.loss_fn, batches[0],
-            optimizer_fn=self.optimizer_fn, budget=self.budget, options=self.options,
+            self.planner.policy, known, self.model, self.loss_fn, data.first[0],
+            optimizer_fn=self.optimizer_fn, budget=self.budget, options=options,
         )  # fmt: skip
-        estimating_seconds = self.options.timing.profile_seconds
-        if closed_loop:
-            estimating_seconds = clock() - began if priced is not known else 0.0
-        profile = with_loading(accumulated(priced, self.options.accumulate), loading or 0.0)
-        part = self.options.part
-        above = profile.graph.groups_above(part.cut) if part.cut else None
-        forward = None
-        if self.options.forward is not None or self.planner.policy.needs_eval_prefix:
-            # Imported here: most fits run the whole model in each step.
-            from fl_elastic.training.elastic_forward import ElasticForward
-
-            forward = self._forward = ElasticForward(
-                self.model, self.options.forward or ForwardOptions(),
-                examples=self._distinct, epochs=epochs, clock=clock, groups_above=above,
+        estimating_seconds = options.timing.profile_seconds
+        if options.timing.closed_loop:
+            estimating_seconds = clock() - copied if priced is not known else 0.0
+        profile = accumulated(priced, options.accumulate)
+        profile = with_loading(profile, data.loading_seconds or 0.0)
+        above = profile.graph.groups_above(options.part.cut) if options.part.cut else None
+        runs_prefix = options.forward is not None or self.planner.policy.needs_eval_prefix
+        with self._prefix(data, above, clock) if runs_prefix else nullcontext() as forward:
+            costs = planned_with(profile, forward, above, options.part.kept_head)
+            budget = self.budget.after(estimating_seconds, profile.full_step_seconds, steps)
+            self.planner.begin(costs, steps, data.first, budget, profile)
+            step = self._step(data, start, costs, pull, forward, clock)
+            fit = Fit(
+                self.planner, step, start, profile, self._control(data, profile, budget), log,
+                None if self.budget.memory is None else FreeMemory(self.budget.memory),
+                self.budget, data.first, above, data.loading_seconds,
             )  # fmt: skip
-        costs = planned_with(profile, forward, above, part.kept_head)
-        budget = self.budget.after(estimating_seconds, profile.full_step_seconds, requested)
-        self.planner.begin(costs, requested, batches, budget, profile)
-        watch = self.planner.after_backward if self.planner.policy.reads_steps else None
-        # No full steps are taken if a part of the model is never trained.
-        whole_model = not (part.cut or part.kept_head)
-        times_full_steps = whole_model and self.planner.full_step_fits_memory
-        worth = None
-        if self.planner.learns_from_steps:
-            worth = StepImportance(self.model, self._start.before, costs.graph.groups)
-        step = TrainingStep(
+            fit.charge_start(estimating_seconds, copied, self._closing_seconds)
+            fit.run(data.passes)
+            report = self._take_over(fit, data, priced)
+            self._closing_seconds = clock() - log.ended
+            self._say_overrun(report, clock() - log.began, data)
+            return report
+
+    def _prefix(self, data: FitBatches, above: int | None, clock: Clock) -> closing[ElasticForward]:
+        """Return what runs the frozen prefix as inference; closing it frees the features kept in memory."""
+        # Imported here: most fits run the whole model in each step.
+        from fl_elastic.training.elastic_forward import ElasticForward
+
+        return closing(
+            ElasticForward(
+                self.model, self.options.forward or ForwardOptions(),
+                examples=data.distinct_examples, epochs=data.epochs, clock=clock,
+                groups_above=above,
+            )
+        )  # fmt: skip
+
+    def _step(
+        self,
+        data: FitBatches,
+        start: FitStart,
+        costs: CostProfile,
+        pull: ProximalPull,
+        forward: ElasticForward | None,
+        clock: Clock,
+    ) -> TrainingStep:
+        """Return what takes the steps, and learns from them if the policy can use that."""
+        planner, worth = self.planner, None
+        watch = planner.after_backward if planner.policy.reads_steps else None
+        if planner.learns_from_steps:
+            worth = StepImportance(self.model, start.before, costs.graph.groups)
+        return TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
-            forward=forward, worth=worth, judge=judge, accumulate=self.options.accumulate,
+            forward=forward, worth=worth, judge=data.judge, accumulate=self.options.accumulate,
             watch=watch,
         )  # fmt: skip
-        control = BudgetControl(
-            budget.allowed_step_seconds(profile.full_step_seconds, requested) * requested,
-            requested,
-            correct=closed_loop,
-            open_ended=not size.ends,
+
+    def _control(self, data: FitBatches, profile: CostProfile, budget: Budget) -> BudgetControl:
+        """Return what says for how many steps the budget pays."""
+        part, full, steps = self.options.part, profile.full_step_seconds, data.requested_steps
+        return BudgetControl(
+            budget.allowed_step_seconds(full, steps) * steps,
+            steps,
+            correct=self.options.timing.closed_loop,
+            open_ended=not data.size.ends,
             relative=budget.deadline is None,
             estimated=profile.estimated,
-            full_seconds=profile.full_step_seconds,
-            times_full_steps=times_full_steps,
+            full_seconds=full,
+            # No full steps are taken if a part of the model is never trained.
+            times_full_steps=not (part.cut or part.kept_head)
+            and self.planner.full_step_fits_memory,
         )
-        fit = Fit(
-            self.planner, step, self._start, profile, control, log,
-            None if self.budget.memory is None else FreeMemory(self.budget.memory),
-            self.budget, batches, above, loading,
-        )  # fmt: skip
-        log.selection_seconds += estimating_seconds
-        log.predicted_seconds += 0.0 if closed_loop else estimating_seconds
-        # The estimate is charged to the budget already; charge the rest of the time before and after the steps,
-        # too.
-        starting_seconds = clock() - log.began - estimating_seconds * closed_loop
-        copying_seconds = began - log.began
-        fit.charge(copying_seconds, preparing=True)
-        fit.charge(starting_seconds - copying_seconds)
-        # As long as the time after the steps is unknown, assume that of the start: both look at every tensor.
-        closing_seconds = (
-            starting_seconds - reading_seconds
-            if self._closing_seconds is None
-            else self._closing_seconds
-        )
-        fit.control.spent += closing_seconds * closed_loop
-        fit.run(passes)
-        self._num_examples = passes.examples(size)
-        if size.ends and passes.batches > size.batches:
-            _LOG.warning(
-                "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "
-                "leaves out the rest. Let its __len__ be right, or leave that out", size.batches,
-            )  # fmt: skip
-        if profile.estimated and closed_loop and forward is None and whole_model:
+
+    def _take_over(self, fit: Fit, data: FitBatches, priced: CostProfile) -> FitReport:
+        """Keep what the fit trained and what it showed of costs; let policy, step and plan end it."""
+        step, part, num_examples = fit.step, self.options.part, data.counted()
+        whole_model = not (part.cut or part.kept_head)
+        measures = fit.profile.estimated and self.options.timing.closed_loop
+        if measures and step.forward is None and whole_model:
             measured = _refined(accumulated(priced, self.options.accumulate), fit)
             self.profile = replace(
                 measured,
                 optimizer_seconds=measured.optimizer_seconds * step.accumulate,
                 optimizer_bytes_per_weight=priced.optimizer_bytes_per_weight,
             )
-        self._start.check_moves(fit.log.tensor_steps)
+        fit.start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
-        self._tensor_steps = fit.log.tensor_steps
-        self._trained = tuple(each for _, each in fit.plans)
-        self._stayed_here = sorted(fit.stayed_here)
-        self._held = {} if step.opener is None else step.opener.held
-        self.state.trained(np.any([each.mask for each in self._trained], axis=0).tolist())
-        if forward is not None:
-            forward.forget_others(loader)
-        report = self._report(fit, epochs)
-        self.state.memory = self.planner.memory
+        plans = tuple(each for _, each in fit.plans)
+        held = {} if step.opener is None else step.opener.held
+        self._trained = Trained(
+            fit.start.weights, fit.log.tensor_steps, plans, held, num_examples,
+            tuple(sorted(fit.stayed_here)),
+        )  # fmt: skip
+        self.state.trained(np.any([each.mask for each in plans], axis=0).tolist())
+        self.state.remember(self.planner.memory)
+        if step.forward is not None:
+            step.forward.forget_others(data.loader)
+        report = self._report(fit, num_examples, data.epochs)
         step.finalize()
         for transform in fit.plan.transforms:
             transform.finished(self.model, fit.plan, self._optimizing())
-        self._closing_seconds = clock() - log.ended
-        took, deadline = clock() - log.began, self.budget.deadline
-        if loading is not None and deadline is not None and took > _OVERRUN * deadline:
+        return report
+
+    def _say_overrun(self, report: FitReport, took: float, data: FitBatches) -> None:
+        """Warn if a fit took longer than its deadline."""
+        deadline = self.budget.deadline
+        if data.loading_seconds is not None and deadline is not None and took > _OVERRUN * deadline:
             _LOG.warning(
                 "the fit took %.3g s, its deadline was %.3g s: %.3g s of it for %s steps, the rest for estimating, "
                 "choosing and preparing. Allow more time; later fits of this model know its costs",
                 took, deadline, report.seconds, report.steps,
             )  # fmt: skip
-        return report
 
-    def _report(self, fit: Fit, epochs: int) -> FitReport:
+    def _report(self, fit: Fit, num_examples: int, epochs: int) -> FitReport:
         control, log, forward = fit.control, fit.log, fit.step.forward
         known = zip(self.state.names, self.state.scores, strict=False)
+        last_epoch = control.requested_steps // epochs
         return FitReport(
             plan=fit.plan,
             plans=tuple(fit.plans),
@@ -385,10 +344,10 @@ class ElasticTrainer:
             predicted_seconds=log.predicted_seconds,
             step_seconds=fit.step_seconds,
             full_step_seconds=fit.profile.full_step_seconds,
-            loss=statistics.fmean(log.losses[-(control.requested_steps // max(epochs, 1)) :]),
+            loss=statistics.fmean(log.losses[-last_epoch:]),
             losses=tuple(log.losses),
             importance={name: score for name, score in known if score is not None},
-            num_examples=self._num_examples,
+            num_examples=num_examples,
             forward=None if forward is None else forward.report(),
             full_ratio=control.full_ratio,
             choosing_seconds=log.choosing_seconds,
@@ -409,24 +368,9 @@ class ElasticTrainer:
             If nothing was fitted yet, a weight is no longer finite, or the forward pass has changed a tensor that
             does not travel.
         """
-        if self._base is None:
+        if self._trained is None:
             raise TrainingError("there is no update before the first fit")
-        if self._stayed_here:
-            raise TrainingError(
-                f"parameter {self._stayed_here[0]!r} requires no gradient and moved in the forward pass, as that "
-                "of an average that follows: it belongs to the frozen base, which no update holds. Begin with "
-                "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
-            )
-        steps = under_every_name(self.model, self._tensor_steps)
-        deltas = changes(self.model, self.manifest, self._base, steps)
-        parts = trained_parts(self._trained, self.model, self._held)
-        return PartialUpdate(
-            deltas=deltas,
-            steps={name: steps[name] for name in deltas},
-            num_examples=self._num_examples,
-            base_version=base_version,
-            parts={n: part for n, part in parts.items() if n in deltas},
-        )
+        return self._trained.update(self.model, self.manifest, base_version)
 
 
 def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget: object) -> None:

@@ -40,7 +40,7 @@ ONE_LIE = '''
 """Loaded by every process of one node: it lies in the way that a file beside this one names."""
 import json
 from pathlib import Path
-import fl_elastic.flower.client as client
+import fl_elastic.flower.client_state as client
 import fl_elastic.flower.records as wire
 from fl_elastic.flower.capabilities import Capabilities
 

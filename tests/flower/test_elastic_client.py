@@ -29,8 +29,10 @@ from fl_elastic import Budget
 from fl_elastic.errors import ElasticError, RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
+from fl_elastic.flower.client_round import ClientRound
 from fl_elastic.flower.records import ERROR, PACKED, instruction
 from fl_elastic.flower.tasks.task import config_key
+from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
@@ -227,10 +229,11 @@ def test_a_first_fit_is_charged_for_its_estimate_also_where_costs_are_kept(
 
     # Outside of the fit nobody's budget would know of it.
     with monkeypatch.context() as outside:
-        outside.setattr(ElasticClient, "costs", None)
+        outside.setattr(ClientRound, "costs", None)
         first = made()
         first.fit([packed_model(build())], {PACKED: True})
-    kept = made().known_profile()
+    later = made()
+    kept = ClientRound(later, Train(), later.data).known_profile()
     assert first.report is not None and first.report.selection_seconds > 0
     assert kept is not None and kept.full_step_seconds > 0
 

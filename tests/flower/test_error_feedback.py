@@ -89,7 +89,7 @@ def test_the_second_update_is_corrected_by_what_the_first_one_lost(
     made = client(codec)
     first = sent(made)
     lost = {name: exact[name] - first[name] for name in PARAMETERS}
-    kept = made._state.feedback.residuals
+    kept = made.state.feedback.residuals
     for name in PARAMETERS:
         np.testing.assert_allclose(
             kept.get(name, np.zeros_like(lost[name])), lost[name], atol=1e-6, err_msg=name
@@ -97,14 +97,14 @@ def test_the_second_update_is_corrected_by_what_the_first_one_lost(
     second = sent(made)
     for name in PARAMETERS:
         whole = exact[name] + lost[name]
-        left = made._state.feedback.residuals.get(name, np.zeros_like(whole))
+        left = made.state.feedback.residuals.get(name, np.zeros_like(whole))
         np.testing.assert_allclose(second[name] + left, whole, atol=1e-6, err_msg=name)
 
 
 def test_statistics_are_not_corrected() -> None:
     made = client("topk")
     sent(made)
-    assert set(made._state.feedback.residuals) <= set(PARAMETERS)
+    assert set(made.state.feedback.residuals) <= set(PARAMETERS)
 
 
 def test_a_codec_that_loses_nothing_keeps_nothing(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_codec_that_loses_nothing_keeps_nothing(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_not_trained_keeps_its_residual(tmp_path: Path) -> None:
     sent(client("topk", tmp_path))
-    before = client("topk", tmp_path)._state.feedback.residuals
+    before = client("topk", tmp_path).state.feedback.residuals
     head = sent(client("topk", tmp_path, policy="head"))
-    after = client("topk", tmp_path)._state.feedback.residuals
+    after = client("topk", tmp_path).state.feedback.residuals
     others = [name for name in before if name not in head]
     assert others
     assert all(np.array_equal(before[name], after[name]) for name in others)
@@ -141,4 +141,4 @@ def test_a_damaged_file_is_forgotten(tmp_path: Path) -> None:
     feedback_file(tmp_path).write_bytes(b"PK\x03\x04 not an archive")
     again = sent(client("topk", tmp_path))
     assert all(np.array_equal(fresh[name], again[name]) for name in fresh)
-    assert client("topk", tmp_path)._state.feedback.residuals
+    assert client("topk", tmp_path).state.feedback.residuals

@@ -15,7 +15,13 @@ from small_models import images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
+from fl_elastic.flower import (
+    ElasticClient,
+    PartialUpdates,
+    RoundConfig,
+    client_round,
+    elastic_client_app,
+)
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.initial import fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
@@ -32,7 +38,7 @@ CUT = "6"
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many passes a client makes in a round, whatever its costs are here."""
     found = [1]
-    monkeypatch.setattr(client, "passes_above_cut", lambda *_: found[0])
+    monkeypatch.setattr(client_round, "passes_above_cut", lambda *_: found[0])
     return found
 
 

@@ -30,6 +30,7 @@ from fl_elastic.flower import (
     RoundConfig,
     elastic_client_app,
 )
+from fl_elastic.flower.client_round import ClientRound
 from fl_elastic.flower.forgetting import UnlearningRequests
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
@@ -264,8 +265,8 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
     own = client(2, trains_it=False)
     manifest = Manifest.of(own.model)
     hurried, whole = (
-        SumSquaredGradients(deadline).answer(own, 0, {}).arrays[0].tobytes()
-        for deadline in (1e-6, None)
+        task.answer(ClientRound(own, task, own.data)).arrays[0].tobytes()
+        for task in (SumSquaredGradients(1e-6), SumSquaredGradients())
     )
     everything, forgotten = decode_squares(hurried, manifest)
     of_all, of_them = decode_squares(whole, manifest)
@@ -495,12 +496,12 @@ def test_what_a_policy_looked_at_goes_as_well() -> None:
     own.wish, kept = None, [x for x, _ in THEIRS]
     own.train_loader = THEIRS
     own.fit(arrays, {})
-    memory = own.selection.memory
-    assert own.selection.memory.arrays
+    memory = own.state.selection.memory
+    assert own.state.selection.memory.arrays
     own.wish, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
     own.fit(arrays, {})
-    assert own.selection.memory.arrays and own.selection.memory is not memory
-    for array in own.selection.memory.arrays.values():
+    assert own.state.selection.memory.arrays and own.state.selection.memory is not memory
+    for array in own.state.selection.memory.arrays.values():
         assert not any(
             np.array_equal(row, each) for row in array for x in kept for each in x.numpy()
         )

@@ -22,7 +22,13 @@ from small_models import Batch, images, loss_fn
 from torch import Tensor, nn
 
 from fl_elastic import Budget
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, client, elastic_client_app
+from fl_elastic.flower import (
+    ElasticClient,
+    PartialUpdates,
+    RoundConfig,
+    client_round,
+    elastic_client_app,
+)
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.state.rows import Rows, page_for, room_of
 from fl_elastic.training import ForwardOptions, Timing, TrainerOptions
@@ -35,7 +41,7 @@ Weights = list[np.ndarray[Any, Any]]
 
 @pytest.fixture(autouse=True)
 def _one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "passes_above_cut", lambda *_: 1)
+    monkeypatch.setattr(client_round, "passes_above_cut", lambda *_: 1)
 
 
 def net(activation: type[nn.Module] = nn.ReLU) -> nn.Module:

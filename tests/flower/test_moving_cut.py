@@ -31,6 +31,8 @@ from fl_elastic.flower import (
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.records import IMPORTANCE, train_reply
+from fl_elastic.flower.tasks.cut_worth import RateCuts
+from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.readout.place import places_of
 
 MOVING = RoundConfig(cut="moving", solve_every=2)
@@ -56,10 +58,12 @@ def federation(
     asked: list[int] = []
 
     class Scripted(ElasticClient):
-        def cut_worth(self, task: Any) -> dict[str, float]:
-            found = super().cut_worth(task)
-            assert set(worth or ()) <= set(found)
-            return found if worth is None else dict(worth)
+        def fit(self, parameters: Any, config: dict[str, Any]) -> Any:
+            packed, examples, metrics = super().fit(parameters, config)
+            if config.get(TASK) == RateCuts.name and worth is not None:
+                assert set(worth) <= set(json.loads(metrics[IMPORTANCE]))
+                metrics[IMPORTANCE] = json.dumps(dict(worth))
+            return packed, examples, metrics
 
     def client_of(node: int) -> ElasticClient:
         return Scripted(

@@ -90,9 +90,9 @@ def test_a_table_that_is_rotated_is_read_to_its_end_and_the_new_one_after_it(
 
 
 def place_after(path: Path, rows: int) -> dict[str, Any]:
-    place = list(open_source(f"csv:{path}"))[rows - 1].place
-    assert place is not None
-    return json.loads(json.dumps(place))  # type: ignore[no-any-return]
+    position = list(open_source(f"csv:{path}"))[rows - 1].position
+    assert position is not None
+    return json.loads(json.dumps(position))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("change", ["shorter", "empty", "other rows", "other header"])

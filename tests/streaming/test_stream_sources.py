@@ -44,7 +44,7 @@ def test_a_table(tmp_path: Path) -> None:
     assert readings[2].x == "'x' in column 'b' is no number"
     assert readings[3].x == "2 fields instead of 4"
     assert readings[4].x.tolist() == [9, 10] and len(readings) == 5
-    assert [r.y for r in open_source(f"csv:{path}", after=readings[2].place)][1:] == [1]
+    assert [r.y for r in open_source(f"csv:{path}", after=readings[2].position)][1:] == [1]
     (tmp_path / "empty.csv").write_text("")
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
 
@@ -66,7 +66,7 @@ def test_lines_end_as_they_do_anywhere(
         monkeypatch.setattr(table_source, "_PART", part)
         readings = list(open_source(f"csv:{path}"))
         assert [(each.x.tolist(), each.y) for each in readings] == expected
-    again = list(open_source(f"csv:{path}", after=readings[9].place))
+    again = list(open_source(f"csv:{path}", after=readings[9].position))
     assert [each.x.tolist() for each in again] == [[i] for i in range(10, 31)]
 
 

@@ -57,25 +57,25 @@ def test_a_learner_that_nothing_made_sense_to_leaves_nothing(tmp_path: Path) -> 
 def test_where_a_source_was_left_is_what_was_learned_of_it(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], place=SourcePosition("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], position=SourcePosition("csv:a", {"row": row}))
         if row == 20:
             learner.save()
     abandoned(learner)
     again = learner_in(tmp_path, trigger=NEVER)
-    assert again.places == {"csv:a": {"row": 30}} and again.progress.observed == 30
+    assert again.positions == {"csv:a": {"row": 30}} and again.progress.observed == 30
     closed(again)
 
 
 def test_where_state_and_log_are_gone_the_store_knows_what_it_was_given(tmp_path: Path) -> None:
     learner = learner_in(tmp_path, trigger=NEVER)
     for row, (x, y) in enumerate(blobs(30), start=1):
-        learner.observe_batch([x], [y], place=SourcePosition("csv:a", {"row": row}))
+        learner.observe_batch([x], [y], position=SourcePosition("csv:a", {"row": row}))
     learner.save()
     learner.store.close()
     for name in ("learner.state", "events.log"):
         (tmp_path / name).unlink()
     again = learner_in(tmp_path, trigger=NEVER)
-    assert again.places == {"csv:a": {"row": 30}} and again.progress.observed == 0
+    assert again.positions == {"csv:a": {"row": 30}} and again.progress.observed == 0
     assert again.observe(*blobs(1)[0]).sample_id == 31
     closed(again)
 

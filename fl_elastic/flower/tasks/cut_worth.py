@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.flower.records import IMPORTANCE
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,18 @@ class RateCuts(RoundTask):
 
     name: ClassVar[str] = "cut-worth"
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return the gain by the deepest group that is trained, as a metric."""
-        return Answer.packed(b"", 0, {IMPORTANCE: json.dumps(client.cut_worth(self))})
+        from fl_elastic.training.costs import with_prefix
+        from fl_elastic.training.cut_worth import cut_worth
+
+        # With options that keep features, because features will be kept whichever cut is chosen.
+        options = replace(work.options, forward=work.forward(True))
+        client, model, batches = work.client, work.data.model, work.batches(2)
+        profile = with_prefix(work.costs(options), model, batches[0], options)
+        client.state.keep_profile(profile, model)
+        worth = cut_worth(
+            model, work.data.loss_fn, batches, profile, options, work.size().examples,
+            optimizer_fn=work.optimizer_fn, memory=client.budget.memory,
+        )  # fmt: skip
+        return Answer.packed(b"", 0, {IMPORTANCE: json.dumps(worth)})

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.flower.tasks.task import Answer, RoundTask
+from fl_elastic.flower.tasks.train import Train
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.capabilities import Capabilities
+    from fl_elastic.flower.client_round import ClientRound
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,23 @@ class Describe(RoundTask):
         """False: only the number of examples is revealed."""
         return False
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return the capabilities as metrics; unknown costs are estimated."""
-        known = client.capabilities(self)
+        known = capabilities(work)
         return Answer([], known.num_examples, known.to_metrics())
+
+
+def capabilities(work: ClientRound) -> Capabilities:
+    """Return what a client can do in a round with a task; unknown costs are estimated."""
+    from fl_elastic.flower.capabilities import Capabilities
+    from fl_elastic.training.costs import lasting_costs
+
+    client, options, size = work.client, work.options, work.size()
+    profile = work.costs()
+    return Capabilities.of(
+        lasting_costs(profile, options, size.examples),
+        # Without the deadline of this message.
+        replace(work, task=Train()).budget,
+        device=client.device, num_examples=size.examples,
+        steps=size.batches * client.epochs * work.passes(profile, size.examples),
+    )  # fmt: skip

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.groups import Batch
 
 
@@ -23,12 +23,11 @@ class MeasureLoss(RoundTask):
 
     name: ClassVar[str] = "loss"
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return the loss as a metric, over the examples for which there is time."""
         from fl_elastic.training.evaluate import evaluate
 
-        data = client.data
-        seconds = client.budget_for(self).deadline or math.inf
+        data, seconds = work.data, work.budget.deadline or math.inf
         found = evaluate(data.model, data.loss_fn, _in_time(data.examples(), seconds))
         if not math.isfinite(found.loss):
             raise TrainingError(f"loss is {found.loss} with the server's model")

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
 
 
 @dataclass(frozen=True)
@@ -33,17 +32,18 @@ class RankPlaces(RoundTask):
 
     name: ClassVar[str] = "rank-places"
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return the features, packed, as the principal axes of their folds."""
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
+        client, data = work.client, work.data
         if client.why_reading_is_fixed:
             raise TrainingError(client.why_reading_is_fixed)
-        examples = client.size().examples
+        examples = work.size().examples
         reply = places_reply(
-            client.data.model, client.data.batches, self.places, examples=max(self.examples, 1),
-            of_all=examples, budget=client.budget_for(self), names=client.manifest.index,
-            clock=client.options.timing.clock, loss_fn=client.data.loss_fn,
+            data.model, data.batches, self.places, examples=max(self.examples, 1),
+            of_all=examples, budget=work.budget, names=work.data.manifest.index,
+            clock=client.options.timing.clock, loss_fn=data.loss_fn,
         )  # fmt: skip
-        return Answer.packed(encode_places(reply, client.manifest), examples)
+        return Answer.packed(encode_places(reply, work.data.manifest), examples)

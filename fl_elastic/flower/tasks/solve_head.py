@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.training.report import ForwardReport
     from fl_elastic.update.head_sums import HeadSums
 
@@ -48,27 +47,27 @@ class SolveHead(RoundTask):
         """Whether neither noise nor secure aggregation covers the sums."""
         return self.noise is None and not self.fixed_point
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return the sums, packed; with noise, or as numbers for secure aggregation, if the task says so."""
         if self.fixed_point:
             from fl_elastic.flower.secret_round_zero import secret_answer
 
-            return secret_answer(client, self)
+            return secret_answer(work, self)
         if self.noise is not None:
             from fl_elastic.flower.secret_round_zero import noisy_answer
 
-            return noisy_answer(client, self)
+            return noisy_answer(work, self)
         from fl_elastic.training.head_sums import refuse_frozen_head
         from fl_elastic.update.head_sums import encode_head_sums
 
-        sums, examples, forward = _exact_sums(client, self)
-        refuse_frozen_head(sums.weight, client.manifest.index)
+        sums, examples, forward = _exact_sums(work)
+        refuse_frozen_head(sums.weight, work.data.manifest.index)
         metrics = {} if forward is None else forward.to_metrics()
-        return Answer.packed(encode_head_sums(sums, client.manifest), examples, metrics)
+        return Answer.packed(encode_head_sums(sums, work.data.manifest), examples, metrics)
 
 
 def _exact_sums(
-    client: ElasticClient, task: SolveHead
+    work: ClientRound,
 ) -> tuple[HeadSums, int, ForwardReport | None]:
     """Return the sums for a head, the number of examples that they stand for, and a report on the prefix.
 
@@ -76,17 +75,17 @@ def _exact_sums(
     """
     from fl_elastic.training.above_cut import head_sums_above_cut
 
-    data = client.data
+    data = work.data
     known = data.known_sums()
     if known is not None:
         return known, known.num_examples, None
-    options, examples = client.options_for(task), data.examples(of_server=True)
+    options, examples = work.options, data.examples(of_server=True)
     keeps = options.forward is not None and options.part.cut
-    graph = client.costs(options).graph if keeps else None
+    graph = work.costs().graph if keeps else None
     sums, forward = head_sums_above_cut(
         data.model, examples, graph, options,
-        seconds=client.budget_for(task).deadline or math.inf, together=_TOGETHER,
+        seconds=work.budget.deadline or math.inf, together=_TOGETHER,
         loss_fn=data.loss_fn,
     )  # fmt: skip
-    count = max(client.size(examples).examples, sums.num_examples)
+    count = max(work.size(examples).examples, sums.num_examples)
     return data.in_server_order(sums), count, forward

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
 
 
 @dataclass(frozen=True)
@@ -22,18 +21,18 @@ class SumSquaredGradients(RoundTask):
 
     name: ClassVar[str] = "squared-gradients"
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Return both sums, packed."""
         from fl_elastic.methods.dampening.forget import squares_with
         from fl_elastic.update.squared_gradients import encode_squares
 
-        data, examples = client.data, client.data.examples()
-        seconds = client.budget_for(self).deadline or math.inf
+        data, examples = work.data, work.data.examples()
+        seconds = work.budget.deadline or math.inf
         everything, forgotten = data.squares(
             lambda loss: squares_with(
-                data.model, loss, examples, client.wish,
-                examples=client.size(examples).examples, seconds=seconds,
+                data.model, loss, examples, work.client.wish,
+                examples=work.size(examples).examples, seconds=seconds,
             )
         )  # fmt: skip
-        packed = encode_squares(everything, forgotten, client.manifest)
+        packed = encode_squares(everything, forgotten, work.data.manifest)
         return Answer.packed(packed, everything.examples)

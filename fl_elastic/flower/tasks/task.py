@@ -17,7 +17,8 @@ from fl_elastic.flower.records import TrainReply, answer_in
 from fl_elastic.update.partial import MAX_VERSION
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
+    from fl_elastic.training import FitReport
 
 
 TASK = "fl_elastic.task"
@@ -52,19 +53,27 @@ class Answer:
         Further statements of the client.
     loss : float
         Loss of an evaluation.
+    report : FitReport, optional
+        Report of a fit, for the client itself.
     """
 
     arrays: list[NDArray[Any]]
     num_examples: int
     metrics: dict[str, Any] = field(default_factory=dict)
     loss: float = 0.0
+    report: FitReport | None = None
 
     @classmethod
     def packed(
-        cls, payload: bytes, num_examples: int, metrics: dict[str, Any] | None = None
+        cls,
+        payload: bytes,
+        num_examples: int,
+        metrics: dict[str, Any] | None = None,
+        report: FitReport | None = None,
     ) -> Answer:
         """Return an answer with these bytes as payload."""
-        return cls([np.frombuffer(payload, dtype=np.uint8)], num_examples, metrics or {})
+        arrays = [np.frombuffer(payload, dtype=np.uint8)]
+        return cls(arrays, num_examples, metrics or {}, report=report)
 
 
 @dataclass(frozen=True)
@@ -109,17 +118,13 @@ class RoundTask(ABC):
         return True
 
     @abstractmethod
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Do the task on a client whose model is the server's.
 
         Parameters
         ----------
-        client : ElasticClient
-            The client that is asked.
-        version : int
-            Version of the model in the message.
-        config : mapping
-            Config of the message, with the settings of the server's user.
+        work : ClientRound
+            This task on the client that is asked.
 
         Raises
         ------

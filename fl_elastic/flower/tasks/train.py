@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fl_elastic.errors import PlanError, UpdateError
+from fl_elastic.budget import Budget
+from fl_elastic.errors import BudgetError, PlanError, UpdateError
+from fl_elastic.flower.records import FORGET, IMPORTANCE, MAY_TRAIN, PACKED, TENSORS
 from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
+from fl_elastic.given import whole
 
 if TYPE_CHECKING:
-    from fl_elastic.flower.client import ElasticClient
+    from fl_elastic.flower.client_round import ClientRound
+    from fl_elastic.profiling import CostProfile
+    from fl_elastic.training import ElasticTrainer, FitReport
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,71 @@ class Train(RoundTask):
         """False: it reveals no more than the optimiser's steps."""
         return False
 
-    def answer(self, client: ElasticClient, version: int, config: Mapping[str, Any]) -> Answer:
+    def answer(self, work: ClientRound) -> Answer:
         """Train; return the update."""
-        return client.train(self, version, config)
+        client, data = work.client, work.data
+        if client.unlearning.pending:
+            client.state.forget_examples()
+        options, profile = work.options, work.known_profile()
+        # An unknown profile is estimated inside the fit, where its time counts against the budget.
+        epochs = _epochs(work)
+        if profile is not None and options.part.cut:
+            epochs *= work.passes(profile, work.size().examples)
+        trainer = self._trainer(work, profile)
+        data.model.train()
+        report = trainer.fit(data.batches, epochs=epochs)
+        update = data.update(trainer, work.version)
+        client.state.keep_selection(wanted=trainer.planner.policy.needs_coverage)
+        if trainer.profile is not None and trainer.profile is not profile:
+            # The fit has added the costs of the policy's modes.
+            client.state.keep_profile(trainer.profile, data.model)
+        metrics = self._metrics(work, trainer, report)
+        if work.config.get(PACKED):
+            packed = client.state.encoded(update, client.codec)
+            return Answer.packed(packed, update.num_examples, metrics, report)
+        weights = data.weights()
+        if self.groups:
+            # The server sums the same tensors of all clients, and sees no single client's.
+            trained = [name for name in work.data.manifest.names if name in update.deltas]
+            metrics[TENSORS] = json.dumps([work.data.manifest.index[name] for name in trained])
+            weights = {name: weights[name] for name in trained}
+        return Answer([*weights.values()], update.num_examples, metrics, report=report)
+
+    def _trainer(self, work: ClientRound, profile: CostProfile | None) -> ElasticTrainer:
+        """Return the trainer of the round: with the server's groups, if it has chosen them."""
+        # Imported here: a server makes this task, too, and trains nothing.
+        from fl_elastic.training import ElasticTrainer
+
+        client, data, policy = work.client, work.data, work.client.policy
+        if self.groups:
+            from fl_elastic.planning.plain import GivenPolicy
+
+            policy = GivenPolicy(read_groups(self.groups))
+        return ElasticTrainer(
+            data.model, data.loss_fn, work.optimizer_fn,
+            budget=_since_arrival(work), policy=policy, profile=profile, options=work.options,
+            state=client.state.selection, manifest=work.data.manifest,
+        )  # fmt: skip
+
+    def _metrics(
+        self, work: ClientRound, trainer: ElasticTrainer, report: FitReport
+    ) -> dict[str, Any]:
+        """Return the metrics of a fit that are sent with its update."""
+        metrics = report.to_metrics()
+        if self.cut and report.forward is not None:
+            metrics |= report.forward.to_metrics()
+        if self.cut or self.kept_head:
+            indices = sorted(work.data.manifest.index[name] for name in trainer.may_train)
+            metrics[MAY_TRAIN] = json.dumps(indices)
+        wish = work.client.unlearning.digest(work.client.client_id, self.forgotten)
+        if wish:
+            metrics[FORGET] = wish
+        if self.groups and trainer.state.complete:
+            # Shares measured on a part of the model would make the rest look worthless. A negative score counts as
+            # zero: it is no reason to disbelieve the other scores.
+            worth = {name: max(score, 0.0) for name, score in report.importance.items()}
+            metrics[IMPORTANCE] = json.dumps(worth)
+        return metrics
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -60,6 +128,28 @@ class Train(RoundTask):
                 f"config {config_key('rate')} = {found.rate} is not above 0 and at most 1"
             )
         return found
+
+
+def _epochs(work: ClientRound) -> int:
+    """Return the number of local epochs; a server's config may hold 2.0."""
+    from fl_elastic.training.trainer import whole_epochs
+
+    asked = work.config.get("local-epochs", work.client.epochs)
+    return whole_epochs(whole(asked) or asked)
+
+
+def _since_arrival(work: ClientRound) -> Budget:
+    """Return the rest of a budget whose deadline began when the message arrived, if time is measured."""
+    budget, timing = work.budget, work.client.options.timing
+    if budget.deadline is None or not timing.closed_loop or timing.clock == "cpu":
+        return budget
+    passed = time.perf_counter() - work.arrived
+    if passed >= budget.deadline:
+        raise BudgetError(
+            f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
+            f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
+        )
+    return budget.after(passed, 0.0, 0)
 
 
 def read_groups(text: str) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import DatasetError, FleetError, ScenarioError
 from fl_elastic.flower.checkpoint import Checkpointed
-from fl_elastic.flower.round import RoundRecord
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
@@ -111,12 +112,8 @@ class FleetRun:
         manifest = Manifest.of(model)
         if not self.resume:
             _put_away(self.results / CHECKPOINTS)
-        rounds_journal = _RoundJournal(Journal(self.results / JOURNAL), resume=self.resume)
+        rounds_journal = _RoundJournal(Journal(self.results / JOURNAL), self.resume, grid)
         strategy = method_strategy(self.scenario, self.method, self.seed, rounds_journal.trained)
-        rounds_journal.names_of = lambda: {
-            node.node_id: node.name or str(node.node_id) for node in grid.get_nodes()
-        }
-        rounds_journal.coverage_of = lambda node: _coverage(strategy.fleet.ledger, node)
         _wait_for_nodes(grid, len(self.scenario.clients), self.node_timeout)
         # From here on, rounds run with whatever nodes are there.
         strategy.inner.min_available_nodes = 1  # type: ignore[attr-defined]
@@ -133,12 +130,12 @@ class FleetRun:
             except DatasetError as error:
                 # A server without data can still merge.
                 _LOG.warning("the model is not tested: %s", error)
-                rounds_journal.close(server_round, {})
+                rounds_journal.close(server_round, {}, strategy.fleet.ledger)
                 return None
             quality: dict[str, Any] = {"loss": found.loss}
             if found.accuracy is not None:
                 quality["accuracy"] = found.accuracy
-            rounds_journal.close(server_round, quality)
+            rounds_journal.close(server_round, quality, strategy.fleet.ledger)
             return MetricRecord(quality)
 
         Checkpointed(strategy, self.results / CHECKPOINTS, resume=self.resume).start(
@@ -227,7 +224,7 @@ def _method(scenario: Scenario, name: str) -> MethodSection:
     return found[0]
 
 
-def _coverage(ledger: Any, node: int) -> float | None:
+def _coverage(ledger: CoverageLedger | None, node: int) -> float | None:
     """Return a node's coverage: over its rounds and all tensors, the mean share that it trained."""
     entry = None if ledger is None else ledger.clients.get(str(node))
     if entry is None or not entry.rounds:
@@ -241,8 +238,7 @@ class _RoundJournal:
 
     journal: Journal
     resume: bool
-    names_of: Any = None
-    coverage_of: Any = None
+    grid: Grid
     _records: list[RoundRecord] = field(default_factory=list)
     _since: float = field(default_factory=time.monotonic)
     _totals: dict[str, int] = field(default_factory=dict)
@@ -261,7 +257,9 @@ class _RoundJournal:
         """Keep the record of a round, or of an auxiliary task, until the model is tested."""
         self._records.append(record)
 
-    def close(self, server_round: int, quality: dict[str, Any]) -> None:
+    def close(
+        self, server_round: int, quality: dict[str, Any], ledger: CoverageLedger | None
+    ) -> None:
         """Write the entry of a round; that of round 0, the initial weights, only holds their quality."""
         records, self._records = self._records, []
         if not records:
@@ -272,7 +270,8 @@ class _RoundJournal:
                 )
             self._since = time.monotonic()
             return
-        now, names = time.monotonic(), self.names_of()
+        now = time.monotonic()
+        names = {node.node_id: node.name or str(node.node_id) for node in self.grid.get_nodes()}
         # Round zero does not train.
         record = next((each for each in records if each.trains), records[-1])
         replies = [reply for each in records for reply in each.accepted]
@@ -299,7 +298,10 @@ class _RoundJournal:
                 "stepped_back": record.stepped_back,
                 "cut": record.cut,
                 "nodes": {
-                    names.get(reply.node_id, str(reply.node_id)): self._about(reply)
+                    names.get(reply.node_id, str(reply.node_id)): {
+                        **_about(reply),
+                        "coverage": _coverage(ledger, reply.node_id),
+                    }
                     for reply in record.accepted
                 },
                 "rejections": [
@@ -315,15 +317,14 @@ class _RoundJournal:
         totals = {f"{name}_total": total for name, total in self._totals.items()}
         return {**totals, "seconds_total": self._seconds}
 
-    def _about(self, reply: Any) -> dict[str, Any]:
-        numbers = {
-            key.replace("-", "_"): value
-            for key, value in reply.metrics.items()
-            if isinstance(value, (int, float))
-        }
-        return {
-            **numbers,
-            "uplink_bytes": reply.uplink_bytes,
-            "num_examples": reply.num_examples,
-            "coverage": self.coverage_of(reply.node_id),
-        }
+
+def _about(reply: AcceptedReply) -> dict[str, Any]:
+    """Return the numbers of a reply."""
+    numbers = {
+        key.replace("-", "_"): value
+        for key, value in reply.metrics.items()
+        if isinstance(value, (int, float))
+    }
+    return {
+        **numbers, "uplink_bytes": reply.uplink_bytes, "num_examples": reply.num_examples,
+    }  # fmt: skip

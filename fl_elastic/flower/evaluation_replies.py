@@ -1,0 +1,133 @@
+"""Collect evaluations: read and check the replies, and bound what clients claim."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.client_availability import inner_times
+from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.records import EvaluateReply
+from fl_elastic.flower.round import in_fixed_order, one_line
+from fl_elastic.flower.stock_clients import evaluation_of
+from fl_elastic.flower.wrapped_strategy import completed_metrics
+
+_LOG = logging.getLogger("fl_elastic")
+_ACCURACY = "accuracy"
+# Number of clients from which on it is known what is usual.
+_FEWEST = 3
+# A client's examples count for at most this multiple of the largest number, without the top fifth of the clients.
+_EXAMPLES = 2.0
+# No number may lie further from the others' than this multiple of their size or range.
+_BEYOND = 1000.0
+
+
+def believed(
+    replies: Iterable[Message], weight_key: str, max_examples: int, downlink: Downlink
+) -> list[Message]:
+    """Return the errors and the valid evaluations as the inner strategy reads them; log and leave out the others.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        Replies to one evaluation.
+    weight_key : str
+        Metric by which the inner strategy weights replies.
+    max_examples : int
+        Most examples of one client.
+    downlink : Downlink
+        Keeps which versions clients hold.
+    """
+    failed: list[Message] = []
+    messages: dict[int, Message] = {}
+    read: dict[int, EvaluateReply] = {}
+    for message in in_fixed_order(replies):
+        node = message.metadata.src_node_id
+        if message.has_error():
+            downlink.forget(node)
+            failed.append(message)
+            continue
+        try:
+            reply = evaluation_of(message.content, max_examples)
+        except UpdateError as error:
+            downlink.forget(node)
+            _leave_out(node, str(error))
+            continue
+        if node in read:
+            _leave_out(node, "it has sent another one")
+            continue
+        downlink.holds(node, reply.have)
+        if reply.left_out:
+            _LOG.warning("evaluation by node %s: metrics left out: %s", node, reply.left_out)
+        messages[node], read[node] = message, reply
+    kept, doubted = believable(read)
+    for node, reason in doubted.items():
+        _leave_out(node, reason)
+    said = [
+        {**each.metrics, "loss": each.loss, weight_key: each.num_examples} for each in kept.values()
+    ]
+    contents = [RecordDict({"metrics": MetricRecord(each)}) for each in said]
+    for node, content in zip(kept, completed_metrics(contents, weight_key), strict=True):
+        messages[node].content = content
+    return [*failed, *(messages[node] for node in kept)]
+
+
+def _leave_out(node: int, reason: str) -> None:
+    _LOG.warning("evaluation by node %s left out: %s", node, one_line(reason))
+
+
+def believable(
+    replies: Mapping[int, EvaluateReply],
+) -> tuple[dict[int, EvaluateReply], dict[int, str]]:
+    """Return the plausible evaluations by node, with bounded counts, and why the others are not plausible.
+
+    An accuracy must be between 0 and 1, unless most of the others are not either. No number may be further from the
+    others' than a thousand times their size or range. With one or two clients everything is believed.
+
+    Parameters
+    ----------
+    replies : mapping of int to EvaluateReply
+        Replies by node.
+
+    Examples
+    --------
+    >>> honest = {n: EvaluateReply(0.7, 100, {"accuracy": 0.5}) for n in range(4)}
+    >>> kept, left = believable({**honest, 7: EvaluateReply(0.7, 10**8, {"accuracy": 1.0})})
+    >>> kept[7].num_examples, left
+    (200, {})
+    >>> believable({**honest, 7: EvaluateReply(0.7, 100, {"accuracy": -5.0})})[1]
+    {7: 'accuracy is -5, no share of examples as those of the others'}
+    """
+    if len(replies) < _FEWEST:
+        return dict(replies), {}
+    left: dict[int, str] = {}
+    numbers = {node: {**reply.metrics, "loss": reply.loss} for node, reply in replies.items()}
+    shares = [said[_ACCURACY] for said in numbers.values() if _ACCURACY in said]
+    are_shares = 2 * sum(0 <= share <= 1 for share in shares) > len(shares)
+    for node, said in numbers.items():
+        if are_shares and not 0 <= said.get(_ACCURACY, 0.0) <= 1:
+            left[node] = (
+                f"{_ACCURACY} is {said[_ACCURACY]:.4g}, no share of examples as those of the others"
+            )
+    for name in sorted({name for said in numbers.values() for name in said}):
+        of = {node: float(said[name]) for node, said in numbers.items() if name in said}
+        if len(of) < _FEWEST:
+            continue
+        inner = inner_times(of.values())
+        room = _BEYOND * max(inner[-1] - inner[0], abs(inner[0]), abs(inner[-1]), 1.0)
+        for node, value in of.items():
+            if not inner[0] - room <= value <= inner[-1] + room:
+                left.setdefault(
+                    node, f"{name} is {value:.4g}, that of most {inner[0]:.4g} to {inner[-1]:.4g}"
+                )
+    most = int(_EXAMPLES * inner_times([float(each.num_examples) for each in replies.values()])[-1])
+    kept = {
+        node: replace(reply, num_examples=min(reply.num_examples, most))
+        for node, reply in replies.items()
+        if node not in left
+    }
+    return kept, left

@@ -1,0 +1,69 @@
+"""What a strategy merges by, and the settings that are chosen for a fleet of unequal devices."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord
+
+from fl_elastic.aggregation import (
+    SERVER_OPTIMIZERS,
+    AggregationRule,
+    MergeOptions,
+    ModelAverage,
+    ServerOptimizer,
+)
+from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.initial import trained_before
+from fl_elastic.flower.round_config import RoundConfig
+
+# Flower's own logger, which a server app shows.
+_LOG = logging.getLogger("flwr")
+_RATE = 1.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How updates are merged and what the rounds are like; see `fl_elastic.flower.PartialUpdates`."""
+
+    rule: str | AggregationRule | None = None
+    merge: MergeOptions | None = None
+    config: RoundConfig | None = None
+    server_optimizer: ServerOptimizer | None = None
+    average: ModelAverage | None = None
+
+
+@dataclass(frozen=True)
+class UnequalDevices:
+    """The preset for unequal devices.
+
+    Attributes
+    ----------
+    deadline : Deadline
+        Deadline of each round.
+    """
+
+    deadline: Deadline
+
+    def for_model(self, arrays: ArrayRecord) -> Settings | None:
+        """Return the settings for this model if it is pretrained; None for any other."""
+        return self.pretrained() if trained_before(arrays) else None
+
+    def untrained(self) -> Settings:
+        """Return the settings for a model that begins from random weights, and log them."""
+        merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
+        config = RoundConfig(deadline=self.deadline)
+        _LOG.info(
+            "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
+            "at %g, late updates merged by age to the power of -%g, %s",
+            _RATE, average.decay, merge.staleness_power, config,
+        )  # fmt: skip
+        optimizer = SERVER_OPTIMIZERS.make("agreement", _RATE)
+        return Settings("contributors", merge, config, optimizer, average)
+
+    def pretrained(self) -> Settings:
+        """Return the settings for a pretrained model, and log them."""
+        config = RoundConfig(deadline=self.deadline, read="auto", cut="moving")
+        _LOG.info("for unequal devices and a pretrained model: rule contributors, %s", config)
+        return Settings("contributors", config=config)

@@ -1,0 +1,101 @@
+"""What a client asks a server to forget, until the server confirms that it has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch
+
+_LOG = logging.getLogger("fl_elastic")
+
+
+class UnlearningRequest:
+    """Examples that the global model must forget.
+
+    Parameters
+    ----------
+    examples : iterable of batches, optional
+        Re-iterable; None if nothing must be forgotten.
+    rest : iterable of batches, optional
+        The training data without them, if they were taken out of it here.
+    whole : iterable of batches, optional
+        The training data with them.
+    ids : frozenset of int
+        Their numbers in ``whole``.
+
+    Attributes
+    ----------
+    met : bool
+        Whether the server has confirmed that its model was made to forget them.
+    """
+
+    def __init__(
+        self,
+        examples: Iterable[Batch] | None = None,
+        *,
+        rest: Iterable[Batch] | None = None,
+        whole: Iterable[Batch] | None = None,
+        ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.examples = examples
+        self.rest = rest
+        self.met = False
+        self._whole, self._ids = whole, ids
+        self._digest = ""
+
+    @classmethod
+    def of(cls, examples: Iterable[Batch] | None) -> UnlearningRequest:
+        """Return a request; raise TrainingError if there are no examples or they can be read only once."""
+        if examples is not None and iter(examples) is examples:
+            raise TrainingError(
+                "what is to be forgotten is read again until it is: pass a list or a DataLoader, not an iterator"
+            )
+        if examples is not None and next(iter(examples), None) is None:
+            raise TrainingError("there is no batch to be forgotten: leave forget out")
+        return cls(examples)
+
+    def with_ids(self, loader: Iterable[Batch], ids: Iterable[int]) -> UnlearningRequest:
+        """Return a request that takes more examples out of ``loader``; itself if there are no ids.
+
+        Raises
+        ------
+        TrainingError
+            As `fl_elastic.training.without.parted` does.
+        """
+        from fl_elastic.training.without import numbers_of, parted
+
+        numbers, whole = numbers_of(ids), loader
+        if not numbers:
+            return self
+        if self._whole is not None and self.rest is loader:
+            whole, numbers = self._whole, self._ids | numbers
+        rest, gone = parted(whole, numbers)
+        return UnlearningRequest(gone, rest=rest, whole=whole, ids=numbers)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything that the server has not forgotten yet."""
+        return self.examples is not None and not self.met
+
+    def digest(self, client: str, forgotten: str) -> str:
+        """Return the digest of what must be forgotten; empty if nothing must, or the server confirms it.
+
+        Parameters
+        ----------
+        client : str
+            Id of the client.
+        forgotten : str
+            Digest of the request that the server has met; empty for none.
+        """
+        if self.examples is None or self.met:
+            return ""
+        if not self._digest:
+            from fl_elastic.methods.dampening.forget import digest_of
+
+            self._digest = digest_of(self.examples, client)
+        self.met = forgotten == self._digest
+        if self.met:
+            _LOG.info("the server's model was made to forget the examples of %s", self._digest)
+        return "" if self.met else self._digest
