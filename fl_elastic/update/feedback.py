@@ -166,7 +166,7 @@ def _read(
     most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
     most += _OVERHEAD * (len(manifest) + 1)
     found = read_archive(path, _KIND, most=most)
-    residuals, version = dict(found.arrays), found.facts.get(_VERSION)
+    residuals, version = dict(found.arrays), found.facts.get(_VERSION, "")
     check_count("version", version, _NONE, MAX_VERSION)
     for name, residual in residuals.items():
         fits = name in manifest.index and manifest.role(name) is Role.PARAMETER
