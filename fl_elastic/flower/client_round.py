@@ -18,7 +18,7 @@ from fl_elastic.errors import ModelError
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.forward import ignored_class, map_tensors, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.losses import squared_outputs
 from fl_elastic.profiling import CostProfile
@@ -175,19 +175,20 @@ class ClientRound:
             return client.optimizer_fn
         return round_optimizer(client.optimizer_fn, task, self.config, client.configure)
 
-    def batches(self, count: int = 1) -> list[Batch]:
-        """Return the first batches of the training data."""
-        data, counts = self.data, self.client.options.count_examples
-        return first_batches(data.batches, count, model_device(data.model), counts)
+    def batches(self, count: int = 1, of: Iterable[Batch] | None = None) -> list[Batch]:
+        """Return the first batches of ``of``, or of the training data."""
+        data = self.data
+        return first_batches(
+            data.batches if of is None else of, count, model_device(data.model),
+            self.client.options.count_examples, ignored_class(data.loss_fn),
+        )  # fmt: skip
 
     def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
         """Return the number of batches and examples of ``batches``, or of the training data, as far as known."""
-        batches, counts = (
-            self.data.batches if batches is None else batches,
-            self.client.options.count_examples,
-        )
-        first = first_batches(batches, 1, model_device(self.data.model), counts)
-        return loader_size(batches, first[0], counts)
+        data, counts = self.data, self.client.options.count_examples
+        batches = data.batches if batches is None else batches
+        first = self.batches(1, batches)[0]
+        return loader_size(batches, first, counts, ignored=ignored_class(data.loss_fn))
 
     def known_profile(self) -> CostProfile | None:
         """Return the cost profile, if one is known."""

@@ -82,9 +82,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     """Return the number of examples in a batch.
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
-    If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
-    length, such as pictures and boxes, each entry is an example, and so it is of a list of targets next to stacked
-    inputs.
+    If there are several targets per example, as for tokens, or none, the inputs decide; one number is the target of
+    one example. Of two lists of equal length, such as pictures and boxes, each entry is an example, and so it is of
+    a list of targets next to stacked inputs.
 
     Parameters
     ----------
@@ -125,6 +125,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         common = set(told) if _of_all_examples(targets) else set()
         if not common or not common <= {*given, *_second_lengths(inputs)}:
             return len(targets)
+    if isinstance(targets, Tensor) and not targets.dim():
+        # A single example, as a DataLoader without batches gives it, or a bag of instances.
+        return 1
     if not told:
         # The shortest entry counts: next to the offsets of bags, only their words are longer.
         return min(given, default=1)
@@ -164,9 +167,9 @@ def counted(
 
 
 def learnable(
-    loader: Iterable[Any], count_examples: CountExamples | None = None
+    loader: Iterable[Any], count_examples: CountExamples | None = None, ignored: int = IGNORED
 ) -> Iterator[tuple[Any, int]]:
-    """Yield what `counted` does; if every target is a class that losses ignore, a batch has no example.
+    """Yield what `counted` does; if every target is a class that the loss ignores, a batch has no example.
 
     The mean loss over such a batch is not defined.
 
@@ -178,8 +181,8 @@ def learnable(
     ([4], [0])
     """
     for batch, size in counted(loader, count_examples):
-        ignored = count_examples is None and size and all_ignored(as_pair(batch)[1])
-        yield batch, 0 if ignored else size
+        empty = count_examples is None and size and all_ignored(as_pair(batch)[1], ignored)
+        yield batch, 0 if empty else size
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
@@ -257,14 +260,14 @@ def _second_lengths(inputs: Any) -> set[int]:
     return set().union(*map(_second_lengths, entries))
 
 
-def all_ignored(targets: Any) -> bool:
-    """Return whether targets are classes that losses ignore, all of them."""
+def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
+    """Return whether targets are classes, and all of them the one that the loss ignores."""
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
     # The first one decides for nearly every batch.
-    if not targets.numel() or int(targets[(0,) * targets.ndim]) != IGNORED:
+    if not targets.numel() or int(targets[(0,) * targets.ndim]) != ignored:
         return False
-    return bool((targets == IGNORED).all())
+    return bool((targets == ignored).all())
 
 
 def _is_listed(value: Any) -> bool:

@@ -346,8 +346,9 @@ class StreamLearner:
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
-        A second label for the same sample only corrects the store, and the head in closed form. The sample is given
-        by its id, or by the name that its sender gave it.
+        A second label for the same sample corrects the first: in the store, among the samples that are trained on
+        next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
+        its id, or by the name that its sender gave it.
         """
         try:
             label = checked_label(y)
@@ -360,7 +361,8 @@ class StreamLearner:
             self._log_event({"refused": [seen.refused]}, None)
             return seen
         row = self._memory.find(number)
-        if row is None and not self._memory.is_waited_for(number):
+        here = row is not None or self._memory.holds_out(number)
+        if not here and not self._memory.is_waited_for(number):
             return Observation(sample_id=number, refused="no such sample")
         facts = {
             "id": number,
@@ -375,8 +377,8 @@ class StreamLearner:
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
         late = self._memory.label(number, label, row)
         if not late.waited:
-            if late.stored:
-                # After a restart the label would be found in the store.
+            if late.here:
+                # After a restart the label would be found in the store, or in the window.
                 self._unsaved |= self._classifier.learn(label)
             if self._head is not None and row is not None:
                 if row.y is None:

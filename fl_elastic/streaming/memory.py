@@ -34,15 +34,15 @@ class LateLabel:
 
     Parameters
     ----------
-    stored : bool
-        Whether the sample was in the store.
+    here : bool
+        Whether the sample was in the store or held out.
     waited : bool
         Whether this is the sample's first label.
     prediction : int or None
         The prediction for the sample.
     """
 
-    stored: bool
+    here: bool
     waited: bool
     prediction: int | None = None
 
@@ -138,8 +138,15 @@ class StreamMemory:
         """Return whether the label of a sample has not arrived yet."""
         return self._recent.is_waited_for(sample_id)
 
+    def holds_out(self, sample_id: int) -> bool:
+        """Return whether a sample is in the held-out window."""
+        return self._recent.holds_out(sample_id)
+
     def label(self, sample_id: int, y: int, row: Row | None) -> LateLabel:
         """Give a sample its label; after its first label the sample is learned from or held out.
+
+        A second label corrects the first wherever the sample is: in the store, among those that are trained on
+        next, or in the window.
 
         Parameters
         ----------
@@ -151,7 +158,8 @@ class StreamMemory:
         if not self._recent.is_waited_for(sample_id):
             if row is not None:
                 self._change(Relabelled(sample_id, y))
-            return LateLabel(row is not None, waited=False)
+            self._recent.relabel(sample_id, y)
+            return LateLabel(row is not None or self.holds_out(sample_id), waited=False)
         prediction = self._recent.answered(sample_id)
         if row is not None:
             row = replace(row, y=y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fl_elastic.streaming.guard import Guard, HeldOut, Row
 
@@ -66,6 +66,17 @@ class Recent:
     def answered(self, sample_id: int) -> int | None:
         """Return and remove the prediction for a sample whose label has arrived."""
         return self._waiting.pop(sample_id)
+
+    def holds_out(self, sample_id: int) -> bool:
+        """Return whether a sample is in the held-out window."""
+        return any(row.number == sample_id for row in self.held_out.rows)
+
+    def relabel(self, sample_id: int, y: int) -> None:
+        """Correct the label of a sample that is trained on next, or held out."""
+        for rows in (self.new, self.held_out.rows):
+            for place, row in enumerate(rows):
+                if row.number == sample_id:
+                    rows[place] = replace(row, y=y)
 
     def forget_samples(self) -> None:
         """Drop all samples: they are features of a frozen part that no longer exists."""

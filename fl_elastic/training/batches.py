@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import (
+    IGNORED,
     CountExamples,
     as_pair,
     batch_size,
@@ -70,8 +71,9 @@ def first_batches(
     count: int,
     device: Any,
     count_examples: CountExamples | None = None,
+    ignored: int = IGNORED,
 ) -> list[Batch]:
-    """Return up to ``count`` batches that contain examples, on ``device``.
+    """Return up to ``count`` batches that contain examples, on ``device``; see `fl_elastic.groups.batch.learnable`.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def first_batches(
         If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
-    given = (as_pair(batch) for batch, size in learnable(loader, count_examples) if size)
+    given = (as_pair(batch) for batch, size in learnable(loader, count_examples, ignored) if size)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
         raise TrainingError(NO_BATCH)
@@ -112,6 +114,7 @@ def loader_size(
     seconds: float = math.inf,
     clock: Clock = time.perf_counter,
     loading: float = 0.0,
+    ignored: int = IGNORED,
 ) -> LoaderSize:
     """Return batches and examples per epoch, as the loader says, or else by counting once.
 
@@ -133,6 +136,8 @@ def loader_size(
         Returns the time in seconds.
     loading : float
         Seconds that reading one batch takes, as far as they are known.
+    ignored : int
+        Class that the loss ignores.
 
     Raises
     ------
@@ -150,7 +155,7 @@ def loader_size(
                 ends=False,
             )
         sizes, began = [], clock()
-        for _, size in islice(learnable(loader, count_examples), _MOST_BATCHES + 1):
+        for _, size in islice(learnable(loader, count_examples, ignored), _MOST_BATCHES + 1):
             sizes.append(size)
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
@@ -264,12 +269,13 @@ class FitBatches:
         deadline: float | None,
         *,
         timed: bool,
+        ignored: int,
     ) -> FitBatches:
         """Read the first ``count`` batches, and count the loader if it does not say its length.
 
         Parameters
         ----------
-        loader, epochs, device, count_examples
+        loader, epochs, device, count_examples, ignored
             As in `Epochs`.
         count : int
             Number of batches for a probe.
@@ -290,8 +296,8 @@ class FitBatches:
         if deadline is None and not says_its_length(loader):
             # Before reading for training begins, so that its worker processes do not compete with this count.
             refuse_what_is_none(loader)
-            size = loader_size(loader, None, count_examples)
-        passes = Epochs(loader, epochs, device, count_examples)
+            size = loader_size(loader, None, count_examples, ignored=ignored)
+        passes = Epochs(loader, epochs, device, count_examples, ignored)
         # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
         drawn = getattr(loader, "batch_sampler", None)
         judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
@@ -299,12 +305,14 @@ class FitBatches:
             first = passes.first(count)
         else:
             # Such a sampler is told the result on each batch before it draws the next one.
-            first = first_batches(loader, count, device, count_examples)
+            first = first_batches(loader, count, device, count_examples, ignored)
         loading = (clock() - began) / len(first) if timed else None
         shape = batch_shape(first[0])
         if size is None:
             limit = math.inf if deadline is None else deadline
-            size = loader_size(loader, first[0], count_examples, limit, clock, loading or 0.0)
+            size = loader_size(
+                loader, first[0], count_examples, limit, clock, loading or 0.0, ignored
+            )
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
         steps = size.batches * epochs
@@ -336,6 +344,8 @@ class Epochs(Iterator[Batch]):
         Where the batches go.
     count_examples : callable, optional
         See `fl_elastic.groups.batch.batch_size`.
+    ignored : int
+        Class that the loss ignores.
 
     Attributes
     ----------
@@ -360,6 +370,7 @@ class Epochs(Iterator[Batch]):
         epochs: int,
         device: Any,
         count_examples: CountExamples | None = None,
+        ignored: int = IGNORED,
     ) -> None:
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
@@ -367,7 +378,7 @@ class Epochs(Iterator[Batch]):
         self.first_pass = self.batches = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
-        self._count_examples = count_examples
+        self._counting = count_examples, ignored
         self.read_before = False
         self._read = self._passes()
         self._ahead: deque[Batch] = deque()
@@ -405,7 +416,7 @@ class Epochs(Iterator[Batch]):
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            for batch, size in learnable(self._loader, self._count_examples):
+            for batch, size in learnable(self._loader, *self._counting):
                 if not size:
                     continue
                 self.first_pass += 0 if self.passed else size

@@ -15,6 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.forward import ignored_class
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
@@ -110,7 +111,8 @@ def fine_tune(
         ``features.6@grid4`` (`fl_elastic.readout.place`).
     epochs : int, optional
         Passes over the data for training. By default two for a head at the last layer, and none for a head that
-        reads elsewhere, where training gains little for its time.
+        reads elsewhere, where training gains little for its time. Nothing is trained if there is no layer below the
+        head.
     cut : str
         The deepest tensor group or module that is trained. By default the one that gains most in the same time,
         estimated on two batches (`fl_elastic.training.cut_worth`).
@@ -150,9 +152,9 @@ def fine_tune(
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
     if not epochs:
-        solved, _ = solve_head(model, loader)
-        return FineTuned(model, reads, "", solved.error, solved.error, None, True)
-    first = first_batches(loader, 2, model_device(model))
+        return _head_alone(model, reads, loader, loss_fn)
+    device, ignored = model_device(model), ignored_class(loss_fn)
+    first = first_batches(loader, 2, device, ignored=ignored)
     before = deepcopy(model.state_dict())
     try:
         with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
@@ -167,10 +169,13 @@ def fine_tune(
             if not cut:
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES), loss_fn=loss_fn)
                 rough = _keeping(options, model, profile, head)
-                examples = loader_size(loader, first[0]).examples
+                examples = loader_size(loader, first[0], ignored=ignored).examples
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
                 )
+                if not worth:
+                    # The head reads the input, or its random features, or is all of the model.
+                    return _head_alone(model, reads, loader, loss_fn)
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, part=replace(options.part, cut=cut))
             start, head = _solve_above_cut(model, loss_fn, loader, profile, options)
@@ -194,6 +199,14 @@ def fine_tune(
         model.load_state_dict(before)
         put_head(model, start, head)
     return FineTuned(model, reads, cut, start.error, end.error, report, kept)
+
+
+def _head_alone(
+    model: nn.Module, reads: str, loader: Iterable[Batch], loss_fn: LossFn
+) -> FineTuned:
+    """Solve for the head over all data, and train nothing."""
+    solved, _ = solve_head(model, loader, loss_fn=loss_fn)
+    return FineTuned(model, reads, "", solved.error, solved.error, None, True)
 
 
 def _refuse_read_once(loader: Iterable[Batch]) -> None:

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from slow_ones import slow_unless
-from toy_streams import blobs, closed, delete_class, learner_in, relabelled, same, weights
+from toy_streams import (
+    blobs,
+    closed,
+    delete_class,
+    in_memory,
+    learner_in,
+    relabelled,
+    run,
+    same,
+    weights,
+)
 
 from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.sources import open_source
 from fl_elastic.streaming.summary import stream_summary
@@ -100,6 +110,47 @@ def test_samples_of_a_class_are_told_from_those_without_a_label(tmp_path: Path) 
         assert None not in ids and store.classes == {-1: 4, None: 4, 0: 2, -2: 2}
         assert relabelled(store, 2, -2) and delete_class(store, -1) == 4
         assert store.classes == {None: 3, 0: 2, -2: 3}
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+def test_a_second_label_is_the_one_that_counts_wherever_the_sample_is(
+    head: ClosedForm | None, tmp_path: Path
+) -> None:
+    """Also in the window, which judges each new head, and among the samples of the next adaptation."""
+    stream = blobs(130, (0, 1))
+    learner = learner_in(tmp_path, head=head)
+    run(learner, [(x, 1 - y) for x, y in stream])
+    seen = [learner.label(number, y) for number, (_, y) in enumerate(stream, 1)]
+    assert not any(each.refused for each in seen)
+    assert learner.progress.labelled == 130
+
+    def labels() -> dict[int, int | None]:
+        recent = learner._memory.to_state()
+        rows = [*recent.new, *recent.held_out, *learner._memory.known(range(1, 131))]
+        assert {row.y for row in rows if row.y != stream[row.number - 1][1]} == set()
+        return {row.number: row.y for row in rows}
+
+    assert len(recent := labels()) == 130 and len(learner._memory.held_out) == 13
+    before = in_memory(learner)
+    # As after a kill, but for the descriptor: the labels come from the log.
+    learner.store.close()
+    learner = learner_in(tmp_path, head=head)
+    assert same(in_memory(learner), before) and labels() == recent
+    for _ in range(4):
+        done = learner.adapt()
+        assert done is not None and not done.undone
+    right = [learner.observe(x, y).correct for x, y in blobs(60, (0, 1), seed=5)]
+    assert np.mean(right) > 0.9
+    closed(learner)
+
+
+def test_a_held_out_sample_may_be_of_a_class_that_no_other_has(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path)
+    run(learner, blobs(12, (0, 1)))
+    (held,) = learner._memory.held_out
+    assert not learner.label(held.number, 7).refused and learner.classes[-1] == 7
+    assert learner.label(held.number + 100, 7).refused == "no such sample"
+    closed(learner)
 
 
 def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path) -> None:
