@@ -38,7 +38,7 @@ def client(codec: str, state_dir: Path | None = None, policy: str = "full") -> E
 
 def sent(made: ElasticClient) -> Weights:
     """The deltas of the next round, which starts from the first model's weights."""
-    version = made._state.feedback.version + 1
+    version = made.state.feedback.version + 1
     data = encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=version)
     arrays, examples, metrics = made.fit([np.frombuffer(data, np.uint8)], {PACKED: True})
     assert examples == 18, metrics
