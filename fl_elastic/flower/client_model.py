@@ -72,12 +72,12 @@ class ClientModel:
         count_examples : callable, optional
             See `fl_elastic.training.TrainerOptions`.
         """
-        # Imported here: only clients whose head moves need it.
-        from fl_elastic.readout.first_pass import FirstPass
-        from fl_elastic.readout.readout import Readout
-
         module = self.given
         if places:
+            # Imported here: only clients whose head moves need it.
+            from fl_elastic.readout.first_pass import FirstPass
+            from fl_elastic.readout.readout import Readout
+
             batch = first_batches(loader, 1, model_device(self.module), count_examples)[0]
             inputs = split_batch(batch)[0]
             module = Readout(module, places, inputs, FirstPass.of(module, (inputs, inputs)).outputs)

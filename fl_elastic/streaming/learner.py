@@ -41,7 +41,7 @@ from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
-from fl_elastic.streaming.source_position import SourcePosition, with_position
+from fl_elastic.streaming.source_position import SourcePosition
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
@@ -215,10 +215,6 @@ class StreamLearner:
         """By source, the position up to which its samples have been read; see `observe_batch`."""
         return self._memory.positions
 
-    @positions.setter
-    def positions(self, positions: Mapping[str, Mapping[str, Any]]) -> None:
-        self._memory.positions = positions
-
     def observe(self, x: Any, y: Any = None) -> Observation:
         """Predict a sample, keep it, and adapt if it is time.
 
@@ -275,7 +271,7 @@ class StreamLearner:
         with self._memory.unsettled():
             seen = self._observed(batch)
         if position is not None:
-            self.positions = with_position(self.positions, position)
+            self._memory.reached(position)
         facts, x = noted_arrivals(seen, position)
         if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
@@ -303,10 +299,10 @@ class StreamLearner:
         ahead, found = LookAhead(self._classifier, batch.xs), []
         for index in range(len(batch.xs)):
             if first is not None:
-                self._memory.number = first + index - 1
+                self._memory.go_to(first + index - 1)
             found.append(self._arrived(ahead, batch, index))
         if first is not None:
-            self._memory.number = first + len(batch.xs) - 1
+            self._memory.go_to(first + len(batch.xs) - 1)
         return found
 
     def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
@@ -331,8 +327,7 @@ class StreamLearner:
             self._memory.keep_to(self._classifier.version, before)
         progress, memory = self.progress, self._memory
         progress.observed += 1
-        memory.number += 1
-        number = memory.number
+        number = memory.next_number()
         if name is not None:
             self._names.add(name, number)
         correct, drift = None, False
@@ -641,7 +636,7 @@ class StreamLearner:
         """Write an event to the log before it is reported; return whether it survives a kill."""
         if self._replaying or not facts:
             return True
-        self._memory.events = self._log.events + 1
+        self._memory.at_event(self._log.events + 1)
         noted = self._log.note(facts, x, learned=self.progress.observed > 0)
         if self._memory.is_full:
             self._memory.settle()
@@ -671,7 +666,7 @@ class StreamLearner:
     def _restore(self, state: LearnerState | None) -> None:
         events = 0
         if state is None:
-            self._memory.number, self.positions = 0, {}
+            self._memory.begin()
             self._memory.keep_to(self._classifier.version, None)
         else:
             events = self._restore_saved(state)
@@ -690,8 +685,7 @@ class StreamLearner:
         self.progress, self.record, self.selection = state.progress, state.record, state.selection
         self.adaptations, self.rounds = list(state.adaptations), state.rounds
         self._names = SenderIds(state.names)
-        self.positions = state.positions
-        self._memory.restore(state.recent, state.number)
+        self._memory.restore(state.recent, state.number, state.positions, state.events)
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)
@@ -706,17 +700,16 @@ class StreamLearner:
                 # They were subtracted before a restart, which came before the store had erased them.
                 self.store.erase(self._head.gone)
                 self._head.gone.clear()
-        self._memory.events = state.events
         return state.events
 
     def _repeat(self, event: Event) -> None:
         """Repeat an event that came after the last save; no training steps are taken."""
         facts, self._log.events = event.facts, event.number
-        self._memory.events = event.number
+        self._memory.at_event(event.number)
         for why in facts.get("refused", ()):
             self.progress.refused(why)
         if "position" in facts:
-            self.positions = with_position(self.positions, SourcePosition(*facts["position"]))
+            self._memory.reached(SourcePosition(*facts["position"]))
         if "label" in facts:
             number = facts["id"]
             row = None if event.x is None else Row(event.x, facts.get("was"), number)

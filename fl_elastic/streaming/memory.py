@@ -18,6 +18,7 @@ from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.ingested import IngestedSamples
 from fl_elastic.streaming.recent import Recent, RecentSamples
 from fl_elastic.streaming.replay_loader import Pool
+from fl_elastic.streaming.source_position import SourcePosition, with_position
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
 from fl_elastic.streaming.store.sample_store import SampleStore
 
@@ -247,10 +248,37 @@ class StreamMemory:
         """Return the state of the samples in memory; call `settle` before."""
         return self._recent.to_state()
 
-    def restore(self, state: RecentSamples, number: int) -> None:
-        """Restore the result of `to_state`, saved when ``number`` was the newest sample."""
+    def restore(
+        self,
+        state: RecentSamples,
+        number: int,
+        positions: Mapping[str, Mapping[str, Any]],
+        events: int,
+    ) -> None:
+        """Restore the result of `to_state`, saved with these values of the attributes."""
         self._recent.restore(state)
+        self.number, self.positions, self.events = number, positions, events
+
+    def begin(self) -> None:
+        """Begin without a state: no sample was read, whatever the store holds."""
+        self.number, self.positions = 0, {}
+
+    def next_number(self) -> int:
+        """Return the number of a new sample, which is the newest from now on."""
+        self.number += 1
+        return self.number
+
+    def go_to(self, number: int) -> None:
+        """Count on from a sample that was numbered before a restart."""
         self.number = number
+
+    def reached(self, position: SourcePosition) -> None:
+        """Note how far a source has been read."""
+        self.positions = with_position(self.positions, position)
+
+    def at_event(self, number: int) -> None:
+        """Note which event is being handled."""
+        self.events = number
 
     @contextmanager
     def again(self) -> Iterator[None]:
