@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ArchiveError, UpdateError
 from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.update.manifest import Manifest, Role
-from fl_elastic.update.partial import PartialUpdate, trained_part
+from fl_elastic.update.partial import MAX_VERSION, PartialUpdate, check_count, trained_part
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")
+# Version of the model before any update was sent.
+_NONE = -1
+_VERSION = "version"
 # Bytes per tensor for its name and its row in the archive's table.
 _OVERHEAD = 4096
 
@@ -28,6 +31,9 @@ class ErrorFeedback:
     With codecs that write everything sooner or later (top-k, rounding), the sum of what arrives differs from the
     sum of what was learnt by a bounded residual (Seide et al. 2014, Karimireddy et al. 2019).
 
+    Versions of the model increase from round to round. An update that starts from a version which is not above that
+    of the last one belongs to another run, or the server went back: earlier losses are then not added.
+
     Parameters
     ----------
     residuals : dict of str to ndarray, optional
@@ -35,14 +41,16 @@ class ErrorFeedback:
     manifest : Manifest, optional
         Tells parameters from running statistics, for which no residual is kept; by default all tensors count as
         parameters.
+    version : int
+        Version of the model from which the last update that was sent starts; -1 if none was sent.
 
     Examples
     --------
     >>> feedback = ErrorFeedback()
-    >>> update = PartialUpdate({"w": np.array([1.0, 0.25])}, {"w": 1}, num_examples=1)
-    >>> received = PartialUpdate({"w": np.array([1.0, 0.0])}, {"w": 1}, num_examples=1)
+    >>> update = PartialUpdate({"w": np.array([1.0, 0.25])}, {"w": 1}, num_examples=1, base_version=1)
+    >>> received = PartialUpdate({"w": np.array([1.0, 0.0])}, {"w": 1}, num_examples=1, base_version=1)
     >>> feedback.sent(feedback.corrected(update), received)
-    >>> feedback.corrected(update).deltas["w"].tolist()
+    >>> feedback.corrected(replace(update, base_version=2)).deltas["w"].tolist()
     [1.0, 0.5]
     """
 
@@ -50,8 +58,10 @@ class ErrorFeedback:
         self,
         residuals: Mapping[str, NDArray[np.float32]] | None = None,
         manifest: Manifest | None = None,
+        version: int = _NONE,
     ) -> None:
         self.residuals = dict(residuals or {})
+        self.version = version
         self._manifest = manifest
 
     def corrected(self, update: PartialUpdate) -> PartialUpdate:
@@ -62,6 +72,8 @@ class ErrorFeedback:
         UpdateError
             If a residual has another shape than its delta.
         """
+        if update.base_version <= self.version:
+            self.residuals, self.version = {}, _NONE
         deltas: dict[str, NDArray[Any]] = {}
         for name, delta in update.deltas.items():
             deltas[name] = _as_written(delta)
@@ -97,6 +109,7 @@ class ErrorFeedback:
             for name in corrected.deltas
             if self._manifest is None or self._manifest.role(name) is Role.PARAMETER
         }
+        self.version = corrected.base_version
         for name, residual in lost.items():
             if residual.any():
                 self.residuals[name] = residual
@@ -121,7 +134,7 @@ class ErrorFeedback:
     def save(self, path: str | os.PathLike[str]) -> bool:
         """Write the residuals to a file, atomically; if the disk does not take it, log that and return False."""
         try:
-            write_archive(path, _KIND, {}, self.residuals)
+            write_archive(path, _KIND, {_VERSION: self.version}, self.residuals)
         except OSError as error:
             # Only the residuals are lost, not the round's training.
             _LOG.warning("cannot keep the update's residuals in %s: %s", path, error.strerror)
@@ -132,7 +145,8 @@ class ErrorFeedback:
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
         """Read the file of `save`; a missing or damaged one, or one of another model, gives no residuals."""
         try:
-            return cls(_read(path, manifest), manifest)
+            residuals, version = _read(path, manifest)
+            return cls(residuals, manifest, version)
         except FileNotFoundError:
             return cls(manifest=manifest)
         except (OSError, ArchiveError, UpdateError) as error:
@@ -146,14 +160,18 @@ def _as_written(delta: NDArray[Any]) -> NDArray[np.float32]:
         return np.asarray(delta, dtype=np.float32)
 
 
-def _read(path: str | os.PathLike[str], manifest: Manifest) -> dict[str, NDArray[np.float32]]:
+def _read(
+    path: str | os.PathLike[str], manifest: Manifest
+) -> tuple[dict[str, NDArray[np.float32]], int]:
     most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
     most += _OVERHEAD * (len(manifest) + 1)
-    residuals = dict(read_archive(path, _KIND, most=most).arrays)
+    found = read_archive(path, _KIND, most=most)
+    residuals, version = dict(found.arrays), found.facts.get(_VERSION, "")
+    check_count("version", version, _NONE, MAX_VERSION)
     for name, residual in residuals.items():
         fits = name in manifest.index and manifest.role(name) is Role.PARAMETER
         if not fits or residual.shape != manifest.shape(name) or residual.dtype != np.float32:
             raise UpdateError(f"tensor {name[:80]!r} is of another model")
         if not np.isfinite(residual).all():
             raise UpdateError(f"tensor {name[:80]!r} is not finite")
-    return residuals
+    return residuals, int(version)

@@ -37,8 +37,9 @@ def client(codec: str, state_dir: Path | None = None, policy: str = "full") -> E
 
 
 def sent(made: ElasticClient) -> Weights:
-    """The deltas of one round that starts from the first model."""
-    data = encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=1)
+    """The deltas of the next round, which starts from the first model's weights."""
+    version = made._state.feedback.version + 1
+    data = encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=version)
     arrays, examples, metrics = made.fit([np.frombuffer(data, np.uint8)], {PACKED: True})
     assert examples == 18, metrics
     return decode(arrays[0].tobytes(), MANIFEST).deltas
@@ -99,6 +100,17 @@ def test_the_second_update_is_corrected_by_what_the_first_one_lost(
         whole = exact[name] + lost[name]
         left = made._state.feedback.residuals.get(name, np.zeros_like(whole))
         np.testing.assert_allclose(second[name] + left, whole, atol=1e-6, err_msg=name)
+
+
+def test_a_second_run_begins_without_what_the_first_one_lost(tmp_path: Path) -> None:
+    """The state folder of a client outlives the run, and the weights of the new run are others."""
+    first = sent(client("topk", tmp_path))
+    sent(client("topk", tmp_path))
+    second_run = client("topk", tmp_path)
+    data = encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=0)
+    arrays, _, _ = second_run.fit([np.frombuffer(data, np.uint8)], {PACKED: True})
+    again = decode(arrays[0].tobytes(), MANIFEST).deltas
+    assert all(np.array_equal(first[name], again[name]) for name in PARAMETERS if name in first)
 
 
 def test_statistics_are_not_corrected() -> None:

@@ -41,7 +41,7 @@ def partly(update: PartialUpdate, masks: Masks) -> PartialUpdate:
 
 
 def one_round(feedback: ErrorFeedback, update: PartialUpdate, codec: str) -> PartialUpdate:
-    corrected = feedback.corrected(update)
+    corrected = feedback.corrected(replace(update, base_version=feedback.version + 1))
     data = encode(corrected, MANIFEST, codec)
     received = decode(data, MANIFEST)
     feedback.sent(corrected, received)
@@ -172,6 +172,25 @@ def test_residuals_of_another_shape_are_refused() -> None:
         feedback.corrected(update_of(np.random.default_rng(0)))
 
 
+@pytest.mark.parametrize("version", [0, 3])
+def test_what_another_run_lost_is_not_added(version: int, tmp_path: Path) -> None:
+    """The rounds of a new run start from earlier versions, as those after the server went back do."""
+    generator, path = np.random.default_rng(7), tmp_path / "residuals.state"
+    first, update = ErrorFeedback(manifest=MANIFEST), update_of(generator)
+    for _ in range(4):
+        one_round(first, update_of(generator), "topk")
+    assert first.version == 3 and first.save(path)
+    for feedback in (first, ErrorFeedback.load(path, MANIFEST)):
+        assert feedback.residuals and feedback.version == 3
+        again = feedback.corrected(replace(update, base_version=version))
+        assert all(np.array_equal(again.deltas[n], d) for n, d in update.deltas.items())
+        feedback.sent(again, decode(encode(again, MANIFEST, "topk"), MANIFEST))
+        new = ErrorFeedback(manifest=MANIFEST)
+        one_round(new, update, "topk")
+        assert feedback.version == version and feedback.residuals.keys() == new.residuals.keys()
+        assert all(np.array_equal(feedback.residuals[n], r) for n, r in new.residuals.items())
+
+
 def test_residuals_are_kept_in_a_file(tmp_path: Path) -> None:
     feedback = ErrorFeedback(manifest=MANIFEST)
     generator = np.random.default_rng(6)
@@ -191,7 +210,7 @@ def test_residuals_are_kept_in_a_file(tmp_path: Path) -> None:
 
 def saved(tmp_path: Path, residuals: dict[str, Any]) -> Path:
     path = tmp_path / "residuals.state"
-    assert ErrorFeedback(residuals).save(path)
+    assert ErrorFeedback(residuals, version=2).save(path)
     return path
 
 
