@@ -69,7 +69,7 @@ def cut_worth(
     -------
     dict of str to float
         Gain by the name of the deepest group above each cut, nearest to the loss first; the last entry is the whole
-        model. A negative gain counts as zero.
+        model. A negative gain counts as zero. Empty if the kept head is all that the batches use.
 
     Raises
     ------
@@ -96,6 +96,7 @@ def cut_worth(
         steps = _first_step(made_by(optimizer_fn, model), model, one)
     gains = {name: -float(torch.sum(steps[name] * other[name])) for name in weights}
     trained = np.array([group.name != options.part.kept_head for group in graph.groups])
+    trained[list(graph.unused)] = False
     scores = np.array([sum(gains[name] for name in group.parameters) for group in graph.groups])
     gained = np.cumsum(np.where(trained, scores, 0.0)).clip(min=0.0)
     found: dict[str, float] = {}

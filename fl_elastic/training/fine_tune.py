@@ -110,7 +110,8 @@ def fine_tune(
         ``features.6@grid4`` (`fl_elastic.readout.place`).
     epochs : int, optional
         Passes over the data for training. By default two for a head at the last layer, and none for a head that
-        reads elsewhere, where training gains little for its time.
+        reads elsewhere, where training gains little for its time. Nothing is trained if there is no layer below the
+        head.
     cut : str
         The deepest tensor group or module that is trained. By default the one that gains most in the same time,
         estimated on two batches (`fl_elastic.training.cut_worth`).
@@ -150,8 +151,7 @@ def fine_tune(
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
     if not epochs:
-        solved, _ = solve_head(model, loader)
-        return FineTuned(model, reads, "", solved.error, solved.error, None, True)
+        return _head_alone(model, reads, loader, loss_fn)
     first = first_batches(loader, 2, model_device(model))
     before = deepcopy(model.state_dict())
     try:
@@ -171,6 +171,9 @@ def fine_tune(
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
                 )
+                if not worth:
+                    # The head reads the input, or its random features, or is all of the model.
+                    return _head_alone(model, reads, loader, loss_fn)
                 cut = max(worth, key=worth.__getitem__)
             options = replace(options, part=replace(options.part, cut=cut))
             start, head = _solve_above_cut(model, loss_fn, loader, profile, options)
@@ -194,6 +197,14 @@ def fine_tune(
         model.load_state_dict(before)
         put_head(model, start, head)
     return FineTuned(model, reads, cut, start.error, end.error, report, kept)
+
+
+def _head_alone(
+    model: nn.Module, reads: str, loader: Iterable[Batch], loss_fn: LossFn
+) -> FineTuned:
+    """Solve for the head over all data, and train nothing."""
+    solved, _ = solve_head(model, loader, loss_fn=loss_fn)
+    return FineTuned(model, reads, "", solved.error, solved.error, None, True)
 
 
 def _refuse_read_once(loader: Iterable[Batch]) -> None:

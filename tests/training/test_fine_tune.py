@@ -115,6 +115,56 @@ def test_numbers_are_fitted_as_well() -> None:
     assert done.report.steps == 6
 
 
+@pytest.mark.parametrize(("read", "epochs"), [("1@flat", None), ("1@flat", 0), ("last", 1)])
+def test_the_head_is_that_of_the_loss_whether_layers_are_trained_or_not(
+    read: str, epochs: int | None
+) -> None:
+    """Of labels that go together, whose loss takes log-odds, and of classes that the loss ignores."""
+    torch.manual_seed(0)
+    inputs = torch.randn(240, 6)
+    labels = (inputs[:, :3] > torch.tensor([0.5, 0.0, -0.5])).float()
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.Linear(24, 3))
+
+    odds = nn.functional.binary_cross_entropy_with_logits
+    done = fine_tune(
+        model(), odds, sgd, list(zip(inputs.split(40), labels.split(40), strict=True)),
+        read=read, epochs=epochs,
+    )  # fmt: skip
+    with torch.no_grad():
+        said = done.model.eval()(inputs) > 0
+    assert (said == labels.bool()).float().mean() > 0.9
+
+    classes = labels.sum(dim=1).long().clamp(max=2)
+    unknown = torch.arange(240) % 2 == 0
+    given = classes.where(~unknown, 0)
+    ignoring = nn.CrossEntropyLoss(ignore_index=0)
+    done = fine_tune(
+        model(), ignoring, sgd, list(zip(inputs.split(40), given.split(40), strict=True)),
+        read=read, epochs=epochs,
+    )  # fmt: skip
+    with torch.no_grad():
+        assert not (done.model.eval()(inputs).argmax(1) == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("model", "read"),
+    [
+        (nn.Linear(6, 2), "last"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), "auto"),
+        (nn.Linear(6, 2), "input@random16"),
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)), "input@flat"),
+    ],
+)
+def test_without_a_layer_below_the_head_it_is_the_head_alone(model: nn.Module, read: str) -> None:
+    inputs = torch.randn(200, 6, generator=torch.Generator().manual_seed(1))
+    data = [(x, (x[:, 0] > 0).long()) for x in inputs.split(25)]
+    done = fine_tune(model, loss_fn, sgd, data, read=read, epochs=2)
+    assert done.report is None and done.cut == "" and done.kept
+    assert 0 < done.head_error == done.final_error < 1
+
+
 def test_a_budget_is_that_of_the_training() -> None:
     done = fine_tune(
         build(), loss_fn, sgd, images(6), cut="0", epochs=1, budget=Budget(speedup=1.5), read="last"
