@@ -42,7 +42,7 @@ from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train, read_groups
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import map_tensors, split_batch, tensor_bytes
+from fl_elastic.groups.forward import ignored_class, map_tensors, split_batch, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.losses import own_loss_or_cross_entropy
@@ -546,15 +546,16 @@ class ElasticClient(NumPyClient):
     def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
         """Return the number of batches and examples of ``batches``, or of the training data, as far as known."""
         batches = self.data.batches if batches is None else batches
-        first = first_batches(
-            batches, 1, model_device(self.data.model), self.options.count_examples
-        )
-        return loader_size(batches, first[0], self.options.count_examples)
+        first = self._batches(1, batches)[0]
+        ignored = ignored_class(self.data.loss_fn)
+        return loader_size(batches, first, self.options.count_examples, ignored=ignored)
 
-    def _batches(self, count: int = 1) -> list[Batch]:
+    def _batches(self, count: int = 1, batches: Iterable[Batch] | None = None) -> list[Batch]:
         data = self.data
-        device = model_device(data.model)
-        return first_batches(data.batches, count, device, self.options.count_examples)
+        return first_batches(
+            data.batches if batches is None else batches, count, model_device(data.model),
+            self.options.count_examples, ignored_class(data.loss_fn),
+        )  # fmt: skip
 
     def _encoded(self, update: PartialUpdate, codec: str) -> bytes:
         """Return the packed update, corrected by what earlier updates lost if the codec is lossy."""

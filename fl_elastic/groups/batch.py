@@ -164,9 +164,9 @@ def counted(
 
 
 def learnable(
-    loader: Iterable[Any], count_examples: CountExamples | None = None
+    loader: Iterable[Any], count_examples: CountExamples | None = None, ignored: int = IGNORED
 ) -> Iterator[tuple[Any, int]]:
-    """Yield what `counted` does; if every target is a class that losses ignore, a batch has no example.
+    """Yield what `counted` does; if every target is a class that the loss ignores, a batch has no example.
 
     The mean loss over such a batch is not defined.
 
@@ -178,8 +178,8 @@ def learnable(
     ([4], [0])
     """
     for batch, size in counted(loader, count_examples):
-        ignored = count_examples is None and size and all_ignored(as_pair(batch)[1])
-        yield batch, 0 if ignored else size
+        empty = count_examples is None and size and all_ignored(as_pair(batch)[1], ignored)
+        yield batch, 0 if empty else size
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:
@@ -257,14 +257,14 @@ def _second_lengths(inputs: Any) -> set[int]:
     return set().union(*map(_second_lengths, entries))
 
 
-def all_ignored(targets: Any) -> bool:
-    """Return whether targets are classes that losses ignore, all of them."""
+def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
+    """Return whether targets are classes, and all of them the one that the loss ignores."""
     if not isinstance(targets, Tensor) or targets.is_nested or targets.dtype not in _CLASSES:
         return False
     # The first one decides for nearly every batch.
-    if not targets.numel() or int(targets[(0,) * targets.ndim]) != IGNORED:
+    if not targets.numel() or int(targets[(0,) * targets.ndim]) != ignored:
         return False
-    return bool((targets == IGNORED).all())
+    return bool((targets == ignored).all())
 
 
 def _is_listed(value: Any) -> bool:

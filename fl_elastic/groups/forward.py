@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size
 from fl_elastic.groups.torch_private import writes_to
-from fl_elastic.losses import classification_loss, own_loss_or_cross_entropy
+from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
 
 Batch: TypeAlias = tuple[Any, Any]
 LossFn: TypeAlias = Callable[[Any, Any], Tensor]
@@ -294,9 +294,37 @@ def weighs_classes(loss_fn: LossFn) -> bool:
     return isinstance(weight, Tensor) and weight.ndim == 1 and bool((weight != weight[0]).any())
 
 
+def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
+    """Return the number of targets over which a classification loss is the mean; None if that is not known.
+
+    Ignored targets do not count. With weights of classes each target counts as much as its class.
+
+    >>> targets = torch.tensor([[0, 1, -100], [1, -100, -100]])
+    >>> counting_targets(cross_entropy, targets), counting_targets(nn.functional.mse_loss, targets)
+    (3.0, None)
+    >>> counting_targets(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0])), targets)
+    19.0
+    """
+    own = loss_fn is own_loss
+    if is_summed(loss_fn) or not (own or _is_of_classes(loss_fn)):
+        return None
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_nested:
+        return None
+    known = targets[targets != ignored_class(loss_fn)]
+    weight = _setting(loss_fn, "weight", None)
+    return float(known.numel() if weight is None else weight.to(known.device)[known].sum())
+
+
 def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:
     given = loss_fn.keywords if isinstance(loss_fn, partial) else {}
     return given.get(name, getattr(loss_fn, name, default))
+
+
+def _is_of_classes(loss_fn: LossFn) -> bool:
+    """Return whether a loss is known to be torch's cross-entropy, or made of it."""
+    if isinstance(loss_fn, partial):
+        loss_fn = loss_fn.func
+    return isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES
 
 
 def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None:
@@ -306,10 +334,9 @@ def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None
     could not even be restored.
     """
     ignored = ignored_class(loss_fn)
-    if isinstance(loss_fn, partial):
-        loss_fn = loss_fn.func
-    known = isinstance(loss_fn, nn.CrossEntropyLoss | nn.NLLLoss) or loss_fn in _OF_CLASSES
-    if not (known and isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+    if not (
+        _is_of_classes(loss_fn) and isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    ):
         return
     if targets.device.type == "cpu" or targets.is_floating_point() or not outputs.dim():
         return

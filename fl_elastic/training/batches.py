@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import (
+    IGNORED,
     CountExamples,
     as_pair,
     batch_size,
@@ -66,8 +67,9 @@ def first_batches(
     count: int,
     device: Any,
     count_examples: CountExamples | None = None,
+    ignored: int = IGNORED,
 ) -> list[Batch]:
-    """Return up to ``count`` batches that contain examples, on ``device``.
+    """Return up to ``count`` batches that contain examples, on ``device``; see `fl_elastic.groups.batch.learnable`.
 
     Raises
     ------
@@ -75,7 +77,7 @@ def first_batches(
         If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
-    given = (as_pair(batch) for batch, size in learnable(loader, count_examples) if size)
+    given = (as_pair(batch) for batch, size in learnable(loader, count_examples, ignored) if size)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
         raise TrainingError(NO_BATCH)
@@ -108,6 +110,7 @@ def loader_size(
     seconds: float = math.inf,
     clock: Clock = time.perf_counter,
     loading: float = 0.0,
+    ignored: int = IGNORED,
 ) -> LoaderSize:
     """Return batches and examples per epoch, as the loader says, or else by counting once.
 
@@ -129,6 +132,8 @@ def loader_size(
         Returns the time in seconds.
     loading : float
         Seconds that reading one batch takes, as far as they are known.
+    ignored : int
+        Class that the loss ignores.
 
     Raises
     ------
@@ -146,7 +151,7 @@ def loader_size(
                 ends=False,
             )
         sizes, began = [], clock()
-        for _, size in islice(learnable(loader, count_examples), _MOST_BATCHES + 1):
+        for _, size in islice(learnable(loader, count_examples, ignored), _MOST_BATCHES + 1):
             sizes.append(size)
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
@@ -222,6 +227,8 @@ class Epochs(Iterator[Batch]):
         Where the batches go.
     count_examples : callable, optional
         See `fl_elastic.groups.batch.batch_size`.
+    ignored : int
+        Class that the loss ignores.
 
     Attributes
     ----------
@@ -246,6 +253,7 @@ class Epochs(Iterator[Batch]):
         epochs: int,
         device: Any,
         count_examples: CountExamples | None = None,
+        ignored: int = IGNORED,
     ) -> None:
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
@@ -253,7 +261,7 @@ class Epochs(Iterator[Batch]):
         self.first_pass = self.batches = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
-        self._count_examples = count_examples
+        self._counting = count_examples, ignored
         self.read_before = False
         self._read = self._passes()
         self._ahead: deque[Batch] = deque()
@@ -291,7 +299,7 @@ class Epochs(Iterator[Batch]):
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            for batch, size in learnable(self._loader, self._count_examples):
+            for batch, size in learnable(self._loader, *self._counting):
                 if not size:
                     continue
                 self.first_pass += 0 if self.passed else size

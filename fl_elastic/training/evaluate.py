@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import CountExamples, as_pair, learnable
-from fl_elastic.groups.forward import ignored_class, is_summed, outputs_and_loss, to_device
+from fl_elastic.groups.forward import (
+    counting_targets,
+    ignored_class,
+    is_summed,
+    outputs_and_loss,
+    to_device,
+)
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing
@@ -31,7 +37,8 @@ class Evaluation:
     Attributes
     ----------
     loss : float
-        Mean over the examples.
+        Mean over the examples; of torch's classification losses over the targets that count, as if all were one
+        batch: an example may have many targets, or none.
     accuracy : float or None
         Share of correctly classified examples; None unless every batch has (N, C) class scores and (N,) class
         targets.
@@ -93,14 +100,15 @@ def evaluate(
     # afterwards.
     held = Attributes.of(model)
     model.eval()
-    loss, examples = 0.0, 0
+    loss, over, examples = 0.0, 0.0, 0
+    ignored = ignored_class(loss_fn)
     right: int | None = 0
     judged = 0
     sums: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
-            for given, size in learnable(loader, count_examples):
+            for given, size in learnable(loader, count_examples, ignored):
                 if not size:
                     # The mean over no examples is not defined.
                     continue
@@ -109,11 +117,16 @@ def evaluate(
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 found = right_examples(outputs, batch[1])
                 if found is not None:
-                    found = found[batch[1] != ignored_class(loss_fn)]
+                    found = found[batch[1] != ignored]
                     size = len(found) if count_examples is None else size
                     if not len(found):
                         continue
-                loss += float(batch_loss) * (1 if is_summed(loss_fn) else size)
+                counting = counting_targets(loss_fn, batch[1])
+                counting = float(size) if counting is None else counting
+                if not counting:
+                    continue
+                over += counting
+                loss += float(batch_loss) * (1 if is_summed(loss_fn) else counting)
                 right = None if right is None or found is None else right + int(found.sum())
                 judged += 0 if found is None else len(found)
                 for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
@@ -129,7 +142,7 @@ def evaluate(
             "the test loader gave no batch, or none with an example: check the client's data"
         )
     return Evaluation(
-        loss / examples,
+        loss / over,
         None if right is None else right / judged,
         examples,
         {name: total / max(counts[name], 1) for name, total in sums.items()},

@@ -20,7 +20,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape
+from fl_elastic.groups.forward import batch_shape, ignored_class
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
@@ -193,6 +193,7 @@ class ElasticTrainer:
         if adds_noise(optimizer) and policy.reads_data:
             raise _telling_choice(optimizer, policy)
         count_examples, deadline = self.options.count_examples, self.budget.deadline
+        ignored = ignored_class(self.loss_fn)
         timing, needed = self.options.timing, self.planner.batches_needed
         device = model_device(self.model)
         # A speed-up is about steps alone; a deadline passes also while the loader reads and nothing is computed.
@@ -205,8 +206,8 @@ class ElasticTrainer:
         if deadline is None and not says_its_length(loader):
             # Before reading for training begins, so that its worker processes do not compete with this count.
             refuse_what_is_none(loader)
-            size = loader_size(loader, None, count_examples)
-        passes = Epochs(loader, epochs, device, count_examples)
+            size = loader_size(loader, None, count_examples, ignored=ignored)
+        passes = Epochs(loader, epochs, device, count_examples, ignored)
         # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
         drawn = getattr(loader, "batch_sampler", None)
         judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
@@ -214,13 +215,14 @@ class ElasticTrainer:
             batches = passes.first(needed)
         else:
             # Such a sampler is told the result on each batch before it draws the next one.
-            batches = first_batches(loader, needed, device, count_examples)
+            batches = first_batches(loader, needed, device, count_examples, ignored)
         loading = (clock() - began) / len(batches) if loader_counts else None
         shape = batch_shape(batches[0])
         if size is None:
             size = loader_size(
-                loader, batches[0], count_examples, deadline or math.inf, clock, loading or 0.0
-            )
+                loader, batches[0], count_examples, deadline or math.inf, clock, loading or 0.0,
+                ignored,
+            )  # fmt: skip
         # A stream has more samples than it draws for an epoch.
         self._distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
         if size.batches == 0:

@@ -163,16 +163,17 @@ def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "empty",
+    ("empty", "cross_entropy"),
     [
-        (torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
-        (torch.ones(4, 3), torch.full((4,), -100)),
-        None,
-        [],
+        ((torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)), cross_entropy),
+        ((torch.ones(4, 3), torch.full((4,), -100)), cross_entropy),
+        ((torch.ones(4, 3), torch.full((4,), 255)), nn.CrossEntropyLoss(ignore_index=255)),
+        (None, cross_entropy),
+        ([], cross_entropy),
     ],
-    ids=["no rows", "all ignored", "nothing", "no entries"],
+    ids=["no rows", "all ignored", "all of the loss's class", "nothing", "no entries"],
 )
-def test_batches_without_examples_are_passed_over(empty: Any) -> None:
+def test_batches_without_examples_are_passed_over(empty: Any, cross_entropy: Any) -> None:
     """As samplers give them that draw each example by chance: no loss is a mean over nothing."""
     torch.manual_seed(1)
     model, other = nn.Linear(3, 2), nn.Linear(3, 2)

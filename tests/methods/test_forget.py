@@ -70,17 +70,19 @@ def test_squares_are_those_of_every_example_for_itself(seed: int, alike: bool) -
         torch.testing.assert_close(torch.from_numpy(found.sums[name]), each)
 
 
-def test_examples_without_a_target_and_empty_batches_are_passed_over() -> None:
+@pytest.mark.parametrize(
+    ("loss", "none"),
+    [(classification_loss, -100), (nn.CrossEntropyLoss(ignore_index=255), 255)],
+)
+def test_examples_without_a_target_and_empty_batches_are_passed_over(loss: Any, none: int) -> None:
     """As for training: no loss is a mean over nothing."""
     model, (first, second) = net(1), batches(2, seed=1)
     known = squared_gradients(model, classification_loss, [first, second])
     inputs = torch.cat([second[0], torch.ones(2, 1, 8, 8)])
-    targets = torch.cat([second[1], torch.full((2,), -100)])
+    targets = torch.cat([second[1], torch.full((2,), none)])
     empty = (torch.zeros(0, 1, 8, 8), torch.zeros(0, dtype=torch.long))
-    ignored = (torch.ones(3, 1, 8, 8), torch.full((3,), -100))
-    found = squared_gradients(
-        model, classification_loss, [empty, first, ignored, (inputs, targets)]
-    )
+    ignored = (torch.ones(3, 1, 8, 8), torch.full((3,), none))
+    found = squared_gradients(model, loss, [empty, first, ignored, (inputs, targets)])
     assert found.examples == known.examples == 8
     for name, value in known.sums.items():
         np.testing.assert_array_equal(found.sums[name], value)

@@ -241,3 +241,34 @@ def test_tokens_that_are_all_ignored_do_not_end_an_evaluation() -> None:
 
     cut_off = (torch.randint(7, (2, 5)), torch.full((2, 5), -100))
     assert evaluate(model, loss, [*batches, cut_off]) == evaluate(model, loss, batches)
+
+
+@pytest.mark.parametrize("sizes", [(1,) * 9, (4, 4, 1), (9,)])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 9.0, 0.0])])
+@pytest.mark.parametrize("ignored", [-100, 255, 0])
+def test_the_loss_is_that_of_all_targets_together_however_they_are_batched(
+    ignored: int, weight: Tensor | None, sizes: tuple[int, ...]
+) -> None:
+    """Pixels, of which some pictures have few that count and one has none."""
+    torch.manual_seed(0)
+    model, inputs = nn.Conv2d(2, 3, 1), torch.randn(9, 2, 4, 4)
+    targets = torch.randint(3, (9, 4, 4))
+    targets[:6, :3], targets[4] = ignored, ignored
+    batches = list(zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    given: dict[str, Any] = {"ignore_index": ignored, "weight": weight}
+    with torch.no_grad():
+        wanted = cross_entropy(model(inputs), targets, **given).item()
+    for loss in (nn.CrossEntropyLoss(**given), partial(cross_entropy, **given)):
+        assert evaluate(model, loss, batches).loss == pytest.approx(wanted, rel=1e-5)
+    with_log = nn.Sequential(model, nn.LogSoftmax(1))
+    assert evaluate(with_log, nn.NLLLoss(**given), batches).loss == pytest.approx(wanted, rel=1e-5)
+
+
+def test_rows_weighted_by_class_are_those_of_one_batch_as_well() -> None:
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(4, 3), torch.randn(30, 4), torch.randint(3, (30,))
+    loss = nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.1]))
+    with torch.no_grad():
+        wanted = loss(model(inputs), targets).item()
+    found = evaluate(model, loss, list(zip(inputs.split(7), targets.split(7), strict=True)))
+    assert found.loss == pytest.approx(wanted, rel=1e-5) and found.num_examples == 30

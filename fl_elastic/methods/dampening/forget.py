@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import all_ignored, as_pair, learnable
-from fl_elastic.groups.forward import compute_loss, to_device
+from fl_elastic.groups.forward import compute_loss, ignored_class, to_device
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -77,14 +77,14 @@ def squared_gradients(
             "no parameter of the model requires a gradient: set requires_grad on what shall forget"
         )
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-    examples, device = 0, model_device(model)
+    examples, device, ignored = 0, model_device(model), ignored_class(loss_fn)
     with untouched(model, loss_fn), torch.enable_grad():
         model.eval()
-        for batch, size in within(learnable(loader), seconds):
+        for batch, size in within(learnable(loader, ignored=ignored), seconds):
             if not size:
                 continue
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
-                if all_ignored(part[1]):
+                if all_ignored(part[1], ignored):
                     continue
                 if count > 1:
                     raise TrainingError(
