@@ -13,6 +13,9 @@ from fl_elastic.errors import BudgetError
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
 # As a share of an example's greatest value; a larger error means that the value is beyond the range of fp16.
 _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
+# As a share of the variance between examples: what tells examples apart is lost if their features hardly differ
+# beside a large common part.
+_MOST_LOST = 1e-2
 # Each scale takes eight bytes: with fewer values per scale, rows would be hardly smaller than in fp16.
 _FEWEST_POSITIONS = 64
 
@@ -90,10 +93,18 @@ class FeatureCodec:
         return torch.addcmul(least, codes.float(), scale).reshape(count, *self.shape)
 
     def keeps(self, features: Tensor, rows: Tensor) -> Tensor:
-        """Return which examples survive encoding within `tolerance`, shape (B,): fp16 has a narrow range."""
+        """Return which examples survive encoding, shape (B,).
+
+        Each value stays within `tolerance`, as fp16 has a narrow range, and the error is small beside what tells
+        the examples of the batch apart.
+        """
         flat = features.detach().reshape(len(features), math.prod(self.shape)).cpu().float()
-        error = (self.decode(rows).reshape(flat.shape) - flat).abs().amax(1)
-        return error <= self.tolerance * flat.abs().amax(1)
+        error = self.decode(rows).reshape(flat.shape) - flat
+        whole = error.abs().amax(1) <= self.tolerance * flat.abs().amax(1)
+        if len(flat) < 2:
+            return whole
+        apart = (flat - flat.mean(0)).square().sum(1).mean()
+        return whole & ((error.square().sum(1) <= _MOST_LOST * apart) | (apart == 0))
 
 
 def _bytes_of(values: Tensor) -> Tensor:

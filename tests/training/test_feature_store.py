@@ -56,6 +56,29 @@ def test_values_beyond_the_range_saturate_and_constants_stay() -> None:
     torch.testing.assert_close(codec.decode(codec.encode(constant)), constant)
 
 
+@pytest.mark.parametrize(
+    ("precision", "common", "kept"),
+    [
+        ("fp16", 0.0, True), ("fp16", 30.0, True), ("fp16", 1e3, False), ("fp16", 1e4, False),
+        ("int8", 0.0, True), ("int8", 1e4, True), ("fp32", 1e4, True),
+    ],
+)  # fmt: skip
+def test_features_that_hardly_differ_beside_a_large_part_in_common_are_kept_if_they_still_differ(
+    precision: str, common: float, kept: bool
+) -> None:
+    """As behind a layer that reads pressures in pascal: at 10,000 numbers of fp16 are 8 apart."""
+    features = common + 0.5 * torch.randn(16, 12, generator=torch.Generator().manual_seed(0))
+    store = FeatureStore(1 << 20, precision)
+    store.prepare(b"prefix", (12,), 16)
+    store.store([(i, i) for i in range(16)], features)
+    assert (len(store), store.unfit) == ((16, 0) if kept else (0, 16))
+    # Of equal examples, and of one alone, nothing can be lost.
+    alike = torch.full((2, 12), 1000.1)
+    codec = FeatureCodec(precision, (12,))
+    assert codec.keeps(alike, codec.encode(alike)).tolist() == [True, True]
+    assert codec.keeps(features[:1], codec.encode(features[:1])).tolist() == [True]
+
+
 @pytest.mark.parametrize("shape", [(), (100,), (3, 8, 8)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_no_examples_come_back_as_none(precision: str, shape: tuple[int, ...]) -> None:

@@ -148,6 +148,24 @@ def test_the_head_is_that_of_the_loss_whether_layers_are_trained_or_not(
         assert not (done.model.eval()(inputs).argmax(1) == 0).any()
 
 
+def test_features_with_a_large_common_part_are_computed_again_and_not_rounded() -> None:
+    torch.manual_seed(1)
+    inputs = torch.randn(200, 6)
+    data = [(x, (x[:, 0] > 0).long()) for x in inputs.split(25)]
+    model = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(1e4)
+        model[1].bias.copy_(-model[1].weight @ model[0].bias)
+
+    def still(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
+
+    done = fine_tune(model, loss_fn, still, data, cut="1", epochs=1, read="last")
+    assert done.report is not None and done.report.forward is not None
+    assert "do not stay what they are as fp16" in done.report.forward.refused
+    assert done.final_error == pytest.approx(done.head_error, rel=1e-3) and done.kept
+
+
 @pytest.mark.parametrize(
     ("model", "read"),
     [
