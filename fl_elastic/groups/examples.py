@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_elastic.errors import ModelError
+from fl_elastic.groups.forward import is_sparse
 
 
 def entries(inputs: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -35,16 +36,21 @@ def count_rows(inputs: Any) -> int:
     Raises
     ------
     ModelError
-        If there is no tensor with rows.
+        If there is no tensor with rows, or a sparse one, whose rows cannot be taken one by one.
 
     Examples
     --------
     >>> count_rows({"tokens": torch.zeros(4, 9), "use_cache": False})
     4
     """
-    for _, entry in entries(inputs):
-        if isinstance(entry, Tensor) and entry.dim():
-            return len(entry)
+    tensors = [entry for _, entry in entries(inputs) if isinstance(entry, Tensor)]
+    if any(map(is_sparse, tensors)):
+        raise ModelError(
+            "the inputs hold a sparse tensor, of which no examples can be taken: give dense ones"
+        )
+    for tensor in tensors:
+        if tensor.dim():
+            return len(tensor)
     raise ModelError("the inputs hold no tensor with a row per example: give one")
 
 

@@ -74,8 +74,35 @@ def to_device(value: Any, device: torch.device | str) -> Any:
     return _like(value, lambda item: to_device(item, device))
 
 
+_SPARSE = (
+    torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc,
+)  # fmt: skip
+
+
+def is_sparse(tensor: Tensor) -> bool:
+    """Return whether a tensor has no memory of its own but that of its indices and values."""
+    return tensor.layout in _SPARSE
+
+
+def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the indices and values of a sparse tensor, such as the neighbours in a graph; any other one alone.
+
+    >>> [len(dense_parts(each)) for each in (torch.eye(2), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr())]
+    [1, 2, 3]
+    """
+    if not is_sparse(tensor):
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+
+
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """Return the content of a tensor of any dtype as bytes, row after row."""
+    """Return the content of a tensor of any dtype as bytes, row after row; if sparse, of its indices and values."""
+    if is_sparse(tensor):
+        return memoryview(b"".join(map(tensor_bytes, dense_parts(tensor.detach()))))
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()
     return memoryview(array)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups.examples import count_rows, entries
+from fl_elastic.groups.forward import is_sparse
 
 SampleId: TypeAlias = tuple[int, int]
 
@@ -79,6 +80,8 @@ def _hashes_of(entry: Any, path: str, count: int) -> list[Tensor]:
 
 def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
     """Return two hashes per row of a tensor."""
+    if is_sparse(inputs):
+        raise ModelError("a sparse tensor's examples cannot be told apart: give dense inputs")
     rows = inputs.detach().cpu()
     if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
         rows = rows.permute(0, 2, 3, 1)

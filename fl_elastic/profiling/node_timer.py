@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.groups.forward import dense_parts
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.torch_private import CheckpointedPart, mark_of, next_number, number_of
 from fl_elastic.groups.trace import Trace
@@ -164,6 +165,10 @@ def saved_tensors(
         return _noted(run_forward, model, parts, keeping=True)
 
 
+def _storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:
+    return [part.untyped_storage() for part in dense_parts(tensor)]
+
+
 def _noted(
     run_forward: Callable[[], Trace],
     model: nn.Module,
@@ -171,7 +176,8 @@ def _noted(
     *,
     keeping: bool,
 ) -> SavedTensors:
-    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    owned = (*model.parameters(), *model.buffers())
+    own = {each.data_ptr() for tensor in owned for each in _storages_of(tensor)}
     kept: dict[int, list[tuple[int, int]]] = {}
     # A storage's mark is kept alive, or another storage could get the same one.
     marks: dict[int, Any] = {}
@@ -184,10 +190,10 @@ def _noted(
         return mark.cdata, storage.nbytes()
 
     def pack(tensor: Tensor) -> Tensor | None:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            # The node that saves this tensor got its number just before.
-            kept.setdefault(next_number() - 1, []).append(marked(storage))
+        for storage in _storages_of(tensor):
+            if storage.data_ptr() not in own:
+                # The node that saves this tensor got its number just before.
+                kept.setdefault(next_number() - 1, []).append(marked(storage))
         if _is_channels_last(tensor):
             laid[next_number() - 1] = []
         # Detached: a hook that returns an operation its own output makes a cycle that is never freed.
@@ -200,7 +206,8 @@ def _noted(
 
     def note(_: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.grad_fn is not None:
-            outputs.setdefault(output.grad_fn, marked(output.untyped_storage()))
+            for storage in _storages_of(output)[:1]:
+                outputs.setdefault(output.grad_fn, marked(storage))
 
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
@@ -212,7 +219,7 @@ def _noted(
     places = _places_by_number(trace)
     by_number = _by_known_number(kept, list(places))
     for part in parts:
-        inputs = [each.untyped_storage() for each in part.inputs]
+        inputs = [each for tensor in part.inputs for each in _storages_of(tensor)]
         held = [marked(each) for each in inputs if each.data_ptr() not in own]
         for number in places:
             if part.first <= number < part.end:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import map_tensors, split_batch
+from fl_elastic.groups.forward import is_sparse, map_tensors, split_batch
 
 _FEWEST_EXAMPLES = 2
 
@@ -53,7 +53,9 @@ def _can_be_cut(value: Any) -> bool:
         return all(map(_can_be_cut, value.values()))
     if isinstance(value, tuple):
         return all(map(_can_be_cut, value))
-    return value is None or isinstance(value, Tensor | int | float | str)
+    if isinstance(value, Tensor):
+        return not is_sparse(value)
+    return value is None or isinstance(value, int | float | str)
 
 
 def _has_list(value: Any) -> bool:

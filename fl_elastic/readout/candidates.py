@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import Batch, split_batch
+from fl_elastic.groups.forward import Batch, is_sparse, split_batch
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import traced
@@ -77,7 +77,7 @@ def candidate_places(
         known = _features(model, places, few[0])
     # Without one row per example, the first axis is time steps, tokens or nodes.
     count = batch_size(few)
-    known = {place: rows for place, rows in known.items() if len(rows) == count}
+    known = {p: rows for p, rows in known.items() if len(rows) == count and not is_sparse(rows)}
     # Of equal features keep the last layer's input, or else the smallest grid.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []

@@ -206,6 +206,8 @@ class Manifest:
         # Imported here, since a server that only knows arrays does not load torch.
         from torch.nn.parameter import is_lazy
 
+        from fl_elastic.groups.forward import is_sparse
+
         found = _state_of(model)
         trained = {id(each) for each in found.model.parameters()}
         state = found.tensors
@@ -215,6 +217,11 @@ class Manifest:
             if is_lazy(tensor):
                 raise UpdateError(
                     f"tensor {name!r} has no shape yet: run the model on a batch before it is trained or sent"
+                )
+            if is_sparse(tensor):
+                raise UpdateError(
+                    f"tensor {name!r} is sparse, which cannot be sent: register it with persistent=False, so that "
+                    "it stays on the device"
                 )
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in state.items()}
         return cls(

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
-from fl_elastic.groups.forward import map_tensors, split_batch
+from fl_elastic.groups.examples import entries
+from fl_elastic.groups.forward import is_sparse, map_tensors, split_batch
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
@@ -39,8 +40,8 @@ def micro_batches(
 ) -> Iterator[tuple[Batch, int]]:
     """Yield parts of at most ``size`` examples of the batches, each with its number of examples.
 
-    A batch is passed whole if its tensors differ in their number of examples, or if the model has a BatchNorm
-    without running statistics.
+    A batch is passed whole if its tensors differ in their number of examples or are sparse, or if the model has a
+    BatchNorm without running statistics.
 
     Raises
     ------
@@ -54,7 +55,7 @@ def micro_batches(
         lengths = _lengths(batch)
         if not lengths or min(lengths) < 1:
             raise TrainingError("a probe batch holds no example: give batches of at least one")
-        whole = joint or len(lengths) > 1
+        whole = joint or len(lengths) > 1 or _holds_sparse(batch)
         count = max(lengths)
         for start in range(0, count, count if whole else size):
             stop = count if whole else min(start + size, count)
@@ -79,6 +80,10 @@ def _lengths(batch: Batch) -> set[int]:
 
     map_tensors(note, list(split_batch(batch)))
     return found
+
+
+def _holds_sparse(batch: Batch) -> bool:
+    return any(isinstance(each, Tensor) and is_sparse(each) for _, each in entries(list(batch)))
 
 
 def _part(batch: Batch, start: int, stop: int) -> Batch:
