@@ -82,9 +82,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     """Return the number of examples in a batch.
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
-    If there are several targets per example, as for tokens, or none, the inputs decide. Of two lists of equal
-    length, such as pictures and boxes, each entry is an example, and so it is of a list of targets next to stacked
-    inputs.
+    If there are several targets per example, as for tokens, or none, the inputs decide; one number is the target of
+    one example. Of two lists of equal length, such as pictures and boxes, each entry is an example, and so it is of
+    a list of targets next to stacked inputs.
 
     Parameters
     ----------
@@ -125,6 +125,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         common = set(told) if _of_all_examples(targets) else set()
         if not common or not common <= {*given, *_second_lengths(inputs)}:
             return len(targets)
+    if isinstance(targets, Tensor) and not targets.dim():
+        # A single example, as a DataLoader without batches gives it, or a bag of instances.
+        return 1
     if not told:
         # The shortest entry counts: next to the offsets of bags, only their words are longer.
         return min(given, default=1)

@@ -27,6 +27,8 @@ def classes(count: int) -> Tensor:
 GRAPH = SimpleNamespace(num_graphs=3, x=torch.zeros(11, 4))
 BATCHES: dict[str, tuple[Any, int]] = {
     "rows": ((torch.zeros(6, 3), classes(6)), 6),
+    "one example, without an axis of examples": ((torch.zeros(6), torch.tensor(1)), 1),
+    "a bag of instances": ((torch.zeros(9, 3), torch.tensor(1)), 1),
     "time first": ((torch.zeros(20, 4, 3), classes(4)), 4),
     "time first, longer than it is wide": ((torch.zeros(3, 5, 2), classes(5)), 5),
     "time first, beside a first state": (
