@@ -20,6 +20,7 @@ from fl_elastic.groups.forward import (
     ignored_class,
     is_summed,
     outputs_and_loss,
+    scores_of,
     to_device,
 )
 from fl_elastic.groups.held_state import Attributes
@@ -152,22 +153,20 @@ def evaluate(
 def right_examples(outputs: object, targets: object) -> Tensor | None:
     """Return for each example whether the class with the highest score is its target, shape (N,).
 
-    None without class scores of shape (N, C) or class targets. A mapping, as models of transformers return, is read
-    by its key ``logits``.
+    None without class scores of shape (N, C) or class targets. The scores may be the ``logits`` of the outputs.
 
     Examples
     --------
     >>> right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
     [True, False]
     """
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits")
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+    scores = scores_of(outputs)
+    if scores is None or not isinstance(targets, Tensor):
         return None
-    fits = outputs.ndim == 2 and targets.ndim == 1 and len(outputs) == len(targets)
-    if not fits or targets.is_floating_point() or targets.is_complex() or outputs.shape[1] < 2:
+    fits = scores.ndim == 2 and targets.ndim == 1 and len(scores) == len(targets)
+    if not fits or targets.is_floating_point() or targets.is_complex() or scores.shape[1] < 2:
         return None
-    return outputs.argmax(dim=1) == targets
+    return scores.argmax(dim=1) == targets
 
 
 def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[str, float]:

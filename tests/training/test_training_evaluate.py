@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -159,6 +160,24 @@ def test_scores_that_a_model_calls_logits_count_as_well() -> None:
     labels = model.inner(x).argmax(1)
     labels[:3] = (labels[:3] + 1) % 3
     found = evaluate(model, own_loss_or_cross_entropy, [{"x": x, "labels": labels}])
+    assert found.accuracy == 0.7
+
+
+def test_so_they_do_in_outputs_that_are_no_mapping() -> None:
+    """As in the data classes of other libraries, from which a head in closed form takes them as well."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=self.inner(x))
+
+    model, x = Named(), torch.randn(10, 4)
+    labels = model.inner(x).argmax(1)
+    labels[:3] = (labels[:3] + 1) % 3
+    found = evaluate(model, lambda out, targets: cross_entropy(out.logits, targets), [(x, labels)])
     assert found.accuracy == 0.7
 
 
