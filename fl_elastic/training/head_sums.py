@@ -208,6 +208,11 @@ def _pass_over(
                 if odds is None:
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
+                if odds and not bool(((rows.wanted >= 0) & (rows.wanted <= 1)).all()):
+                    raise TrainingError(
+                        "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and other "
+                        "targets do not: shuffle the data, or train the head"
+                    )
                 rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
                 take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))
     finally:

@@ -165,7 +165,10 @@ def takes_log_odds(
         return False
     if float(wanted.min()) < 0 or float(wanted.max()) > 1:
         return False
-    return loss(log_odds(wanted)) < loss(wanted)
+    odds, before = log_odds(wanted), loss(wanted)
+    # Both ends: a loss of log rates is smaller too if zeros become negative, as most counts are zeros.
+    ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
+    return loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends)
 
 
 def log_odds(share: Tensor) -> Tensor:

@@ -153,6 +153,23 @@ def test_several_labels_are_numbers_and_become_log_odds_where_the_loss_takes_the
     np.testing.assert_allclose(head.bias, bias, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_small_counts_are_no_log_odds(first: bool) -> None:
+    """Whichever batch comes first: a loss of log rates is smaller below zero too, as most counts are zeros."""
+    torch.manual_seed(0)
+    rare = torch.poisson(torch.full((40, CLASSES), 0.2)).clamp(max=1)
+    often = torch.poisson(torch.full((40, CLASSES), 3.0))
+    targets = torch.cat([rare, often] if first else [often, rare])
+    inputs = torch.randn(80, FEATURES)
+    batches = in_batches(inputs, targets, 40)
+    found = head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
+    assert_sums(found, inputs, targets)
+    # Zeros alone tell nothing of the loss.
+    batches = [(inputs[:40], torch.zeros(40, CLASSES)), (inputs[40:], often)]
+    with pytest.raises(TrainingError, match="for shares, and other targets do not"):
+        head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
+
+
 def test_maps_of_numbers_are_regressed() -> None:
     torch.manual_seed(3)
     inputs, true = torch.randn(12, FEATURES, 4, 4), torch.randn(CLASSES, FEATURES)
