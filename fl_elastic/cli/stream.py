@@ -27,6 +27,8 @@ from fl_elastic.named_models import shape_of
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from fl_elastic.streaming import StreamLearner
     from fl_elastic.streaming.sources import Reading
 
@@ -114,7 +116,7 @@ def stream(
         model, state_dir, shape, outputs, latent, seed, speedup, deadline, policy,
         detector, every, steps, learning_rate, capacity, closed_form, remember, read,
     )  # fmt: skip
-    with opening.learner() as learner:
+    with opening.learner() as (learner, like):
         name = source_name(source)
         after = learner.positions.get(name, learner.positions.get(""))
         readings = open_source(source, after=after, follow=follow)
@@ -124,7 +126,7 @@ def stream(
             status = _Status(learner, state_dir)
             with _until_told_to_stop() as stopped:
                 for together in _gathered(islice(readings, limit), batch):
-                    _handle(learner, together, shape, name)
+                    _handle(learner, together, like, name)
                     if not together[0].awaits_answer:
                         _stop_if_all_refused(learner)
                     status.tell_if_due()
@@ -182,7 +184,7 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
 
 
 def _handle(
-    learner: StreamLearner, readings: list[Reading], shape: tuple[int, ...], source: str
+    learner: StreamLearner, readings: list[Reading], like: NDArray[Any], source: str
 ) -> None:
     from fl_elastic.streaming.source_position import SourcePosition
 
@@ -192,7 +194,7 @@ def _handle(
     elif first.sample_id is not None:
         first.answer(asdict(learner.label(first.sample_id, first.y)))
     else:
-        xs = [_shaped(each.x, shape) for each in readings]
+        xs = [_taken(each.x, like) for each in readings]
         if learner.progress.observed == 0 and not first.awaits_answer:
             # All rows of a table have the same length: if the first does not fit, none will.
             _refuse_other_sizes(readings, xs)
@@ -208,9 +210,7 @@ def _stop_if_all_refused(learner: StreamLearner) -> None:
     """Raise StreamDataError if no reading has ever been valid, after enough of them."""
     refused = learner.progress.rejected
     if learner.progress.observed == 0 and sum(refused.values()) >= _ALL_REFUSED:
-        raise StreamDataError(
-            f"not one of the first readings fits: {_reasons(refused)}; do --input and --model fit them?"
-        )
+        raise StreamDataError(f"not one of the first readings fits: {_reasons(refused)}")
 
 
 def _refuse_if_nothing_fitted(
@@ -219,9 +219,7 @@ def _refuse_if_nothing_fitted(
     """Raise StreamDataError if the source has ended and none of its readings was valid."""
     refused = Counter(learner.progress.rejected) - rejected
     if refused and learner.progress.observed == observed:
-        raise StreamDataError(
-            f"not one of {refused.total()} readings fits: {_reasons(refused)}; do --input and --model fit them?"
-        )
+        raise StreamDataError(f"not one of {refused.total()} readings fits: {_reasons(refused)}")
 
 
 def _reasons(refused: Mapping[str, int]) -> str:
@@ -231,17 +229,27 @@ def _reasons(refused: Mapping[str, int]) -> str:
     return ", ".join(f"{why} ({count} times)" for why, count in first) + more
 
 
-def _shaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """Return a flat row of numbers in the shape of a sample, since a table has no shapes."""
+def _taken(x: Any, like: NDArray[Any]) -> Any:
+    """Return a sample in the shape and type that the model takes; few sources know either."""
+    import numpy as np
+
     from fl_elastic.streaming.intake import Unreadable
 
     if isinstance(x, str) or not hasattr(x, "reshape"):
         return x
-    if x.size != math.prod(shape):
+    if x.size != like.size:
         return Unreadable(
-            f"{x.size} numbers, and --input {','.join(map(str, shape))} asks for {math.prod(shape)}"
+            f"{x.size} numbers, and --input {','.join(map(str, like.shape))} asks for {like.size}"
         )
-    return x.reshape(shape)
+    x = x.reshape(like.shape)
+    as_it_is = x.dtype.kind not in "biuf" or x.dtype.kind == like.dtype.kind == "f"
+    if as_it_is or not np.isfinite(x).all():
+        return x
+    with np.errstate(invalid="ignore"):
+        cast = x.astype(like.dtype)
+    if cast.dtype.kind == "i" and not (cast == x).all():
+        return Unreadable("a number is not whole, and the model takes whole numbers")
+    return cast
 
 
 def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> None:

@@ -50,7 +50,7 @@ def forget(
         model, state_dir, shape_of(input_), outputs, latent, seed,
         closed_form=closed_form, remember=remember, read=read,
     )  # fmt: skip
-    with opening.learner() as learner:
+    with opening.learner() as (learner, _):
         wanted: list[int | str] = [_sample(each) for each in ids.split(",") if each.strip()]
         if label is not None:
             wanted += learner.ids_of(label)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_elastic.errors import StreamError
 from fl_elastic.registry import first_line
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from fl_elastic.streaming import StreamLearner
@@ -78,8 +79,8 @@ class Opening:
             )
 
     @contextmanager
-    def learner(self) -> Iterator[StreamLearner]:
-        """Yield the learner, and lock its folder against others; the caller saves its state."""
+    def learner(self) -> Iterator[tuple[StreamLearner, NDArray[Any]]]:
+        """Yield the learner and a sample of zeros, its folder locked; the caller saves the state."""
         import torch
 
         from fl_elastic.budget import Budget
@@ -122,7 +123,7 @@ class Opening:
                 encoding="int8" if self.latent else "raw", seed=self.seed,
             ) as store,
         ):  # fmt: skip
-            yield StreamLearner(
+            learner = StreamLearner(
                 network, store, budget=Budget(speedup=self.speedup, deadline=self.deadline),
                 policy=self.policy,
                 optimizer_fn=lambda parameters: torch.optim.Adam(parameters, lr=self.learning_rate),
@@ -131,6 +132,7 @@ class Opening:
                 latent=Latent(self.latent) if self.latent else None, head=head,
                 options=StreamOptions(steps=self.steps),
             )  # fmt: skip
+            yield learner, example.numpy()[0]
 
 
 def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -149,11 +149,20 @@ class Classifier:
         except ElasticError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            reason = first_line(error)
+            reason = self._other_numbers(samples) or first_line(error)
             raise Refused(f"the model does not take it: {reason}") from None
         self.like = np.zeros_like(samples[0]) if self.like is None else self.like
         self._width = looked[1].shape[1]
         return looked
+
+    def _other_numbers(self, samples: NDArray[Any]) -> str:
+        """Return what to do if the model takes these samples as numbers of another type; empty if it does not."""
+        other = np.dtype(np.int64 if samples.dtype.kind == "f" else np.float32)
+        try:
+            WholeModel(self.model, self._prepare).looks(samples.astype(other))
+        except (ElasticError, RuntimeError, ValueError, TypeError, IndexError):
+            return ""
+        return f"it takes {other}, and the sample is {samples.dtype}: convert samples, or give prepare="
 
     def predicted(self, scores: NDArray[np.float32]) -> int | None:
         """Return the known label with the highest score; None if no label is known."""

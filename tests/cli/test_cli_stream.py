@@ -283,6 +283,20 @@ def test_words_are_whole_numbers(place: Path) -> None:
     assert told["observed"] == 20
 
 
+def test_a_table_of_words_and_files_of_bytes_are_taken_as_the_models_numbers(place: Path) -> None:
+    (place / "words.csv").write_text("a,b,c,label\n" + "1,8,3,0\n" * 19 + "1,2.5,3,1\n1,inf,3,1\n")
+    told = call(
+        *arguments(place, "--json", "--source", f"csv:{place}/words.csv"), "--input", "3",
+        "--model", "stream_models:words",
+    )  # fmt: skip
+    assert told["observed"] == 19
+    assert told["refused"]["a number is not whole, and the model takes whole numbers"] == 1
+    bytes_ = np.full((20, 2, 2), 255, np.uint8)
+    np.savez(place / "bytes.npz", x=bytes_, y=[0, 1] * 10)
+    given = ("--json", "--source", f"dir:{place}", "--state-dir", str(place / "bytes"))
+    assert call(*arguments(place, *given))["observed"] == 20
+
+
 def test_what_was_not_forgotten_is_said(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

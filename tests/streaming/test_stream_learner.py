@@ -170,6 +170,19 @@ def test_the_first_sample_may_be_bad(made: Any) -> None:
     assert learner.observe(np.zeros(6, np.float32), 0).refused == ""
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.bool_, np.int64])
+def test_whole_numbers_for_a_model_of_floats_are_refused_with_what_to_do(
+    made: Any, kind: Any
+) -> None:
+    learner = made()
+    refused = learner.observe(np.ones(6, kind), 0).refused
+    assert refused == (
+        f"the model does not take it: it takes float32, and the sample is {np.dtype(kind)}: convert samples, "
+        "or give prepare="
+    )
+    assert learner.observe(np.ones(6, np.float32), 0).refused == ""
+
+
 def test_reasons_do_not_grow_for_ever(made: Any) -> None:
     learner = made()
     learner.observe(np.zeros(6, np.float32), 0)
