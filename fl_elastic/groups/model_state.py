@@ -128,6 +128,15 @@ class ModelState:
                     self.tensors[name].copy_(values[name])
 
 
+def refuse_unshaped(model: nn.Module) -> None:
+    """Raise ModelError if a lazy module has not seen the batch that tells its shapes."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"tensor {name!r} has no shape yet: run the model on a batch before it is trained or sent"
+            )
+
+
 def wrapper_prefix(model: nn.Module) -> str:
     """Return the prefix that a wrapper around a whole model adds to the names of its state; empty without one.
 

@@ -22,6 +22,7 @@ from fl_elastic.groups.held_state import (
     put_content_back,
     write,
 )
+from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.groups.torch_private import (
     has_gradient_hooks,
     own_buffers,
@@ -168,6 +169,11 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
         A loss that the block computes. What it holds is restored as well, and so are modules that a function
         refers to: they may follow the outputs, as the centre of a self-distillation does.
 
+    Raises
+    ------
+    ModelError
+        If a lazy module has no shapes yet.
+
     Examples
     --------
     >>> model = nn.BatchNorm1d(2)
@@ -176,6 +182,7 @@ def untouched(model: nn.Module, loss_fn: object = None) -> Iterator[None]:
     >>> model.num_batches_tracked.item()
     0
     """
+    refuse_unshaped(model)
     owner = _owner(loss_fn)
     whole = nn.ModuleList([model, *_modules_in(owner)])
     held = {} if isinstance(owner, nn.Module) else getattr(owner, "__dict__", {})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups.forward import call_model
+from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
 
@@ -56,6 +57,7 @@ class LastLayer(Upper):
             raise ModelError(
                 f"the weight of {head!r} is tied to another layer, so no head in closed form can go there"
             )
+        refuse_unshaped(model)
         super().__init__(model, prepare)
         self.module, self.place = layer, head
         tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())

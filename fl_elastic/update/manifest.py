@@ -193,7 +193,9 @@ class Manifest:
         Raises
         ------
         UpdateError
-            If a tensor's dtype cannot travel (complex, quantised), or its shape is unknown before the first batch.
+            If a tensor's dtype cannot travel (complex, quantised).
+        ModelError
+            If the shape of a tensor is unknown before the first batch.
 
         Examples
         --------
@@ -204,20 +206,16 @@ class Manifest:
         ('1.weight', '1.bias')
         """
         # Imported here, since a server that only knows arrays does not load torch.
-        from torch.nn.parameter import is_lazy
-
         from fl_elastic.groups.forward import is_sparse
+        from fl_elastic.groups.model_state import refuse_unshaped
 
         found = _state_of(model)
+        refuse_unshaped(found.model)
         trained = {id(each) for each in found.model.parameters()}
         state = found.tensors
         if not whole:
             state = {name: state[name] for name in travelling(found.model)}
         for name, tensor in state.items():
-            if is_lazy(tensor):
-                raise UpdateError(
-                    f"tensor {name!r} has no shape yet: run the model on a batch before it is trained or sent"
-                )
             if is_sparse(tensor):
                 raise UpdateError(
                     f"tensor {name!r} is sparse, which cannot be sent: register it with persistent=False, so that "

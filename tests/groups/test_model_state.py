@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.nn.functional import cross_entropy
 
-from fl_elastic import Budget, ElasticTrainer
-from fl_elastic.errors import UpdateError
+from fl_elastic import Budget, ElasticTrainer, fine_tune, forget
+from fl_elastic.errors import ModelError, UpdateError
+from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.model_state import ModelState
+from fl_elastic.profiling import profile_model
+from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.training import apply_plan, changed, plan_for
 from fl_elastic.training.head_sums import solve_head
+from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest, load_weights, weights_of
 
 
@@ -221,3 +226,22 @@ def test_views_that_show_other_numbers_are_told_apart() -> None:
     model = Shared()
     state = ModelState.of(model)
     assert state.tensors["one"] is model.one and state.tensors["other"] is model.other
+
+
+def test_a_model_without_shapes_is_refused_in_one_sentence_everywhere(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2))
+    batch = (torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))
+    with SampleStore(tmp_path / "samples.db", 2**20) as store:
+        ways: list[Callable[[], object]] = [
+            lambda: Manifest.of(model),
+            lambda: tensor_groups(model, cross_entropy, batch),
+            lambda: profile_model(model, cross_entropy, batch),
+            lambda: ElasticTrainer(model, cross_entropy, sgd, budget=Budget()).fit([batch]),
+            lambda: fine_tune(model, cross_entropy, sgd, [batch]),
+            lambda: read_out(model, [batch]),
+            lambda: forget(model, cross_entropy, [batch], [batch, batch]),
+            lambda: StreamLearner(model, store, head=ClosedForm(), state_dir=tmp_path),
+        ]
+        for way in ways:
+            with pytest.raises(ModelError, match=r"'0\.weight' has no shape yet: run the model on"):
+                way()

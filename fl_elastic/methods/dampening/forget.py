@@ -76,9 +76,9 @@ def squared_gradients(
         raise ModelError(
             "no parameter of the model requires a gradient: set requires_grad on what shall forget"
         )
-    sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
     examples, device, ignored = 0, model_device(model), ignored_class(loss_fn)
     with untouched(model, loss_fn), torch.enable_grad():
+        sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
         model.eval()
         for batch, size in within(learnable(loader, ignored=ignored), seconds):
             if not size:
