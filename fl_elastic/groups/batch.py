@@ -24,7 +24,7 @@ CountExamples: TypeAlias = Callable[[Any, Any], int]
 # Batches of graphs store their number of graphs under one of these names (PyTorch Geometric, DGL).
 _GRAPHS = ("num_graphs", "batch_size")
 _TARGETS = ("label", "targets", "target")
-_CLASSES = (torch.int16, torch.int32, torch.int64)
+_CLASSES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
@@ -169,20 +169,32 @@ def counted(
 def learnable(
     loader: Iterable[Any], count_examples: CountExamples | None = None, ignored: int = IGNORED
 ) -> Iterator[tuple[Any, int]]:
-    """Yield what `counted` does; if every target is a class that the loss ignores, a batch has no example.
+    """Yield what `counted` does, each batch with the number of its examples that count; see `counting_examples`."""
+    for batch, size in counted(loader, count_examples):
+        yield batch, counting_examples(batch, size, count_examples, ignored)
 
-    The mean loss over such a batch is not defined.
+
+def counting_examples(
+    batch: Any, size: int, count_examples: CountExamples | None = None, ignored: int = IGNORED
+) -> int:
+    """Return how many of a batch's ``size`` examples have a target that the loss does not ignore.
+
+    The mean loss is over these. With one class per example the others are left out; of examples with several
+    targets, such as tokens, all count unless every target is ignored: the mean loss over them is not defined.
+    A function ``count_examples`` has already decided.
 
     Examples
     --------
-    >>> import torch
-    >>> cut_off = torch.zeros(4, 3), torch.full((4,), IGNORED)
-    >>> [size for _, size in counted([cut_off])], [size for _, size in learnable([cut_off])]
-    ([4], [0])
+    >>> classes, tokens = torch.tensor([1, IGNORED, 0, IGNORED]), torch.full((4, 3), IGNORED)
+    >>> [counting_examples((torch.zeros(4, 3), each), 4) for each in (classes, tokens)]
+    [2, 0]
     """
-    for batch, size in counted(loader, count_examples):
-        empty = count_examples is None and size and all_ignored(as_pair(batch)[1], ignored)
-        yield batch, 0 if empty else size
+    if not size or count_examples is not None:
+        return size
+    targets = as_pair(batch)[1]
+    if isinstance(targets, Tensor) and targets.shape == (size,) and targets.dtype in _CLASSES:
+        return int((targets != ignored).sum())
+    return 0 if all_ignored(targets, ignored) else size
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -69,8 +70,8 @@ def head_sums_above_cut(
     seconds: float,
     together: int = 1,
     loss_fn: LossFn | None = None,
-) -> tuple[HeadSums, ForwardReport | None]:
-    """Return the sums of round zero over a loader, and a report on the features at the cut.
+) -> tuple[HeadSums, int | None, ForwardReport | None]:
+    """Return the sums of round zero, the number of inputs in them (None for all), and a report on kept features.
 
     Parameters
     ----------
@@ -91,12 +92,13 @@ def head_sums_above_cut(
         If the model has no group at the cut.
     """
     # Imported here: a pass over test data does not need this module.
-    from fl_elastic.training.head_sums import head_sums
+    from fl_elastic.training.head_sums import sums_and_inputs
 
+    summed = partial(
+        sums_and_inputs, model, loader, seconds=seconds, together=together, loss_fn=loss_fn
+    )
     if graph is None:
-        return head_sums(model, loader, seconds=seconds, together=together, loss_fn=loss_fn), None
+        return *summed(), None
     with passing_above_cut(model, loader, graph, options) as forward:
-        sums = head_sums(
-            model, loader, seconds=seconds, running=forward.step, together=together, loss_fn=loss_fn
-        )
-    return sums, forward.report()
+        found = summed(running=forward.step)
+    return *found, forward.report()

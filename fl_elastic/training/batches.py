@@ -21,6 +21,8 @@ from fl_elastic.groups.batch import (
     CountExamples,
     as_pair,
     batch_size,
+    counted,
+    counting_examples,
     drawn_examples,
     learnable,
     length_of,
@@ -50,7 +52,7 @@ class LoaderSize:
     batches : int
         Batches per epoch; empty ones are counted too if the loader says its length.
     examples : int
-        Examples per epoch.
+        Examples per epoch, with or without a target that counts.
     known : bool
         Whether `examples` was counted; else it is a guess, from the batches that were read or from the first one.
     most : int, optional
@@ -154,9 +156,10 @@ def loader_size(
                 known=False,
                 ends=False,
             )
-        sizes, began = [], clock()
-        for _, size in islice(learnable(loader, count_examples, ignored), _MOST_BATCHES + 1):
+        sizes, empty, began = [], 0, clock()
+        for batch, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1):
             sizes.append(size)
+            empty += not counting_examples(batch, size, count_examples, ignored)
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
                 most = math.ceil(seconds * len(sizes) / taken)
@@ -166,7 +169,7 @@ def loader_size(
                 f"the loader does not know its length and gave more than {_MOST_BATCHES} batches: bound an epoch, "
                 "for example with itertools.islice in a re-iterable, or give the dataset a __len__"
             )
-        return LoaderSize(sum(1 for size in sizes if size), sum(sizes))
+        return LoaderSize(len(sizes) - empty, sum(sizes))
     examples: int | None = getattr(loader, "dataset_size", None)
     if examples is None and count_examples is None:
         examples = drawn_examples(loader, batches)
@@ -350,7 +353,7 @@ class Epochs(Iterator[Batch]):
     Attributes
     ----------
     first_pass : int
-        Examples read so far in the first pass.
+        Examples with a target that counts, read so far in the first pass.
     passed : bool
         Whether the first pass has ended.
     read_before : bool
@@ -375,7 +378,7 @@ class Epochs(Iterator[Batch]):
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
             raise TrainingError(READ_ONCE)
-        self.first_pass = self.batches = 0
+        self.first_pass = self.batches = self._drawn = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
         self._counting = count_examples, ignored
@@ -408,15 +411,23 @@ class Epochs(Iterator[Batch]):
         self._read.close()
 
     def examples(self, size: LoaderSize) -> int:
-        """Return how many examples an epoch has, as the loader says, but never more than were read."""
+        """Return how many examples of an epoch count, by the loader's length, but never more than were read.
+
+        If the first pass has not ended, as large a share of the others is expected to count.
+        """
         met = self.first_pass if size.most is None else min(self.first_pass, size.most)
         if not size.known:
             return met
-        return min(size.examples, met) if self.passed else size.examples
+        if self.passed:
+            return min(size.examples, met)
+        return round(size.examples * self.first_pass / max(self._drawn, 1))
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            for batch, size in learnable(self._loader, *self._counting):
+            count_examples, ignored = self._counting
+            for batch, drawn in counted(self._loader, count_examples):
+                size = counting_examples(batch, drawn, count_examples, ignored)
+                self._drawn += 0 if self.passed else drawn
                 if not size:
                     continue
                 self.first_pass += 0 if self.passed else size

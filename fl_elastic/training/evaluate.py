@@ -119,7 +119,6 @@ def evaluate(
                 found = right_examples(outputs, batch[1])
                 if found is not None:
                     found = found[batch[1] != ignored]
-                    size = len(found) if count_examples is None else size
                     if not len(found):
                         continue
                 counting = counting_targets(loss_fn, batch[1])

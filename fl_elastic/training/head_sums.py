@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -111,9 +111,30 @@ def head_sums(
     >>> found.weight, found.num_examples, found.targets[-1].tolist()
     ('weight', 4, [1.0, 2.0, 1.0])
     """
-    gathered = _Gathered()
-    _pass_over(model, loader, seconds, running, loss_fn, gathered.add)
-    return gathered.sums(model, together)
+    return sums_and_inputs(
+        model, loader, seconds=seconds, running=running, together=together, loss_fn=loss_fn
+    )[0]
+
+
+def sums_and_inputs(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    *,
+    seconds: float,
+    running: Callable[[Batch], AbstractContextManager[None]] | None = None,
+    together: int = 1,
+    loss_fn: LossFn | None = None,
+) -> tuple[HeadSums, int | None]:
+    """Return what `head_sums` does, and the number of inputs in the sums; None if these are all of the loader's."""
+    gathered, inputs = _Gathered(), 0
+
+    def take(rows: Rows, keys: list[int]) -> None:
+        nonlocal inputs
+        inputs += len(keys)
+        gathered.add(rows, keys)
+
+    ended = _pass_over(model, loader, seconds, running, loss_fn, take)
+    return gathered.sums(model, together), None if ended else inputs
 
 
 def sums_apart(
@@ -174,8 +195,18 @@ def _pass_over(
     running: Callable[[Batch], AbstractContextManager[None]] | None,
     loss_fn: LossFn | None,
     take: Callable[[Rows, list[int]], None],
-) -> None:
-    """Pass each batch to ``take`` as rows of the last layer, with a key per input; leave the model as it was."""
+) -> bool:
+    """Pass each batch to ``take`` as rows of the last layer, with a key per input; leave the model as it was.
+
+    Return whether the loader was read to its end.
+    """
+    ended = False
+
+    def to_the_end() -> Iterator[tuple[Batch, int]]:
+        nonlocal ended
+        yield from counted(loader)
+        ended = True
+
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     seen: list[tuple[LastLayer, Tensor, Tensor]] = []
@@ -194,7 +225,7 @@ def _pass_over(
     try:
         with torch.no_grad(), ExitStack() as stack:
             lay_out: _LayOut | None = None
-            for given, size in within(counted(loader), seconds):
+            for given, size in within(to_the_end(), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
                 if not size:
@@ -221,6 +252,7 @@ def _pass_over(
         held.put_back()
         for module, mode in modes:
             module.training = mode
+    return ended
 
 
 def solve_head(

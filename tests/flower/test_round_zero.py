@@ -149,6 +149,24 @@ def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
         np.testing.assert_array_equal(weights[name], before[name])
 
 
+@pytest.mark.parametrize("timed", [False, True])
+def test_examples_whose_class_is_ignored_stand_for_nobody(timed: bool) -> None:
+    """Only the classes that count of node 2 weigh against the others, whatever its number of rows."""
+    left = [(x, torch.where(torch.arange(8) < 2, y, -100)) for x, y in data(2)]
+    own = client(2)
+    # Each batch is another size of the same: a pass may be cut short.
+    own.train_loader, own.budget = left, Budget(deadline=1e-9) if timed else Budget()
+    fleet = apps() | {2: elastic_client_app(lambda _: own)}
+    arrays, _ = start(PartialUpdates(quiet(), config=TERMS), apps=fleet)
+    theirs = head_sums(build(), left[:1] if timed else left, together=8)
+    # All 24 rows have six classes that count.
+    sums = [theirs.times(3.0 if timed else 1.0) if n == 2 else sums_at(n) for n in range(1, 5)]
+    seen = (3 * 24 + theirs.num_examples) / (3 * 24 + 6)
+    expected = closed_form_head(*(each.times(seen) for each in sums))
+    weights = as_weights(arrays)
+    np.testing.assert_allclose(weights["3.weight"], expected.weight, rtol=1e-3, atol=1e-4)
+
+
 def scaled(factor: float, of: str) -> Alter:
     def change(sums: HeadSums) -> HeadSums:
         if of == "features":

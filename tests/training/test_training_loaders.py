@@ -19,13 +19,15 @@ from small_models import (
     vectors,
     weights_of,
 )
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.training.batches import LoaderSize, first_batches, loader_size, within
+from fl_elastic.training.batches import Epochs, LoaderSize, first_batches, loader_size, within
+from fl_elastic.training.evaluate import evaluate
 
 
 def loaders() -> dict[str, Callable[[list[Batch]], Iterable[Batch]]]:
@@ -189,3 +191,24 @@ def test_a_length_that_is_not_implemented_is_none() -> None:
     assert trainer_of(model, batches[0], ["6"]).fit(Unsized(batches)).steps == 3
     trainer_of(plain, batches[0], ["6"]).fit(batches)
     assert same_weights(weights_of(plain), model)
+
+
+@pytest.mark.parametrize("kind", loaders())
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_a_fit_counts_the_examples_that_an_evaluation_counts(kind: str, ignored: int) -> None:
+    """An example whose class the loss ignores changes no gradient, so it gives its client no weight."""
+    batches = [(x, torch.where(torch.arange(len(y)) < n, y % 2, ignored)) for n, (x, y) in
+               enumerate(vectors(4), start=1)]  # fmt: skip
+    judged = nn.CrossEntropyLoss(ignore_index=ignored)
+    trainer = ElasticTrainer(chain(), judged, sgd, budget=Budget())
+    loader = loaders()[kind](batches)
+    assert trainer.fit(loader).num_examples == 1 + 2 + 3 + 4
+    assert trainer.update().num_examples == 10
+    assert evaluate(trainer.model, judged, loader).num_examples == 10
+
+
+def test_of_a_pass_that_is_cut_short_as_large_a_share_counts() -> None:
+    data = TensorDataset(torch.randn(64, 6), torch.tensor([0, -100] * 32))
+    passes = Epochs(DataLoader(data, batch_size=8), 1, "cpu")
+    passes.first(3)
+    assert (passes.first_pass, passes.examples(LoaderSize(8, 64))) == (12, 32)

@@ -82,10 +82,11 @@ def _exact_sums(
     options, examples = work.options, data.examples(of_server=True)
     keeps = options.forward is not None and options.part.cut
     graph = work.costs().graph if keeps else None
-    sums, forward = head_sums_above_cut(
+    sums, inputs, forward = head_sums_above_cut(
         data.model, examples, graph, options,
         seconds=work.budget.deadline or math.inf, together=_TOGETHER,
         loss_fn=data.loss_fn,
     )  # fmt: skip
-    count = max(work.size(examples).examples, sums.num_examples)
-    return data.in_server_order(sums), count, forward
+    # An input may have many targets that count, such as tokens, or none.
+    share = 1.0 if inputs is None else min(inputs / max(work.size(examples).examples, 1), 1.0)
+    return data.in_server_order(sums), round(sums.num_examples / share), forward
