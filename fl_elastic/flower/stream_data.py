@@ -189,10 +189,15 @@ class StreamData(RoundData):
         return {name: whole[name] for name in self.manifest.names}
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
-        """Return the update relative to the server's model."""
+        """Return the update relative to the server's model.
+
+        Its weight is the number of samples, however often they were drawn, but at most that of all draws.
+        """
         assert self.joined is not None
         trained = labelled_weights(self.seen.classifier)
-        return seen_from(self.joined.received, trained, trainer.update(version))
+        update = trainer.update(version)
+        update = replace(update, num_examples=min(update.num_examples, self.seen.samples))
+        return seen_from(self.joined.received, trained, update)
 
     def known_sums(self) -> HeadSums | None:
         """Return the sums behind the learner's head, if that head is in closed form."""

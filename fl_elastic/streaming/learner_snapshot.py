@@ -102,6 +102,11 @@ class LearnerSnapshot:
         """The module that takes the body's inputs, with tensors under their names in the whole model."""
         return self.classifier.model if self.upper is None else self.upper.by_its_names()
 
+    @property
+    def samples(self) -> int:
+        """Number of labelled samples that are not held out."""
+        return len(self.store.ids(version=self.classifier.version)) + len(self._beside_store())
+
     def loader(
         self, replay: Replay, steps: int, seed: tuple[int, ...], position: StreamPosition
     ) -> ReplayLoader:
@@ -128,9 +133,7 @@ class LearnerSnapshot:
         StreamError
             If no sample has one of these labels.
         """
-        ids = self.store.ids(version=self.classifier.version)
-        there = {*ids.tolist()}
-        rest = [row for row in self.new if row.number not in there]
+        rest = self._beside_store()
         x = np.stack([row.x for row in rest]) if rest else np.zeros(0, np.float32)
         y = np.array([row.y for row in rest], np.int64)
         pool = Pool(x, y, self.store, self.classifier.classes, self.classifier.version)
@@ -197,6 +200,11 @@ class LearnerSnapshot:
             self.number,
             before.rounds + 1,
         )
+
+    def _beside_store(self) -> list[Row]:
+        """Return the samples of the saved state that are not in the store."""
+        there = {*self.store.ids(version=self.classifier.version).tolist()}
+        return [row for row in self.new if row.number not in there]
 
     def _since(self, position: StreamPosition) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the samples that came after a position, each once, from the store and the saved state."""

@@ -108,6 +108,21 @@ def test_what_is_sent_is_the_joined_and_trained_model_and_the_learner_goes_on_wi
     closed(learner)
 
 
+@pytest.mark.parametrize(("count", "steps"), [(60, 20), (90, 20), (90, 1)])
+def test_a_stream_counts_by_its_samples_not_by_how_often_they_are_drawn(
+    tmp_path: Path, count: int, steps: int
+) -> None:
+    learner, server = streamed(tmp_path, count=count), net(seed=5)
+    learner.observe(np.zeros(6, np.float32))
+    learner.save()
+    update, _ = round_of(client_of(tmp_path, steps=steps), server)
+    # All but the held-out ones are in the store, and beside them one without a label.
+    kept = len(learner.store) - 1
+    assert 40 < kept <= count
+    assert update.num_examples == min(kept, 32 * steps)
+    closed(learner)
+
+
 def test_the_joined_model_is_left_and_the_trained_one_is_sent(tmp_path: Path) -> None:
     learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
     own = weights(learner)
