@@ -122,6 +122,11 @@ class Classifier:
         return None if self.body is None else self.body.version
 
     @property
+    def keeps_inputs(self) -> bool:
+        """Whether samples are kept as they arrive, rather than their features."""
+        return self._latent is None and not self._last_layer
+
+    @property
     def width(self) -> int | None:
         """Number of class scores that the model returns; None before its first call."""
         return self._width

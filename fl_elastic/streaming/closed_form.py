@@ -94,6 +94,8 @@ class SolvedHeadState:
         Weight of the sums when the penalty was last chosen.
     remember : float or None
         As in `ClosedForm`.
+    before : float
+        Weight of the sums from before the stream.
     gone : frozenset of int
         Samples that were subtracted from the sums and may still be in the store.
     changed : bool
@@ -106,6 +108,7 @@ class SolvedHeadState:
     base: int
     chosen_at: float
     remember: float | None
+    before: float
     gone: frozenset[int]
     changed: bool
 
@@ -156,6 +159,11 @@ class SolvedHead:
     def sums(self) -> RunningSums:
         """Sums over all samples that were learned up to the last `put`."""
         return self._head.sums
+
+    @property
+    def _before(self) -> float:
+        """Number of examples from before the stream."""
+        return 0.0 if self._how.before is None else float(self._how.before.num_examples)
 
     @property
     def fades(self) -> bool:
@@ -271,6 +279,11 @@ class SolvedHead:
                     f"sums of {before.targets.shape[1]} classes do not fit {layer.out_features} outputs: give the "
                     "learner their labels as classes="
                 )
+            if before.targets.shape[1] > len(self._classifier.classes):
+                raise StreamError(
+                    f"sums of {before.targets.shape[1]} classes, and {len(self._classifier.classes)} labels: give "
+                    "the learner their labels as classes=, in order"
+                )
             sums = RunningSums.of(before)
             sums.grow(layer.out_features)
         self._head, self._waiting, self._changed = RunningHead(sums), [], before is not None
@@ -284,7 +297,7 @@ class SolvedHead:
         self._head.renew()
         return SolvedHeadState(
             self._head.sums.to_state(), self._head.penalty_index, self._newest, self._base, self._chosen_at,
-            self._how.remember, frozenset(self.gone), self._changed,
+            self._how.remember, self._before, frozenset(self.gone), self._changed,
         )  # fmt: skip
 
     def restore(self, state: SolvedHeadState) -> None:
@@ -293,12 +306,17 @@ class SolvedHead:
         Raises
         ------
         StreamError
-            If it was saved with another ``remember``.
+            If it was saved with another ``remember`` or ``before``.
         """
         if state.remember != self._how.remember:
             raise StreamDataError(
                 f"the saved head was made with remember={state.remember}, not {self._how.remember}: give "
                 "the same, or another state_dir"
+            )
+        if state.before != self._before:
+            raise StreamDataError(
+                f"the saved head began from sums over {state.before:g} examples, not {self._before:g}: give the "
+                "same before=, or another state_dir"
             )
         self._head.restore(RunningSums.of_state(state.sums), state.penalty_index)
         self._newest, self._base = state.newest, state.base

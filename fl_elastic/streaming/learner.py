@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.given import of_another_kind, whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
@@ -26,7 +26,7 @@ from fl_elastic.streaming.adapting import Adaptation, Engine, score
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
-from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.classifier import Classifier, ClassifierState
 from fl_elastic.streaming.closed_form import HELD_OUT, ClosedForm, SolvedHead
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.event_log import Event
@@ -665,6 +665,7 @@ class StreamLearner:
 
     def _restore(self, state: LearnerState | None) -> None:
         events = 0
+        self._refuse_other_form(None if state is None else state.classifier)
         if state is None:
             self._memory.begin()
             self._memory.keep_to(self._classifier.version, None)
@@ -679,6 +680,17 @@ class StreamLearner:
         self._replaying = False
         if self._head is not None:
             self._learn_stored(self._head, known)
+
+    def _refuse_other_form(self, saved: ClassifierState | None) -> None:
+        """Raise StreamDataError if features were kept so far and inputs are from now on, or the other way round."""
+        every, inputs = (len(self.store.ids(labelled=False, version=v)) for v in (None, ""))
+        features = every > inputs or (saved is not None and saved.features is not None)
+        begun = every > 0 or (saved is not None and saved.like is not None)
+        if begun and features == self._classifier.keeps_inputs:
+            raise StreamDataError(
+                f"{'features' if features else 'inputs'} of samples were kept in {self._folder.path} so far: give "
+                "the learner the same latent or head as before, or another state_dir"
+            )
 
     def _restore_saved(self, state: LearnerState) -> int:
         """Restore a saved state, and return the number of events that it includes."""

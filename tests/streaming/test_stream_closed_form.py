@@ -287,7 +287,15 @@ def test_what_was_known_before_the_stream_counts(tmp_path: Path) -> None:
     again = solved_in(tmp_path, table(2), head=ClosedForm(before=before), classes=(0, 1))
     assert same(weights(again), expected)
     closed(again)
-    for model, why in ((hidden(2), "40 for classes"), (table(1), "1 outputs")):
+    with pytest.raises(StreamError, match="began from sums over 200 examples, not 0"):
+        solved_in(tmp_path, table(2), classes=(0, 1))
+    # Without their labels, the columns would be those of the first labels to come.
+    others = (
+        (hidden(2), "40 for classes"),
+        (table(1), "1 outputs"),
+        (table(2), "2 classes, and 0 labels"),
+    )
+    for model, why in others:
         with pytest.raises(StreamError, match=why):
             solved_in(tmp_path / why, model, head=ClosedForm(before=before))
 

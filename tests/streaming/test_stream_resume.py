@@ -25,7 +25,7 @@ from toy_streams import (
 
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import StreamLearner, Trigger
+from fl_elastic.streaming import ClosedForm, Latent, StreamLearner, Trigger
 from fl_elastic.streaming.learner_state import load_state
 
 STATE = "learner.state"
@@ -145,6 +145,32 @@ def test_the_state_of_another_model_or_release_is_refused(tmp_path: Path) -> Non
     storage.write_archive(path, replace(KIND, version=99), state.facts, state.arrays)
     with pytest.raises(StreamError, match="version 99"):
         learner_in(tmp_path)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+@pytest.mark.parametrize(
+    ("before", "now", "what"),
+    [
+        ({}, {"latent": Latent(1)}, "inputs"),
+        ({}, {"head": ClosedForm()}, "inputs"),
+        ({"latent": Latent(1)}, {}, "features"),
+        ({"head": ClosedForm()}, {}, "features"),
+    ],
+)  # fmt: skip
+def test_samples_of_another_form_are_neither_mixed_nor_deleted(
+    before: dict[str, Any], now: dict[str, Any], what: str, saved: bool, tmp_path: Path
+) -> None:
+    learner = learner_in(tmp_path, **before)
+    run(learner, blobs(100))
+    kept = len(learner.store)
+    closed(learner)
+    if not saved:
+        (tmp_path / "learner.state").unlink()
+    with pytest.raises(StreamError, match=f"{what} of samples were kept in .* so far"):
+        learner_in(tmp_path, **now)
+    again = learner_in(tmp_path, **before)
+    assert len(again.store) == kept > 80
+    closed(again)
 
 
 def test_a_damaged_store_is_replaced_while_learning(tmp_path: Path) -> None:
