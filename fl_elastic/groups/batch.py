@@ -193,7 +193,7 @@ def counting_examples(
         return size
     targets = as_pair(batch)[1]
     if isinstance(targets, Tensor) and targets.shape == (size,) and targets.dtype in _CLASSES:
-        return int((targets != ignored).sum())
+        return int((~is_ignored(targets, ignored)).sum())
     return 0 if all_ignored(targets, ignored) else size
 
 
@@ -279,7 +279,18 @@ def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
     # The first one decides for nearly every batch.
     if not targets.numel() or int(targets[(0,) * targets.ndim]) != ignored:
         return False
-    return bool((targets == ignored).all())
+    return bool(is_ignored(targets, ignored).all())
+
+
+def is_ignored(targets: Tensor, ignored: int) -> Tensor:
+    """Return which targets are the class that the loss ignores.
+
+    Compared as int64, as losses do: as bytes -100 would equal class 156.
+
+    >>> is_ignored(torch.tensor([156, 255], dtype=torch.uint8), -100).tolist()
+    [False, False]
+    """
+    return targets.long() == ignored
 
 
 def _is_listed(value: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
-from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size
+from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size, is_ignored
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
 
@@ -337,7 +337,7 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
         return None
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_nested:
         return None
-    known = targets[targets != ignored_class(loss_fn)]
+    known = targets[~is_ignored(targets, ignored_class(loss_fn))].long()
     weight = _setting(loss_fn, "weight", None)
     return float(known.numel() if weight is None else weight.to(known.device)[known].sum())
 
@@ -368,6 +368,6 @@ def _refuse_unknown_classes(loss_fn: LossFn, outputs: Any, targets: Any) -> None
     if targets.device.type == "cpu" or targets.is_floating_point() or not outputs.dim():
         return
     classes = outputs.shape[min(1, outputs.dim() - 1)]
-    unknown = ((targets < 0) | (targets >= classes)) & (targets != ignored)
+    unknown = ((targets < 0) | (targets >= classes)) & ~is_ignored(targets, ignored)
     if bool(unknown.any()):
         raise IndexError(f"Target {int(targets[unknown][0])} is out of bounds.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch import CountExamples, as_pair, learnable
+from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored, learnable
 from fl_elastic.groups.forward import (
     counting_targets,
     ignored_class,
@@ -118,7 +118,7 @@ def evaluate(
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 found = right_examples(outputs, batch[1])
                 if found is not None:
-                    found = found[batch[1] != ignored]
+                    found = found[~is_ignored(batch[1], ignored)]
                     if not len(found):
                         continue
                 counting = counting_targets(loss_fn, batch[1])
