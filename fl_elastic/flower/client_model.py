@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import CountExamples
+from fl_elastic.groups.batch import CountExamples, ExampleCounter
 from fl_elastic.groups.forward import split_batch
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
@@ -78,7 +78,9 @@ class ClientModel:
             from fl_elastic.readout.first_pass import FirstPass
             from fl_elastic.readout.readout import Readout
 
-            batch = first_batches(loader, 1, model_device(self.module), count_examples)[0]
+            batch = first_batches(
+                loader, 1, model_device(self.module), ExampleCounter(count_examples)
+            )[0]
             inputs = split_batch(batch)[0]
             module = Readout(module, places, inputs, FirstPass.of(module, (inputs, inputs)).outputs)
         # The frozen base is the same as in the given model.

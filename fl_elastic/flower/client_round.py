@@ -18,7 +18,8 @@ from fl_elastic.errors import ModelError
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import ignored_class, map_tensors, tensor_bytes
+from fl_elastic.groups.batch import ExampleCounter
+from fl_elastic.groups.forward import example_counter, map_tensors, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.losses import squared_outputs
 from fl_elastic.profiling import CostProfile
@@ -177,18 +178,17 @@ class ClientRound:
 
     def batches(self, count: int = 1, of: Iterable[Batch] | None = None) -> list[Batch]:
         """Return the first batches of ``of``, or of the training data."""
-        data = self.data
-        return first_batches(
-            data.batches if of is None else of, count, model_device(data.model),
-            self.client.options.count_examples, ignored_class(data.loss_fn),
-        )  # fmt: skip
+        loader = self.data.batches if of is None else of
+        return first_batches(loader, count, model_device(self.data.model), self._counter)
 
     def size(self, batches: Iterable[Batch] | None = None) -> LoaderSize:
         """Return the number of batches and examples of ``batches``, or of the training data, as far as known."""
-        data, counts = self.data, self.client.options.count_examples
-        batches = data.batches if batches is None else batches
-        first = self.batches(1, batches)[0]
-        return loader_size(batches, first, counts, ignored=ignored_class(data.loss_fn))
+        batches = self.data.batches if batches is None else batches
+        return loader_size(batches, self.batches(1, batches)[0], self._counter)
+
+    @property
+    def _counter(self) -> ExampleCounter:
+        return example_counter(self.data.loss_fn, self.client.options.count_examples)
 
     def known_profile(self) -> CostProfile | None:
         """Return the cost profile, if one is known."""

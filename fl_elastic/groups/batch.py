@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -166,35 +167,48 @@ def counted(
         yield batch, size if drawn is None else min(size, next(drawn, size))
 
 
-def learnable(
-    loader: Iterable[Any], count_examples: CountExamples | None = None, ignored: int = IGNORED
-) -> Iterator[tuple[Any, int]]:
-    """Yield what `counted` does, each batch with the number of its examples that count; see `counting_examples`."""
-    for batch, size in counted(loader, count_examples):
-        yield batch, counting_examples(batch, size, count_examples, ignored)
+@dataclass(frozen=True)
+class ExampleCounter:
+    """Says how many examples of a batch count: all that it has, unless the loss ignores their targets.
 
+    The mean loss is over those that count. With one class per example the ignored ones are left out; of examples
+    with several targets, such as tokens, all count unless every target is ignored: the mean loss over them is not
+    defined.
 
-def counting_examples(
-    batch: Any, size: int, count_examples: CountExamples | None = None, ignored: int = IGNORED
-) -> int:
-    """Return how many of a batch's ``size`` examples have a target that the loss does not ignore.
-
-    The mean loss is over these. With one class per example the others are left out; of examples with several
-    targets, such as tokens, all count unless every target is ignored: the mean loss over them is not defined.
-    A function ``count_examples`` has already decided.
+    Parameters
+    ----------
+    count_examples : callable, optional
+        ``count_examples(inputs, targets)``; if given, it decides alone. See `batch_size`.
+    ignored : int
+        Class that the loss ignores.
 
     Examples
     --------
     >>> classes, tokens = torch.tensor([1, IGNORED, 0, IGNORED]), torch.full((4, 3), IGNORED)
-    >>> [counting_examples((torch.zeros(4, 3), each), 4) for each in (classes, tokens)]
+    >>> [ExampleCounter().counting((torch.zeros(4, 3), each), 4) for each in (classes, tokens)]
     [2, 0]
     """
-    if not size or count_examples is not None:
-        return size
-    targets = as_pair(batch)[1]
-    if isinstance(targets, Tensor) and targets.shape == (size,) and targets.dtype in _CLASSES:
-        return int((~is_ignored(targets, ignored)).sum())
-    return 0 if all_ignored(targets, ignored) else size
+
+    count_examples: CountExamples | None = None
+    ignored: int = IGNORED
+
+    def all_of(self, batch: Any) -> int:
+        """Return the number of examples in a batch, whether they count or not."""
+        return batch_size(batch, self.count_examples)
+
+    def counting(self, batch: Any, size: int) -> int:
+        """Return how many of a batch's ``size`` examples count."""
+        if not size or self.count_examples is not None:
+            return size
+        targets = as_pair(batch)[1]
+        if isinstance(targets, Tensor) and targets.shape == (size,) and targets.dtype in _CLASSES:
+            return int((~is_ignored(targets, self.ignored)).sum())
+        return 0 if all_ignored(targets, self.ignored) else size
+
+    def over(self, loader: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
+        """Yield the batches of a loader, each with the number of its examples that count, and of all."""
+        for batch, size in counted(loader, self.count_examples):
+            yield batch, self.counting(batch, size), size
 
 
 def drawn_examples(loader: Iterable[Any], batches: int) -> int | None:

@@ -15,7 +15,15 @@ from torch.nn.functional import cross_entropy, nll_loss
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.errors import ElasticError, ModelError, TrainingError
-from fl_elastic.groups.batch import IGNORED, LABELS, as_pair, batch_size, is_ignored
+from fl_elastic.groups.batch import (
+    IGNORED,
+    LABELS,
+    CountExamples,
+    ExampleCounter,
+    as_pair,
+    batch_size,
+    is_ignored,
+)
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
 
@@ -300,6 +308,11 @@ def ignored_class(loss_fn: LossFn) -> int:
     255
     """
     return int(_setting(loss_fn, "ignore_index", IGNORED))
+
+
+def example_counter(loss_fn: LossFn, count_examples: CountExamples | None = None) -> ExampleCounter:
+    """Return what counts the examples of batches for a loss."""
+    return ExampleCounter(count_examples, ignored_class(loss_fn))
 
 
 def is_summed(loss_fn: LossFn) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.batch import ExampleCounter
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
@@ -46,11 +47,12 @@ def passing_above_cut(
     """
     assert options.forward is not None
     device = model_device(model)
-    first = first_batches(loader, 1, device, options.count_examples)[0]
+    counter = ExampleCounter(options.count_examples)
+    first = first_batches(loader, 1, device, counter)[0]
     above = graph.groups_above(options.part.cut)
     forward = ElasticForward(
         model, options.forward, epochs=1,
-        examples=loader_size(loader, first, options.count_examples).examples,
+        examples=loader_size(loader, first, counter).examples,
         clock=clock_for(device, options.timing.clock), groups_above=above,
     )  # fmt: skip
     try:

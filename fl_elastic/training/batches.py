@@ -16,22 +16,14 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import (
-    IGNORED,
-    CountExamples,
-    as_pair,
-    batch_size,
-    counted,
-    counting_examples,
-    drawn_examples,
-    learnable,
-    length_of,
-)
+from fl_elastic.groups.batch import ExampleCounter, as_pair, drawn_examples, length_of
 from fl_elastic.groups.forward import batch_shape, to_device
 from fl_elastic.profiling.clock import Clock
 
 _LOG = logging.getLogger("fl_elastic")
 Judge = Callable[[Tensor], None]
+COUNT_ALL = ExampleCounter()
+"""Counts the examples for a loss that ignores no other class than -100."""
 READ_ONCE = (
     "the loader gave no batch when it was read again: pass a list or a DataLoader, not an iterator"
 )
@@ -72,10 +64,9 @@ def first_batches(
     loader: Iterable[Batch],
     count: int,
     device: Any,
-    count_examples: CountExamples | None = None,
-    ignored: int = IGNORED,
+    counter: ExampleCounter = COUNT_ALL,
 ) -> list[Batch]:
-    """Return up to ``count`` batches that contain examples, on ``device``; see `fl_elastic.groups.batch.learnable`.
+    """Return up to ``count`` batches with examples that count, on ``device``.
 
     Raises
     ------
@@ -83,7 +74,7 @@ def first_batches(
         If the loader has no such batch, or is not a loader.
     """
     refuse_what_is_none(loader)
-    given = (as_pair(batch) for batch, size in learnable(loader, count_examples, ignored) if size)
+    given = (as_pair(batch) for batch, counting, _ in counter.over(loader) if counting)
     batches = [to_device(pair, device) for pair in islice(given, max(count, 1))]
     if not batches:
         raise TrainingError(NO_BATCH)
@@ -112,11 +103,10 @@ def refuse_nothing(loader: object) -> None:
 def loader_size(
     loader: Iterable[Batch],
     first: Batch | None,
-    count_examples: CountExamples | None = None,
+    counter: ExampleCounter = COUNT_ALL,
     seconds: float = math.inf,
     clock: Clock = time.perf_counter,
     loading: float = 0.0,
-    ignored: int = IGNORED,
 ) -> LoaderSize:
     """Return batches and examples per epoch, as the loader says, or else by counting once.
 
@@ -128,8 +118,8 @@ def loader_size(
         The loader of an epoch.
     first : batch, optional
         One of its batches; not needed for a loader that has to be read to be counted.
-    count_examples : callable, optional
-        See `fl_elastic.groups.batch.batch_size`.
+    counter : ExampleCounter
+        Counts the examples of a batch.
     seconds : float
         The time that all of its batches may take. A loader of unknown length is counted for at most a tenth of that
         time, and not at all if it starts worker processes; its number of batches is then an estimate of how many
@@ -138,8 +128,6 @@ def loader_size(
         Returns the time in seconds.
     loading : float
         Seconds that reading one batch takes, as far as they are known.
-    ignored : int
-        Class that the loss ignores.
 
     Raises
     ------
@@ -152,14 +140,14 @@ def loader_size(
         if limited and (loading > _SHARE_FOR_COUNTING * seconds or _has_workers(loader)):
             return LoaderSize(
                 math.ceil(seconds / max(loading, _LEAST_SHARE * seconds)),
-                _size_of(first, count_examples),
+                _size_of(first, counter),
                 known=False,
                 ends=False,
             )
         sizes, empty, began = [], 0, clock()
-        for batch, size in islice(counted(loader, count_examples), _MOST_BATCHES + 1):
+        for _, counting, size in islice(counter.over(loader), _MOST_BATCHES + 1):
             sizes.append(size)
-            empty += not counting_examples(batch, size, count_examples, ignored)
+            empty += not counting
             taken = clock() - began
             if taken > _SHARE_FOR_COUNTING * seconds:
                 most = math.ceil(seconds * len(sizes) / taken)
@@ -171,19 +159,19 @@ def loader_size(
             )
         return LoaderSize(len(sizes) - empty, sum(sizes))
     examples: int | None = getattr(loader, "dataset_size", None)
-    if examples is None and count_examples is None:
+    if examples is None and counter.count_examples is None:
         examples = drawn_examples(loader, batches)
     if examples is None:
         drawn_from = _to_draw_from(loader)
-        guessed = batches * _size_of(first, count_examples)
+        guessed = batches * _size_of(first, counter)
         return LoaderSize(
             batches, min(guessed, drawn_from or guessed), known=False, most=drawn_from
         )
     return LoaderSize(batches, int(examples))
 
 
-def _size_of(first: Batch | None, count_examples: CountExamples | None) -> int:
-    return 0 if first is None else batch_size(first, count_examples)
+def _size_of(first: Batch | None, counter: ExampleCounter) -> int:
+    return 0 if first is None else counter.all_of(first)
 
 
 def says_its_length(loader: Iterable[Batch]) -> bool:
@@ -266,19 +254,18 @@ class FitBatches:
         loader: Iterable[Batch],
         epochs: int,
         device: Any,
-        count_examples: CountExamples | None,
+        counter: ExampleCounter,
         count: int,
         clock: Clock,
         deadline: float | None,
         *,
         timed: bool,
-        ignored: int,
     ) -> FitBatches:
         """Read the first ``count`` batches, and count the loader if it does not say its length.
 
         Parameters
         ----------
-        loader, epochs, device, count_examples, ignored
+        loader, epochs, device, counter
             As in `Epochs`.
         count : int
             Number of batches for a probe.
@@ -299,8 +286,8 @@ class FitBatches:
         if deadline is None and not says_its_length(loader):
             # Before reading for training begins, so that its worker processes do not compete with this count.
             refuse_what_is_none(loader)
-            size = loader_size(loader, None, count_examples, ignored=ignored)
-        passes = Epochs(loader, epochs, device, count_examples, ignored)
+            size = loader_size(loader, None, counter)
+        passes = Epochs(loader, epochs, device, counter)
         # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
         drawn = getattr(loader, "batch_sampler", None)
         judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
@@ -308,14 +295,12 @@ class FitBatches:
             first = passes.first(count)
         else:
             # Such a sampler is told the result on each batch before it draws the next one.
-            first = first_batches(loader, count, device, count_examples, ignored)
+            first = first_batches(loader, count, device, counter)
         loading = (clock() - began) / len(first) if timed else None
         shape = batch_shape(first[0])
         if size is None:
             limit = math.inf if deadline is None else deadline
-            size = loader_size(
-                loader, first[0], count_examples, limit, clock, loading or 0.0, ignored
-            )
+            size = loader_size(loader, first[0], counter, limit, clock, loading or 0.0)
         if size.batches == 0:
             raise TrainingError(READ_ONCE)
         steps = size.batches * epochs
@@ -345,10 +330,8 @@ class Epochs(Iterator[Batch]):
         Passes.
     device : device
         Where the batches go.
-    count_examples : callable, optional
-        See `fl_elastic.groups.batch.batch_size`.
-    ignored : int
-        Class that the loss ignores.
+    counter : ExampleCounter
+        Counts the examples of a batch.
 
     Attributes
     ----------
@@ -372,8 +355,7 @@ class Epochs(Iterator[Batch]):
         loader: Iterable[Batch],
         epochs: int,
         device: Any,
-        count_examples: CountExamples | None = None,
-        ignored: int = IGNORED,
+        counter: ExampleCounter = COUNT_ALL,
     ) -> None:
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
@@ -381,7 +363,7 @@ class Epochs(Iterator[Batch]):
         self.first_pass = self.batches = self._drawn = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
-        self._counting = count_examples, ignored
+        self._counter = counter
         self.read_before = False
         self._read = self._passes()
         self._ahead: deque[Batch] = deque()
@@ -424,9 +406,7 @@ class Epochs(Iterator[Batch]):
 
     def _passes(self) -> Generator[Batch, None, None]:
         for _ in range(self._epochs):
-            count_examples, ignored = self._counting
-            for batch, drawn in counted(self._loader, count_examples):
-                size = counting_examples(batch, drawn, count_examples, ignored)
+            for batch, size, drawn in self._counter.over(self._loader):
                 self._drawn += 0 if self.passed else drawn
                 if not size:
                     continue

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored, learnable
+from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored
 from fl_elastic.groups.forward import (
     counting_targets,
-    ignored_class,
+    example_counter,
     is_summed,
     outputs_and_loss,
     scores_of,
@@ -102,14 +102,14 @@ def evaluate(
     held = Attributes.of(model)
     model.eval()
     loss, over, examples = 0.0, 0.0, 0
-    ignored = ignored_class(loss_fn)
+    counter = example_counter(loss_fn, count_examples)
     right: int | None = 0
     judged = 0
     sums: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     try:
         with torch.no_grad():
-            for given, size in learnable(loader, count_examples, ignored):
+            for given, size, _ in counter.over(loader):
                 if not size:
                     # The mean over no examples is not defined.
                     continue
@@ -118,7 +118,7 @@ def evaluate(
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
                 found = right_examples(outputs, batch[1])
                 if found is not None:
-                    found = found[~is_ignored(batch[1], ignored)]
+                    found = found[~is_ignored(batch[1], counter.ignored)]
                     if not len(found):
                         continue
                 counting = counting_targets(loss_fn, batch[1])

@@ -15,7 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import ignored_class
+from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
@@ -153,8 +153,8 @@ def fine_tune(
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
     if not epochs:
         return _head_alone(model, reads, loader, loss_fn)
-    device, ignored = model_device(model), ignored_class(loss_fn)
-    first = first_batches(loader, 2, device, ignored=ignored)
+    counter = example_counter(loss_fn)
+    first = first_batches(loader, 2, model_device(model), counter)
     before = deepcopy(model.state_dict())
     try:
         with tempfile.TemporaryDirectory(prefix="fl-elastic-") as folder:
@@ -169,7 +169,7 @@ def fine_tune(
             if not cut:
                 _, head = solve_head(model, islice(loader, _ROUGH_BATCHES), loss_fn=loss_fn)
                 rough = _keeping(options, model, profile, head)
-                examples = loader_size(loader, first[0], ignored=ignored).examples
+                examples = loader_size(loader, first[0], counter).examples
                 worth = cut_worth(
                     model, loss_fn, first, profile, rough, examples, optimizer_fn=optimizer_fn
                 )

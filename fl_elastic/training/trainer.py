@@ -18,7 +18,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import ignored_class
+from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
@@ -182,8 +182,8 @@ class ElasticTrainer:
         clock = clock_for(device, "wall" if timed and timing.clock == "auto" else timing.clock)
         began = clock()
         data = FitBatches.read(
-            loader, epochs, device, self.options.count_examples, needed, clock, deadline,
-            timed=timed, ignored=ignored_class(self.loss_fn),
+            loader, epochs, device, example_counter(self.loss_fn, self.options.count_examples),
+            needed, clock, deadline, timed=timed,
         )  # fmt: skip
         log = StepLog(data.shape, clock, began if timed else clock())
         start = FitStart(self.model, self.manifest, self._optimizing)

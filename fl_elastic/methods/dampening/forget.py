@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch import all_ignored, as_pair, learnable
-from fl_elastic.groups.forward import compute_loss, ignored_class, to_device
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import compute_loss, example_counter, to_device
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -76,15 +76,15 @@ def squared_gradients(
         raise ModelError(
             "no parameter of the model requires a gradient: set requires_grad on what shall forget"
         )
-    examples, device, ignored = 0, model_device(model), ignored_class(loss_fn)
+    examples, device, counter = 0, model_device(model), example_counter(loss_fn)
     with untouched(model, loss_fn), torch.enable_grad():
         sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
         model.eval()
-        for batch, size in within(learnable(loader, ignored=ignored), seconds):
-            if not size:
+        for batch, counting, _ in within(counter.over(loader), seconds):
+            if not counting:
                 continue
             for part, count in micro_batches(model, [to_device(batch, device)], 1):
-                if all_ignored(part[1], ignored):
+                if not counter.counting(part, count):
                     continue
                 if count > 1:
                     raise TrainingError(
