@@ -227,7 +227,7 @@ class FeatureStore:
             raise _cannot_be_made(self._path, size, error.strerror) from None
 
     def _without_room(self, path: Path, size: int) -> int:
-        """Return the number of stored rows, to which a full disk limits the store; other processes fill it, too.
+        """Return the number of rows that are stored now, the limit of a store whose disk is full.
 
         Raises
         ------
