@@ -106,7 +106,7 @@ def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
 def _time_full(
     model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
 ) -> Seconds:
-    """Time each node of a step that computes the gradients of all parameters and none of the input, as in training."""
+    """Time each node of a step with gradients of all parameters and none of the input, as in training."""
     repeats = []
     for _ in range(_NODE_REPEATS):
         repeats.append(time_nodes(edges, compute_loss(model, loss_fn, batch), timer))

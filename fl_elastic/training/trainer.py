@@ -398,7 +398,7 @@ def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget:
 
 
 def _kind_of(given: object) -> str:
-    """Return what was given on one line: a name for a class, the kind of anything else."""
+    """Describe a wrong argument in one line: a class by its name, any other object by its type."""
     return given.__name__ if isinstance(given, type) else f"of type {type(given).__name__}"
 
 
