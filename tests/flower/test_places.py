@@ -108,6 +108,25 @@ def test_named_places_are_those_of_one_device_with_all_examples() -> None:
         assert torch.allclose(found.state_dict()[name], tensor, rtol=1e-3, atol=1e-4), name
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("read", ["1@grid2", "input@grid2"])
+def test_models_of_other_precision_are_read_inside_too(kind: torch.dtype, read: str) -> None:
+    def client(node: int) -> ElasticClient:
+        given = [(x.to(kind), y) for x, y in data(node)]
+        return ElasticClient(
+            build().to(kind), given, given, budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    fleet = {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 4)}
+    terms = RoundConfig(read=read, plan="none")
+    result, _ = run(PartialUpdates(FedAvg(), config=terms), fleet, arrays_of(build().to(kind)))
+    assert places_of(as_weights(result.arrays)) == read
+    images, classes = (torch.cat(each) for each in zip(*data(0), strict=True))
+    model = loaded(build().to(kind), result.arrays, images.to(kind)).eval()
+    assert float((model(images.to(kind)).argmax(1) == classes).float().mean()) > 0.9
+
+
 def test_rounds_of_training_go_on_from_it() -> None:
     terms = RoundConfig(read="1@grid4", solve_every=2)
     before = start(PartialUpdates(FedAvg(), config=terms))
