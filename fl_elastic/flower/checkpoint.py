@@ -160,7 +160,7 @@ class Checkpointed(Strategy):
         chosen = read in ("none", reads) or allowed_features(read) is not None
         if not chosen and not places_of({name: each.numpy() for name, each in begun.items()}):
             _LOG.warning(
-                "the head of this checkpoint reads %s and goes on doing so: read=%r has no effect after round zero. "
+                "the head of this checkpoint reads %s and goes on doing so: read=%r has no effect now. "
                 "Use another directory, or resume=False, to start afresh",
                 reads, read,
             )  # fmt: skip
@@ -321,8 +321,10 @@ def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:
     """Return whether a checkpoint is of this model, or of the part of it that ends where a head reads."""
-    if not places_of(found):
+    if places_of(found) == places_of(model):
         return _kinds(found) == _kinds(model)
+    if places_of(model):
+        return False
     body = f"{BODY}."
     own = {name.removeprefix(body): each for name, each in found.items() if name.startswith(body)}
     expected = _kinds(model)

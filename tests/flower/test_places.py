@@ -17,7 +17,7 @@ from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import CheckpointError, RegistryError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -210,6 +210,16 @@ def test_a_server_that_restarts_says_where_its_head_goes_on_reading(
         start(Checkpointed(strategy, tmp_path), rounds, given)
     assert "resuming after round 1" in caplog.text
     assert told in caplog.text and ("goes on doing so" in caplog.text) == bool(told)
+
+
+@pytest.mark.parametrize("before", ["1@grid4", "1@grid2", ""])
+def test_a_checkpoint_of_other_places_is_one_of_another_model(before: str, tmp_path: Path) -> None:
+    def model(places: str) -> ArrayRecord:
+        return arrays_of(Readout(build(), places, data(0)[0][0], 4) if places else build())
+
+    start(Checkpointed(PartialUpdates(FedAvg()), tmp_path), 1, model(before))
+    with pytest.raises(CheckpointError, match="another model"):
+        start(Checkpointed(PartialUpdates(FedAvg()), tmp_path), 2, model("3@grid4"))
 
 
 def test_a_frozen_body_that_is_not_read_is_not_said_to_be_sent(
