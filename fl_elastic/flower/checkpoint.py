@@ -31,7 +31,7 @@ from fl_elastic.flower.strategy_state import (
     tested,
 )
 from fl_elastic.flower.wrapped_strategy import check_strategy
-from fl_elastic.readout.place import BODY, places_of
+from fl_elastic.readout.place import BODY, allowed_features, places_of
 from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -123,6 +123,7 @@ class Checkpointed(Strategy):
                     f"{' around '.join(found.strategies)}, this one is {' around '.join(mine)}; "
                     "use another directory or delete them"
                 )
+            self._say_where_it_reads(found, initial_arrays)
             self._keep_before(found, initial_arrays)
             initial_arrays = as_record(found.arrays)
             restore(self.strategy, found.state)
@@ -151,6 +152,18 @@ class Checkpointed(Strategy):
         )
         result.arrays = averaged(self.strategy, result.arrays or initial_arrays)
         return _renumbered(result, first)
+
+    def _say_where_it_reads(self, found: Checkpoint, begun: ArrayRecord) -> None:
+        """Warn if the head does not read where the config says, since only round zero moves it."""
+        read = self.strategy.config.read if isinstance(self.strategy, PartialUpdates) else "none"
+        reads = places_of(found.arrays) or "last"
+        chosen = read in ("none", reads) or allowed_features(read) is not None
+        if not chosen and not places_of({name: each.numpy() for name, each in begun.items()}):
+            _LOG.warning(
+                "the head of this checkpoint reads %s and goes on doing so: read=%r has no effect now. "
+                "Use another directory, or resume=False, to start afresh",
+                reads, read,
+            )  # fmt: skip
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -308,8 +321,10 @@ def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:
     """Return whether a checkpoint is of this model, or of the part of it that ends where a head reads."""
-    if not places_of(found):
+    if places_of(found) == places_of(model):
         return _kinds(found) == _kinds(model)
+    if places_of(model):
+        return False
     body = f"{BODY}."
     own = {name.removeprefix(body): each for name, each in found.items() if name.startswith(body)}
     expected = _kinds(model)

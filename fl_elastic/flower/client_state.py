@@ -252,7 +252,7 @@ class ClientState:
             return
         said = peek(packed)
         whole = Manifest.of(model, whole=True)
-        if said.get("manifest") == whole.hash:
+        if said.get("manifest") == whole.hash != self.manifest.hash:
             _LOG.warning(
                 "the server sends the frozen part of the model as well, %s of %s tensors: to send only what is "
                 "trained, begin with fl_elastic.flower.initial_arrays(model)",

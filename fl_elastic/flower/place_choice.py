@@ -96,14 +96,16 @@ def with_chosen_places(
             f"{PROJECTION}.matrix": directions.matrix,
         }
     name = np.frombuffer(str(reading).encode(), dtype=np.uint8).copy()
+    # Features have the dtype of the model, and so has the head that reads them.
+    kind = next((each.dtype for each in weights.values() if each.dtype.kind == "f"), np.float32)
     # In the order in which a Readout has them.
     return (
         {READ_FROM: name}
         | {f"{BODY}.{manifest.names[each]}": weights[manifest.names[each]] for each in kept}
         | projection
         | {
-            f"{HEAD}.weight": np.zeros((sample.targets.shape[1], features), np.float32),
-            f"{HEAD}.bias": np.zeros(sample.targets.shape[1], np.float32),
+            f"{HEAD}.weight": np.zeros((sample.targets.shape[1], features), kind),
+            f"{HEAD}.bias": np.zeros(sample.targets.shape[1], kind),
         }
     )
 

@@ -217,6 +217,7 @@ def as_numbers(
     linear = layer is None or isinstance(layer, nn.Linear)
     outputs = scores.shape[-1 if linear else 1]
     places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])
+    said = ""
     if isinstance(targets, Tensor):
         if targets.shape == scores.shape:
             rows = targets if linear else targets.movedim(1, -1)
@@ -228,8 +229,9 @@ def as_numbers(
                 wanted = nn.functional.one_hot(flat.where(known, 0), outputs).double()
                 wanted[~known] = torch.nan
                 return wanted, True
+            said = f", from {int(flat[known].min())} to {int(flat[known].max())}"
     shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
     raise TrainingError(
         f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({ignored} is ignored), or "
-        f"numbers of shape {tuple(scores.shape)}; targets are {shape}"
+        f"numbers of shape {tuple(scores.shape)}; targets are {shape}{said}"
     )

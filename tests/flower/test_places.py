@@ -17,7 +17,7 @@ from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import CheckpointError, RegistryError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -25,6 +25,7 @@ from fl_elastic.flower import (
     RoundConfig,
     SecurePartialUpdates,
     elastic_client_app,
+    initial_arrays,
 )
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.tasks.task import TASK
@@ -108,6 +109,25 @@ def test_named_places_are_those_of_one_device_with_all_examples() -> None:
         assert torch.allclose(found.state_dict()[name], tensor, rtol=1e-3, atol=1e-4), name
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("read", ["1@grid2", "input@grid2"])
+def test_models_of_other_precision_are_read_inside_too(kind: torch.dtype, read: str) -> None:
+    def client(node: int) -> ElasticClient:
+        given = [(x.to(kind), y) for x, y in data(node)]
+        return ElasticClient(
+            build().to(kind), given, given, budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    fleet = {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 4)}
+    terms = RoundConfig(read=read, plan="none")
+    result, _ = run(PartialUpdates(FedAvg(), config=terms), fleet, arrays_of(build().to(kind)))
+    assert places_of(as_weights(result.arrays)) == read
+    images, classes = (torch.cat(each) for each in zip(*data(0), strict=True))
+    model = loaded(build().to(kind), result.arrays, images.to(kind)).eval()
+    assert float((model(images.to(kind)).argmax(1) == classes).float().mean()) > 0.9
+
+
 def test_rounds_of_training_go_on_from_it() -> None:
     terms = RoundConfig(read="1@grid4", solve_every=2)
     before = start(PartialUpdates(FedAvg(), config=terms))
@@ -165,6 +185,62 @@ def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -
     )
     for name, array in as_weights(at_once).items():
         assert np.allclose(as_weights(after)[name], array, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "told"),
+    [
+        ("last", "1@grid4", "reads last and goes on doing so: read='1@grid4'"),
+        ("1@grid4", "last", "reads 1@grid4 and goes on doing so: read='last'"),
+        ("1@grid4", "1@grid4", ""),
+        ("1@grid4", "auto", ""),
+        ("1@grid4", "none", ""),
+        ("given", "last", ""),
+    ],
+)
+def test_a_server_that_restarts_says_where_its_head_goes_on_reading(
+    first: str, then: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = None
+    if first == "given":
+        given, first = arrays_of(Readout(build(), "1@grid4", data(0)[0][0], 4)), "last"
+    for rounds, read in ((1, first), (2, then)):
+        caplog.clear()
+        strategy = PartialUpdates(FedAvg(), config=RoundConfig(read=read))
+        start(Checkpointed(strategy, tmp_path), rounds, given)
+    assert "resuming after round 1" in caplog.text
+    assert told in caplog.text and ("goes on doing so" in caplog.text) == bool(told)
+
+
+@pytest.mark.parametrize("before", ["1@grid4", "1@grid2", ""])
+def test_a_checkpoint_of_other_places_is_one_of_another_model(before: str, tmp_path: Path) -> None:
+    def model(places: str) -> ArrayRecord:
+        return arrays_of(Readout(build(), places, data(0)[0][0], 4) if places else build())
+
+    start(Checkpointed(PartialUpdates(FedAvg()), tmp_path), 1, model(before))
+    with pytest.raises(CheckpointError, match="another model"):
+        start(Checkpointed(PartialUpdates(FedAvg()), tmp_path), 2, model("3@grid4"))
+
+
+def test_a_frozen_body_that_is_not_read_is_not_said_to_be_sent(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def frozen() -> nn.Module:
+        model = build()
+        model[0].requires_grad_(False)
+        return model
+
+    def client(node: int) -> ElasticClient:
+        return ElasticClient(
+            frozen(), data(node), data(0), budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    fleet = {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 4)}
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="input@grid2"))
+    result, _ = run(strategy, fleet, initial_arrays(frozen()), 1)
+    assert places_of(as_weights(result.arrays)) == "input@grid2"
+    assert "frozen part of the model" not in caplog.text
 
 
 def test_under_a_head_that_reads_the_input_alone_there_is_nothing_to_train() -> None:

@@ -269,6 +269,10 @@ class Tied(nn.Module):
             lambda: (nn.Linear(4, 3), (torch.randn(2, 5, 4), torch.full((2, 5), 255))),
             "-100 is ignored",
         ),
+        (
+            lambda: (nn.Linear(4, 3), (torch.randn(3, 4), torch.tensor([9, -100, 1]))),
+            r"classes of shape \(3,\) below 3 .*; targets are \(3,\), from 1 to 9",
+        ),
     ],
 )
 def test_what_has_no_head_in_closed_form_is_said(
