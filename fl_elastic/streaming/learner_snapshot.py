@@ -259,7 +259,7 @@ def load_snapshot(
     state = StateFolder(folder).load()
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
-    kept, solved = state.classifier, state.head
+    kept, solved = state.classifier, state.rule.head
     classifier = Classifier(
         _with_outputs(model, kept.outputs), loss_fn, (),
         latent=None if kept.groups_above is None else Latent(kept.groups_above), prepare=prepare, seed=seed,

@@ -24,15 +24,14 @@ from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.state.archive import Kind, read_archive
 from fl_elastic.state.codec import from_archive, write_state
 from fl_elastic.state.files import only_one, remove_leftovers
-from fl_elastic.streaming.adapting import Adaptation
+from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.streaming.classifier import ClassifierState
-from fl_elastic.streaming.closed_form import SolvedHeadState
+from fl_elastic.streaming.learning_rule import RuleState
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.quarantine import quarantine
 from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundsTaken
-from fl_elastic.training import SelectionState
 
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream", 3)
@@ -46,7 +45,7 @@ class LearnerState:
 
     Parameters
     ----------
-    progress, record, selection, adaptations, rounds, classifier, recent
+    progress, record, adaptations, rounds, classifier, rule, recent
         As in the learner.
     events : int
         Number of events (samples and labels) included; later events are in the log.
@@ -58,13 +57,10 @@ class LearnerState:
         Sample number of each sender's name.
     errors : array
         Errors that the drift detector was given.
-    head : SolvedHeadState or None
-        State of the head in closed form, if there is one.
     """
 
     progress: Progress
     record: StreamRecord
-    selection: SelectionState
     adaptations: tuple[Adaptation, ...]
     rounds: RoundsTaken
     events: int
@@ -72,9 +68,9 @@ class LearnerState:
     positions: Mapping[str, Mapping[str, Any]]
     names: dict[str, int]
     classifier: ClassifierState
+    rule: RuleState
     recent: RecentSamples
     errors: NDArray[np.float64]
-    head: SolvedHeadState | None
 
 
 def save_state(path: Path, state: LearnerState) -> None:

@@ -138,6 +138,6 @@ def learner_state(learner: StreamLearner) -> Iterator[Any]:
     """Everything that two learners which do the same have in common."""
     yield weights(learner)
     yield to_archive(learner.progress).facts
-    yield to_archive(learner.selection).facts
+    yield to_archive(learner.rule.to_state()).facts
     yield learner.classes
     yield sorted(learner.store.sample(10**6, labelled=False).ids.tolist())

@@ -30,7 +30,7 @@ from fl_elastic.streaming import (
     StreamOptions,
     Trigger,
 )
-from fl_elastic.streaming.adapting import Adaptation
+from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
@@ -57,12 +57,10 @@ class _Timed(StreamLearner):
         with self._adapting():
             return super().adapt()
 
-    def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Solve the head in closed form as usual, and count the time: with such a head this is the adaptation."""
-        if self._head is None:
-            return super()._newest_head(guarded=guarded)
+    def _update(self, *, guarded: bool = True) -> str | None:
+        """Update as usual, and count the time: with a head in closed form this is the adaptation."""
         with self._adapting():
-            return super()._newest_head(guarded=guarded)
+            return super()._update(guarded=guarded)
 
     def save(self) -> bool:
         """Save as usual, and count the time."""
