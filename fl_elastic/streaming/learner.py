@@ -20,20 +20,20 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.adaptation import Adaptation
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form import ClosedForm
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
-from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.forgetting import Forgotten
-from fl_elastic.streaming.guard import Guard, Row
+from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.learning_rule import LearningRule
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
+from fl_elastic.streaming.prequential import Prequential
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
@@ -46,8 +46,6 @@ from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training.trainer import check_parts
 
 _LOG = logging.getLogger("fl_elastic")
-# Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
-_FADING = 0.99
 
 
 class StreamLearner:
@@ -157,11 +155,8 @@ class StreamLearner:
         if wrong or whole(seed) is None:
             raise StreamError(wrong or f"seed {seed!r} is no whole number")
         self.store, self.options = store, options or StreamOptions()
-        self.progress, self.record = Progress(), StreamRecord()
-        self.adaptations: list[Adaptation] = []
         self._folder = StateFolder(state_dir)
-        self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
-        self._unsaved = False
+        self._inbox, self._claimed = RoundInbox(state_dir), False
         self._log = WriteAhead(self._folder.path, log_bytes(store.capacity_bytes), self.save)
         self._classifier = Classifier(
             model, loss_fn, tuple(map(_class_number, classes)), latent=latent, prepare=prepare,
@@ -179,8 +174,22 @@ class StreamLearner:
         )  # fmt: skip
         self._memory = StreamMemory(store, guard, learned=self.rule.learn)
         detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
-        self._drift, self._names = DriftMemory(detect), SenderIds()
-        self._restore(self._folder.load())
+        self._drift, state = DriftMemory(detect), self._folder.load()
+        if state is None:
+            self.progress, self.record, self.rounds = Progress(), StreamRecord(), RoundsTaken()
+            self.adaptations: list[Adaptation] = []
+            self._names = SenderIds()
+            self._memory.begin(self._classifier.version)
+        else:
+            self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
+            self.adaptations = list(state.adaptations)
+            self._names = SenderIds(state.names)
+            self._restore(state)
+        self._stream = Prequential(
+            self._classifier, self.rule, self._memory, self._drift, self._names, self.progress,
+            self.record,
+        )  # fmt: skip
+        self._stream.replay(self._log.since(0 if state is None else state.events))
 
     def __enter__(self) -> Self:
         return self
@@ -261,15 +270,13 @@ class StreamLearner:
         self.apply_round_result()
         batch = Arrivals.checked(xs, ys, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
-        with self._memory.unsettled():
-            seen = self._observed(batch)
+        seen = self._stream.observe(batch)
         if position is not None:
             self._memory.reached(position)
         facts, x = noted_arrivals(seen, position)
         if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
-            self._memory.drop(taken)
-            self.rule.drop(taken)
+            self._stream.drop(taken)
             seen = [each.unkept() if each.number in taken else each for each in seen]
         observations = [each.seen for each in seen]
         last = max((i for i, each in enumerate(seen) if each.number), default=None)
@@ -278,56 +285,6 @@ class StreamLearner:
             observations[last] = self._adapt_or_save(observations[last], save=save)
         return observations
 
-    def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
-        """Take in samples; return the result for each.
-
-        Parameters
-        ----------
-        batch : Arrivals
-            Samples, labels and names.
-        first : int, optional
-            Number of the first one, if it was assigned before a restart.
-        """
-        ahead, found = LookAhead(self._classifier, batch.xs), []
-        for index in range(len(batch.xs)):
-            if first is not None:
-                self._memory.go_to(first + index - 1)
-            found.append(self._arrived(ahead, batch, index))
-        if first is not None:
-            self._memory.go_to(first + len(batch.xs) - 1)
-        return found
-
-    def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
-        y, name = batch.ys[index], batch.names[index]
-        known = None if name is None else self._names.number(name)
-        try:
-            label = checked_label(y)
-            sample = ahead.sample(index)
-            if known is None:
-                self._classifier.refuse_unlearnable(label)
-            before = self._classifier.version
-            looked, scores = ahead.look(index)
-            kept = self.rule.kept(looked)
-        except Refused as refused:
-            return Arrived(self._refused(str(refused)))
-        prediction = self._classifier.predicted(scores)
-        if known is not None:
-            return Arrived(Observation(prediction, sample_id=known, again=True), known)
-        if before != self._classifier.version:
-            self._memory.keep_to(self._classifier.version, before)
-        progress, memory = self.progress, self._memory
-        progress.observed += 1
-        number = memory.next_number()
-        if name is not None:
-            self._names.add(name, number)
-        correct, drift = None, False
-        if label is not None:
-            correct, drift = self._scored(prediction, label)
-        row = Row(kept, label, number)
-        fits = memory.keep(row, prediction)
-        said = Observation(prediction, correct, drift, sample_id=number if fits else None)
-        return Arrived(said, number, sample, label, name)
-
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
@@ -335,52 +292,11 @@ class StreamLearner:
         next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
         its id, or by the name that its sender gave it.
         """
-        try:
-            label = checked_label(y)
-            if label is None:
-                raise Refused("there is no label: give the class number of the sample")
-            number = self._number(sample_id)
-            self._classifier.refuse_unlearnable(label)
-        except Refused as refused:
-            seen = self._refused(str(refused))
-            self._log_event({"refused": [seen.refused]}, None)
+        seen, facts, x = self._stream.label(sample_id, y)
+        noted = self._log_event(facts, x)
+        if seen.refused:
             return seen
-        row = self._memory.find(number)
-        here = row is not None or self._memory.holds_out(number)
-        if not here and not self._memory.is_waited_for(number):
-            return Observation(sample_id=number, refused="no such sample")
-        facts = {
-            "id": number,
-            "label": label,
-            **({} if row is None else {"was": row.y}),
-        }
-        with self._memory.unsettled():
-            seen = self._labelled(number, label, row)
-        noted = self._log_event(facts, None if row is None else row.x)
         return self._adapt_or_save(seen if noted else replace(seen, sample_id=None))
-
-    def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
-        late = self._memory.label(number, label, row)
-        if not late.waited:
-            if late.here:
-                # After a restart the label would be found in the store, or in the window.
-                self._unsaved |= self._classifier.learn(label)
-            if row is not None and row.y is None:
-                self.rule.learn(replace(row, y=label))
-            elif row is not None and row.y != label:
-                self.rule.relabel(row, label)
-            return Observation(sample_id=number)
-        correct, drift = self._scored(late.prediction, label)
-        return Observation(late.prediction, correct, drift, sample_id=number)
-
-    def _number(self, sample_id: int | str) -> int:
-        """Return the number of a sample; raises Refused if there cannot be such a sample."""
-        named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
-        # A rounded id would be that of another sample.
-        number = whole(named)
-        if number is None or not 0 < number < 2**63:
-            raise Refused("no such sample")
-        return number
 
     def tick(self) -> Observation:
         """Do what is due without a new sample, such as an adaptation that a restart has interrupted.
@@ -396,8 +312,8 @@ class StreamLearner:
         For a head in closed form, adapting means to choose its penalty again, by the error on stored samples that
         are held out of its sums.
         """
-        self._learn_stored_labels()
-        self._update()
+        self._stream.learn_stored_labels()
+        self._stream.update()
         done = self.rule.adapt(self._memory, self.progress)
         if done is None:
             return None
@@ -408,17 +324,6 @@ class StreamLearner:
         self.progress.adapted(kept=not done.undone)
         self.save()
         return done
-
-    def _update(self, *, guarded: bool = True) -> str | None:
-        """Let the rule update the model; return why that was undone, empty if kept, None if nothing changed."""
-        undone = self.rule.update(self._memory.held_out, guarded=guarded)
-        if undone is not None:
-            # These samples are not needed for an adaptation.
-            self._memory.adapted()
-        if undone:
-            self.progress.rolled_back += 1
-            _LOG.info("an update of the model was undone: %s", undone)
-        return undone
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are stored or held out."""
@@ -461,13 +366,13 @@ class StreamLearner:
         kept = [row for row in self._memory.held_out if row.number not in numbers]
         before = [classifier.score(some) for some in (learned, kept)]
         unlearned = self.rule.forget(learned, self._memory, self.progress, alpha=alpha)
-        self._update(guarded=False)
+        self._stream.update(guarded=False)
         after = [classifier.score(some) for some in (learned, kept)]
         self._memory.forget(numbers)
         # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
             self.rule.learn_again(unlearned.rows)
-            self._update(guarded=False)
+            self._stream.update(guarded=False)
             raise StreamError(
                 "the state could not be saved: is the disk full? Forget the samples again"
             )
@@ -480,7 +385,7 @@ class StreamLearner:
 
     def _known(self, sample_id: int | str) -> int | None:
         try:
-            return self._number(sample_id)
+            return self._stream.number(sample_id)
         except Refused:
             return None
 
@@ -522,7 +427,7 @@ class StreamLearner:
         if taken and self._claimed:
             self._inbox.done()
             self._claimed = False
-        self._unsaved = False
+        self._stream.saved()
         return taken
 
     def close(self) -> bool:
@@ -531,19 +436,6 @@ class StreamLearner:
         self._log.close()
         self._classifier.close()
         return saved
-
-    def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
-        """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
-        correct = prediction == label
-        drift = self._drift.update(float(not correct))
-        self.progress.scored(correct, drift, _FADING)
-        if self.record.scored(correct, drift, self.progress.labelled):
-            self.record.mark(self.progress.labelled, self.store.used_bytes, self.store.classes)
-        if drift:
-            self.rule.world_changed()
-            self._memory.world_changed()
-        self._unsaved |= self._classifier.learn(label)
-        return correct, drift
 
     def _log_event(self, facts: Mapping[str, Any], x: Any) -> bool:
         """Write an event to the log before it is reported; return whether it survives a kill."""
@@ -557,76 +449,24 @@ class StreamLearner:
 
     def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with the result."""
-        undone = self._update()
+        undone = self._stream.update()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
         if self.rule.is_due(self.progress):
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
-        if save or self._unsaved or self._log.is_long:
+        if save or self._stream.unsaved or self._log.is_long:
             self.save()
         return seen
 
-    def _refused(self, why: str) -> Observation:
-        self.progress.refused(why)
-        return Observation(refused=why)
-
-    def _restore(self, state: LearnerState | None) -> None:
-        events = 0
-        if state is None:
-            self._memory.begin()
-            self._memory.keep_to(self._classifier.version, None)
-        else:
-            events = self._restore_saved(state)
-        self._learn_stored_labels()
-        with self._memory.again():
-            for event in self._log.since(events):
-                self._repeat(event)
-            known = self._memory.number
-        # Samples that came after the last known event are only in the store.
-        for some in self._memory.stored(known):
-            for row in some:
-                self.rule.learn(row)
-            self._unsaved |= self._update() is not None
-        # Without such samples this puts in what was known before the stream.
-        self._update()
-
-    def _restore_saved(self, state: LearnerState) -> int:
-        """Restore a saved state, and return the number of events that it includes."""
-        self.progress, self.record = state.progress, state.record
-        self.adaptations, self.rounds = list(state.adaptations), state.rounds
-        self._names = SenderIds(state.names)
+    def _restore(self, state: LearnerState) -> None:
         self._memory.restore(state.recent, state.number, state.positions, state.events)
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)
         self._memory.keep_to(self._classifier.version, features)
         self.rule.restore(state.rule, same_features=self._classifier.version == features)
-        return state.events
-
-    def _repeat(self, event: Event) -> None:
-        """Repeat an event that came after the last save; no training steps are taken."""
-        facts, self._log.events = event.facts, event.number
-        self._memory.at_event(event.number)
-        for why in facts.get("refused", ()):
-            self.progress.refused(why)
-        if "position" in facts:
-            self._memory.reached(SourcePosition(*facts["position"]))
-        if "label" in facts:
-            number = facts["id"]
-            row = None if event.x is None else Row(event.x, facts.get("was"), number)
-            self._labelled(number, facts["label"], row)
-        elif event.x is not None:
-            arrivals = Arrivals(list(event.x), facts["y"], facts["names"])
-            self._observed(arrivals, facts["number"])
-        self._update()
-
-    def _learn_stored_labels(self) -> None:
-        """Learn every label that is in the store, including those of samples after the last save."""
-        for label in self.store.classes:
-            if label is not None:
-                self._unsaved |= self._classifier.learn(label)
 
 
 def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleStore) -> None:

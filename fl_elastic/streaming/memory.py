@@ -259,9 +259,10 @@ class StreamMemory:
         self._recent.restore(state)
         self.number, self.positions, self.events = number, positions, events
 
-    def begin(self) -> None:
-        """Begin without a state: no sample was read, whatever the store holds."""
+    def begin(self, version: str | None) -> None:
+        """Begin without a state: no sample was read, whatever the store holds; see `keep_to`."""
         self.number, self.positions = 0, {}
+        self.keep_to(version, None)
 
     def next_number(self) -> int:
         """Return the number of a new sample, which is the newest from now on."""
