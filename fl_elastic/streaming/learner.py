@@ -34,9 +34,7 @@ from fl_elastic.streaming.learning_rule import LearningRule
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.prequential import Prequential
-from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
+from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.source_position import SourcePosition
 from fl_elastic.streaming.step_training import StepTraining
@@ -172,24 +170,21 @@ class StreamLearner:
             if head is None
             else SolvedHead(head, self._classifier, guard, store, seed)
         )  # fmt: skip
-        self._memory = StreamMemory(store, guard, learned=self.rule.learn)
         detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
-        self._drift, state = DriftMemory(detect), self._folder.load()
-        if state is None:
-            self.progress, self.record, self.rounds = Progress(), StreamRecord(), RoundsTaken()
-            self.adaptations: list[Adaptation] = []
-            self._names = SenderIds()
-            self._memory.begin(self._classifier.version)
-        else:
-            self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
-            self.adaptations = list(state.adaptations)
-            self._names = SenderIds(state.names)
-            self._restore(state)
+        self._drift = DriftMemory(detect)
+        state = self._folder.load() or LearnerState(self._classifier.to_state())
+        self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
+        self.adaptations, self._names = list(state.adaptations), SenderIds(state.names)
+        self._memory = StreamMemory(
+            store, guard, self.rule.learn, recent=state.recent, number=state.number, events=state.events,
+            positions=state.positions,
+        )  # fmt: skip
+        self._restore(state)
         self._stream = Prequential(
             self._classifier, self.rule, self._memory, self._drift, self._names, self.progress,
             self.record,
         )  # fmt: skip
-        self._stream.replay(self._log.since(0 if state is None else state.events))
+        self._stream.replay(self._log.since(state.events))
 
     def __enter__(self) -> Self:
         return self
@@ -416,9 +411,9 @@ class StreamLearner:
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(
-                self.progress, self.record, tuple(self.adaptations), self.rounds,
-                self._log.events, self._memory.number, self.positions, self._names.known,
-                self._classifier.to_state(), self.rule.to_state(), self._memory.to_state(), self._drift.errors,
+                self._classifier.to_state(), self.rule.to_state(), self._memory.recent, self.progress,
+                self.record, tuple(self.adaptations), self.rounds, self._log.events,
+                self._memory.number, self.positions, self._names.known, self._drift.errors,
             )
         )  # fmt: skip
         self.progress.saves_failed += not taken
@@ -461,7 +456,7 @@ class StreamLearner:
         return seen
 
     def _restore(self, state: LearnerState) -> None:
-        self._memory.restore(state.recent, state.number, state.positions, state.events)
+        """Restore what learns, and the features that it learns from."""
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)

@@ -282,7 +282,7 @@ def load_snapshot(
         progress=state.progress,
         rounds=state.rounds,
         held_out=state.recent.held_out,
-        new=state.recent.new[-_NEWEST:],
+        new=[*state.recent.new][-_NEWEST:],
         waiting=state.recent.waiting.keys(),
         number=state.number,
         store=store,

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class LearnerState:
 
     Parameters
     ----------
-    progress, record, adaptations, rounds, classifier, rule, recent
-        As in the learner.
+    classifier, rule, recent, progress, record, adaptations, rounds
+        As in the learner; the defaults are those of a learner that has seen nothing.
     events : int
         Number of events (samples and labels) included; later events are in the log.
     number : int
@@ -59,18 +59,18 @@ class LearnerState:
         Errors that the drift detector was given.
     """
 
-    progress: Progress
-    record: StreamRecord
-    adaptations: tuple[Adaptation, ...]
-    rounds: RoundsTaken
-    events: int
-    number: int
-    positions: Mapping[str, Mapping[str, Any]]
-    names: dict[str, int]
     classifier: ClassifierState
-    rule: RuleState
-    recent: RecentSamples
-    errors: NDArray[np.float64]
+    rule: RuleState = field(default_factory=RuleState)
+    recent: RecentSamples = field(default_factory=RecentSamples)
+    progress: Progress = field(default_factory=Progress)
+    record: StreamRecord = field(default_factory=StreamRecord)
+    adaptations: tuple[Adaptation, ...] = ()
+    rounds: RoundsTaken = field(default_factory=RoundsTaken)
+    events: int = 0
+    number: int = 0
+    positions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    errors: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 def save_state(path: Path, state: LearnerState) -> None:

@@ -90,8 +90,8 @@ class Prequential:
             seen = self._refused(str(refused))
             return seen, {"refused": [seen.refused]}, None
         row = self._memory.find(number)
-        here = row is not None or self._memory.holds_out(number)
-        if not here and not self._memory.is_waited_for(number):
+        recent = self._memory.recent
+        if row is None and not recent.holds_out(number) and number not in recent.waiting:
             return Observation(sample_id=number, refused="no such sample"), {}, None
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)

@@ -131,7 +131,7 @@ def samples_of(state: RecentSamples) -> dict[str, NDArray[Any]]:
 
 def in_memory(learner: StreamLearner) -> dict[str, NDArray[Any]]:
     """`samples_of` a learner."""
-    return samples_of(learner._memory.to_state())
+    return samples_of(learner._memory.recent)
 
 
 def learner_state(learner: StreamLearner) -> Iterator[Any]:
