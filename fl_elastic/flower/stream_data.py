@@ -170,9 +170,7 @@ class StreamData(RoundData):
         def load(shares: Shares) -> None:
             load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
 
-        shares = best_of(
-            candidates, load, seen.body, self.loss_fn, seen.untrained(), seen.classifier.classes
-        )
+        shares = best_of(candidates, load, seen.classifier, seen.untrained())
         begun = Joined(received, shares, labelled_weights(seen.classifier))
         return replace(self, model=seen.trained, joined=begun)
 

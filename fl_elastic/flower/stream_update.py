@@ -14,14 +14,11 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.streaming.adapting import score
 from fl_elastic.streaming.apply_round_result import head_tensors
-from fl_elastic.streaming.body import Body, Upper
+from fl_elastic.streaming.body import Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
-from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, overlaid
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
@@ -98,10 +95,8 @@ class Layout:
 def best_of(
     candidates: Sequence[Shares],
     load: Callable[[Shares], None],
-    body: Body,
-    loss_fn: LossFn,
+    classifier: Classifier,
     rows: Sequence[Row],
-    classes: ClassMap,
 ) -> Shares:
     """Load the candidate with the highest accuracy, and return it.
 
@@ -113,22 +108,18 @@ def best_of(
     candidates : sequence of Shares
         At least one.
     load : callable
-        Joins the models by these shares and loads the result into ``body``.
-    body : Body
-        The model.
-    loss_fn : callable
-        Loss of outputs and class indices.
+        Joins the models by these shares and loads the result into the classifier's model.
+    classifier : Classifier
+        Scores the samples.
     rows : sequence of Row
         Samples that are new to both models.
-    classes : ClassMap
-        Classes of the model's outputs.
     """
     chosen = candidates[0]
     if len(candidates) > 1 and len(rows) >= _LEAST_SAMPLES:
         ranks = []
         for shares in candidates:
             load(shares)
-            found = score(body, loss_fn, rows, classes)
+            found = classifier.score(rows)
             loss = found.loss if math.isfinite(found.loss) else math.inf
             ranks.append((-found.accuracy, loss))
         chosen = candidates[ranks.index(min(ranks))]

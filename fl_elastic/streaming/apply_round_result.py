@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_elastic.streaming.adapting import Engine, score
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.guard import Row
+from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.intake import Refused
 from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, applied
@@ -29,7 +28,7 @@ def labelled_weights(classifier: Classifier) -> LabelledWeights:
 
 
 def apply_round_result(
-    change: RoundChange, classifier: Classifier, engine: Engine, held_out: Sequence[Row]
+    change: RoundChange, classifier: Classifier, guard: Guard, held_out: Sequence[Row]
 ) -> str:
     """Apply a round's change to the model; return why it was undone, empty if it was kept.
 
@@ -39,8 +38,8 @@ def apply_round_result(
         The round's result.
     classifier : Classifier
         The learner's model; it learns new labels of the federation up to its limit of classes.
-    engine : Engine
-        Its guard and loss function are used.
+    guard : Guard
+        Decides whether the model got worse.
     held_out : sequence of Row
         Samples on which the guard compares.
     """
@@ -48,7 +47,7 @@ def apply_round_result(
     if body is None:
         return "the learner has seen no sample as yet"
     version = body.version
-    before, known = score(body, engine.loss_fn, held_out, classifier.classes), classifier.classes
+    before, known = classifier.score(held_out), classifier.classes
     for label in change.new:
         try:
             classifier.refuse_unlearnable(label)
@@ -66,8 +65,7 @@ def apply_round_result(
             if classifier.version != version:
                 undone = "the learner keeps features of a frozen part, which the round would change"
             elif classifier.body is not None:
-                after = score(classifier.body, engine.loss_fn, held_out, classifier.classes)
-                undone = engine.guard.worse(before, after)
+                undone = guard.worse(before, classifier.score(held_out))
         else:
             undone = "a weight would not be finite"
     if undone:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ElasticError, ModelError, StreamDataError, TrainingError, UpdateError
 from fl_elastic.groups import LossFn
+from fl_elastic.groups.forward import call_model, one_number
 from fl_elastic.registry import first_line
-from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel
+from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel, scores_of
+from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.intake import Refused
 from fl_elastic.streaming.last_layer import LastLayer
@@ -88,6 +91,8 @@ class Classifier:
 
     Attributes
     ----------
+    loss_fn : callable
+        As given.
     like : array or None
         An array with the shape and dtype of every sample; None before the first one.
     body : Body or None
@@ -109,7 +114,7 @@ class Classifier:
         self.model, self.classes = model.eval(), ClassMap()
         self.like: NDArray[Any] | None = None
         self._last_layer = last_layer
-        self._loss_fn, self._latent, self._prepare = loss_fn, latent, prepare
+        self.loss_fn, self._latent, self._prepare = loss_fn, latent, prepare
         self._seed, self._most = seed, most
         self._width: int | None = None
         self.body: Body | None = None if latent else self._made()
@@ -173,6 +178,20 @@ class Classifier:
         """Return the known label with the highest score; None if no label is known."""
         known = scores[: len(self.classes)]
         return self.classes.label(int(known.argmax())) if len(known) else None
+
+    def score(self, rows: Sequence[Row]) -> Score:
+        """Return the body's loss and accuracy on labelled samples."""
+        if not rows:
+            return Score(0.0, 0.0, 0)
+        assert self.body is not None
+        with torch.no_grad():
+            inputs = self.body.as_inputs(np.stack([row.x for row in rows]))
+            outputs = scores_of(call_model(self.body.module, inputs))
+            labels = np.array([row.y for row in rows], np.int64)
+            targets = torch.from_numpy(self.classes.outputs(labels)).to(outputs.device)
+            right = int((outputs[:, : len(self.classes)].argmax(1) == targets).sum())
+            loss = one_number(self.loss_fn(outputs, targets))
+            return Score(float(loss), right / len(rows), len(rows))
 
     def refuse_unlearnable(self, label: int | None) -> None:
         """Raise Refused for a new label if the model has no output for it and cannot get one."""
@@ -272,4 +291,4 @@ class Classifier:
         if self._latent is None:
             return WholeModel(self.model, self._prepare)
         assert example is not None
-        return UpperPart(self.model, self._latent, self._loss_fn, example, self._prepare)
+        return UpperPart(self.model, self._latent, self.loss_fn, example, self._prepare)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from fl_elastic.errors import StreamError
-from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups import Batch
 from fl_elastic.methods.dampening.forget import dampen, squared_gradients
 from fl_elastic.streaming.body import Body
+from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
@@ -66,12 +67,10 @@ class Forgotten:
 
 
 def dampen_body(
-    body: Body,
-    loss_fn: LossFn,
+    classifier: Classifier,
     rows: Collection[Row],
     store: SampleStore,
     held_out: Collection[Row],
-    classes: ClassMap,
     *,
     alpha: float | None,
     seed: int,
@@ -80,18 +79,14 @@ def dampen_body(
 
     Parameters
     ----------
-    body : Body
-        Changed in place.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)`` of class scores and output indices.
+    classifier : Classifier
+        Its body is changed in place.
     rows : collection of Row
         Samples to be forgotten.
     store : SampleStore
         Holds the other samples from which the model has learned, as far as they are known.
     held_out : collection of Row
         Further samples that count among the others.
-    classes : ClassMap
-        Maps labels to outputs.
     alpha : float or None
         See `fl_elastic.update.squared_gradients.dampening`.
     seed : int
@@ -104,9 +99,10 @@ def dampen_body(
     UpdateError
         If ``alpha`` is invalid, or too large for this number of samples.
     """
-    gone = {row.number for row in rows}
-    version = body.version
-    ids = store.ids(version=version).tolist()
+    body, loss_fn, classes = classifier.body, classifier.loss_fn, classifier.classes
+    assert body is not None
+    module, gone = body.module, {row.number for row in rows}
+    ids = store.ids(version=body.version).tolist()
     others = [number for number in ids if number not in gone]
     beside = [row for row in held_out if row.number not in gone]
     known = len(others) + len(beside)
@@ -118,11 +114,11 @@ def dampen_body(
         others = np.random.default_rng(seed).choice(others, _MOST_OTHERS, replace=False).tolist()
 
     def squares(loader: Iterator[Batch]) -> SquaredGradients:
-        return squared_gradients(body.module, loss_fn, loader)
+        return squared_gradients(module, loss_fn, loader)
 
     few = squares(_batches(body, list(rows), classes))
     kept = squares(_of_store(body, store, others, beside, classes))
-    return sum(dampen(body.module, few, few + kept.standing_for(known), alpha=alpha).values())
+    return sum(dampen(module, few, few + kept.standing_for(known), alpha=alpha).values())
 
 
 def _of_store(

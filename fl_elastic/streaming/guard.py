@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -93,38 +92,3 @@ def _chance(before: Score, after: Score) -> float:
     share = (before.accuracy + after.accuracy) / 2
     samples = min(before.samples, after.samples)
     return max(math.sqrt(share * (1 - share) / samples), 1 / samples) + 1e-9
-
-
-class HeldOut:
-    """The held-out window: the newest held-out samples, one in ``Guard.every`` labelled ones.
-
-    >>> window = HeldOut(Guard(every=2, size=1))
-    >>> import numpy as np
-    >>> rows = [Row(np.zeros(1), y) for y in range(4)]
-    >>> [window.takes() for _ in rows], [row.y for row in window.hold(rows[1])]
-    ([False, True, False, True], [])
-    >>> [row.y for row in window.hold(rows[3])], [row.y for row in window.rows]
-    ([1], [3])
-    """
-
-    def __init__(self, guard: Guard, rows: Sequence[Row] = (), counted: int = 0) -> None:
-        self._guard = guard
-        self.rows = list(rows)
-        self.counted = counted
-
-    def takes(self) -> bool:
-        """Count a labelled sample; return whether it is to be held out."""
-        self.counted += 1
-        return self.counted % self._guard.every == 0
-
-    def hold(self, row: Row) -> list[Row]:
-        """Add a sample; return the samples that leave the window, which may be trained on."""
-        self.rows.append(row)
-        surplus = max(len(self.rows) - self._guard.size, 0)
-        leaving, self.rows = self.rows[:surplus], self.rows[surplus:]
-        return leaving
-
-    def clear(self) -> list[Row]:
-        """Empty the window after a drift, since its samples are out of date; return them."""
-        leaving, self.rows = self.rows, []
-        return leaving

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -21,36 +19,30 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.readout.readout import Readout
-from fl_elastic.streaming.adapting import Adaptation, Engine, score
-from fl_elastic.streaming.apply_round_result import apply_round_result
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
-from fl_elastic.streaming.closed_form import HELD_OUT, ClosedForm, SolvedHead
+from fl_elastic.streaming.closed_form import ClosedForm
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
-from fl_elastic.streaming.event_log import Event
-from fl_elastic.streaming.forgetting import Forgotten, dampen_body
-from fl_elastic.streaming.guard import Guard, Row
+from fl_elastic.streaming.forgetting import Forgotten
+from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
+from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.replay_loader import ReplayLoader
-from fl_elastic.streaming.round_inbox import RoundInbox, RoundsTaken
+from fl_elastic.streaming.prequential import Prequential
+from fl_elastic.streaming.round_inbox import RoundInbox
+from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.step_training import StepTraining
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
-from fl_elastic.training import SelectionState
 from fl_elastic.training.trainer import check_parts
 
 _LOG = logging.getLogger("fl_elastic")
-# Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
-_FADING = 0.99
 
 
 class StreamLearner:
@@ -160,32 +152,39 @@ class StreamLearner:
         if wrong or whole(seed) is None:
             raise StreamError(wrong or f"seed {seed!r} is no whole number")
         self.store, self.options = store, options or StreamOptions()
-        self.progress, self.selection = Progress(), SelectionState()
-        self.record = StreamRecord()
-        self.adaptations: list[Adaptation] = []
-        self._seed, self._trigger = seed, trigger or Trigger()
-        self._replay = replay or Replay()
-        self._engine = Engine(
-            loss_fn, optimizer_fn, budget, policy,
-            self.options.training, guard or Guard(),
-        )  # fmt: skip
         self._folder = StateFolder(state_dir)
-        self.rounds, self._inbox, self._claimed = RoundsTaken(), RoundInbox(state_dir), False
-        self._profile = self._folder.profile()
-        self._unsaved = self._replaying = False
+        self._inbox, self._claimed = RoundInbox(state_dir), False
         self._log = WriteAhead(self._folder.path, log_bytes(store.capacity_bytes), self.save)
         self._classifier = Classifier(
             model, loss_fn, tuple(map(_class_number, classes)), latent=latent, prepare=prepare,
             seed=seed, most=self.options.most_classes, last_layer=head is not None,
         )  # fmt: skip
-        self._head = None if head is None else SolvedHead(head, self._classifier)
-        self._memory = StreamMemory(
-            self.store, self._engine.guard,
-            learned=self._head.learn if self._head else lambda _: None,
+        guard = guard or Guard()
+        self.rule: LearningRule = (
+            StepTraining(
+                self._classifier, guard, optimizer_fn=optimizer_fn, budget=budget, policy=policy,
+                trigger=trigger or Trigger(), replay=replay or Replay(), options=self.options, seed=seed,
+                folder=self._folder,
+            )
+            if head is None
+            else SolvedHead(head, self._classifier, guard, store, seed)
         )  # fmt: skip
         detect = DRIFT_DETECTORS.get(detector) if isinstance(detector, str) else detector
-        self._drift, self._names = DriftMemory(detect), SenderIds()
-        self._restore(self._folder.load())
+        self._drift = DriftMemory(detect)
+        state = self._folder.load() or LearnerState(self._classifier.to_state())
+        self._refuse_other_form(state.classifier)
+        self.progress, self.record, self.rounds = state.progress, state.record, state.rounds
+        self.adaptations, self._names = list(state.adaptations), SenderIds(state.names)
+        self._memory = StreamMemory(
+            store, guard, self.rule.learn, recent=state.recent, number=state.number, events=state.events,
+            positions=state.positions,
+        )  # fmt: skip
+        self._restore(state)
+        self._stream = Prequential(
+            self._classifier, self.rule, self._memory, self._drift, self._names, self.progress,
+            self.record,
+        )  # fmt: skip
+        self._stream.replay(self._log.since(state.events))
 
     def __enter__(self) -> Self:
         return self
@@ -201,9 +200,7 @@ class StreamLearner:
     @property
     def reads(self) -> str:
         """Where a head in closed form reads, ``last`` for the last layer; empty without such a head."""
-        if self._head is None:
-            return ""
-        return str(self.model.reading) if isinstance(self.model, Readout) else "last"
+        return self.rule.reads
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -268,16 +265,13 @@ class StreamLearner:
         self.apply_round_result()
         batch = Arrivals.checked(xs, ys, names)
         every, before = self.options.save_every or sys.maxsize, self.progress.observed
-        with self._memory.unsettled():
-            seen = self._observed(batch)
+        seen = self._stream.observe(batch)
         if position is not None:
             self._memory.reached(position)
         facts, x = noted_arrivals(seen, position)
         if not self._log_event(facts, x):
             taken = {each.number for each in seen if each.number and not each.seen.again}
-            self._memory.drop(taken)
-            if self._head is not None:
-                self._head.drop(taken)
+            self._stream.drop(taken)
             seen = [each.unkept() if each.number in taken else each for each in seen]
         observations = [each.seen for each in seen]
         last = max((i for i, each in enumerate(seen) if each.number), default=None)
@@ -286,58 +280,6 @@ class StreamLearner:
             observations[last] = self._adapt_or_save(observations[last], save=save)
         return observations
 
-    def _observed(self, batch: Arrivals, first: int | None = None) -> list[Arrived]:
-        """Take in samples; return the result for each.
-
-        Parameters
-        ----------
-        batch : Arrivals
-            Samples, labels and names.
-        first : int, optional
-            Number of the first one, if it was assigned before a restart.
-        """
-        ahead, found = LookAhead(self._classifier, batch.xs), []
-        for index in range(len(batch.xs)):
-            if first is not None:
-                self._memory.go_to(first + index - 1)
-            found.append(self._arrived(ahead, batch, index))
-        if first is not None:
-            self._memory.go_to(first + len(batch.xs) - 1)
-        return found
-
-    def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
-        y, name = batch.ys[index], batch.names[index]
-        known = None if name is None else self._names.number(name)
-        try:
-            label = checked_label(y)
-            sample = ahead.sample(index)
-            if known is None:
-                self._classifier.refuse_unlearnable(label)
-            before = self._classifier.version
-            kept, scores = ahead.look(index)
-            if self._head is not None:
-                # As a reader of the store will see them: what is subtracted later must equal what was added.
-                kept = self.store.as_kept(self._head.kept(kept))
-        except Refused as refused:
-            return Arrived(self._refused(str(refused)))
-        prediction = self._classifier.predicted(scores)
-        if known is not None:
-            return Arrived(Observation(prediction, sample_id=known, again=True), known)
-        if before != self._classifier.version:
-            self._memory.keep_to(self._classifier.version, before)
-        progress, memory = self.progress, self._memory
-        progress.observed += 1
-        number = memory.next_number()
-        if name is not None:
-            self._names.add(name, number)
-        correct, drift = None, False
-        if label is not None:
-            correct, drift = self._scored(prediction, label)
-        row = Row(kept, label, number)
-        fits = memory.keep(row, prediction)
-        said = Observation(prediction, correct, drift, sample_id=number if fits else None)
-        return Arrived(said, number, sample, label, name)
-
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
@@ -345,53 +287,11 @@ class StreamLearner:
         next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
         its id, or by the name that its sender gave it.
         """
-        try:
-            label = checked_label(y)
-            if label is None:
-                raise Refused("there is no label: give the class number of the sample")
-            number = self._number(sample_id)
-            self._classifier.refuse_unlearnable(label)
-        except Refused as refused:
-            seen = self._refused(str(refused))
-            self._log_event({"refused": [seen.refused]}, None)
+        seen, facts, x = self._stream.label(sample_id, y)
+        noted = self._log_event(facts, x)
+        if seen.refused:
             return seen
-        row = self._memory.find(number)
-        here = row is not None or self._memory.holds_out(number)
-        if not here and not self._memory.is_waited_for(number):
-            return Observation(sample_id=number, refused="no such sample")
-        facts = {
-            "id": number,
-            "label": label,
-            **({} if row is None else {"was": row.y}),
-        }
-        with self._memory.unsettled():
-            seen = self._labelled(number, label, row)
-        noted = self._log_event(facts, None if row is None else row.x)
         return self._adapt_or_save(seen if noted else replace(seen, sample_id=None))
-
-    def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
-        late = self._memory.label(number, label, row)
-        if not late.waited:
-            if late.here:
-                # After a restart the label would be found in the store, or in the window.
-                self._unsaved |= self._classifier.learn(label)
-            if self._head is not None and row is not None:
-                if row.y is None:
-                    self._head.learn(replace(row, y=label))
-                elif row.y != label:
-                    self._head.relabel(row, label)
-            return Observation(sample_id=number)
-        correct, drift = self._scored(late.prediction, label)
-        return Observation(late.prediction, correct, drift, sample_id=number)
-
-    def _number(self, sample_id: int | str) -> int:
-        """Return the number of a sample; raises Refused if there cannot be such a sample."""
-        named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
-        # A rounded id would be that of another sample.
-        number = whole(named)
-        if number is None or not 0 < number < 2**63:
-            raise Refused("no such sample")
-        return number
 
     def tick(self) -> Observation:
         """Do what is due without a new sample, such as an adaptation that a restart has interrupted.
@@ -407,31 +307,11 @@ class StreamLearner:
         For a head in closed form, adapting means to choose its penalty again, by the error on stored samples that
         are held out of its sums.
         """
-        self._learn_stored_labels()
-        if self._head is not None:
-            return self._penalty_chosen(self._head)
-        pool, body = self._memory.pool(self._classifier.classes), self._classifier.body
-        if pool is None or body is None:
+        self._stream.learn_stored_labels()
+        self._stream.update()
+        done = self.rule.adapt(self._memory, self.progress)
+        if done is None:
             return None
-        progress = self.progress
-        loader = ReplayLoader(
-            pool, self._replay, self.options.steps,
-            (self._seed, progress.adaptations), body.as_inputs,
-        )  # fmt: skip
-        outcome = self._engine.adapt(
-            body, loader, self._memory.held_out, self._classifier.classes,
-            profile=self._profile, selection=self.selection,
-            seed=(self._seed, progress.adaptations, 1),
-            at=progress.labelled, drift=progress.since_drift is not None,
-        )  # fmt: skip
-        self.selection = outcome.selection
-        if outcome.profile is not None and outcome.profile is not self._profile:
-            self._folder.keep_profile(outcome.profile)
-        self._profile = outcome.profile
-        return self._adapted(outcome.adaptation)
-
-    def _adapted(self, done: Adaptation) -> Adaptation:
-        """Record an adaptation, and save the state."""
         if done.undone:
             _LOG.warning("an adaptation was undone: %s", done.undone)
         self.adaptations = [*self.adaptations, done][-self.options.history :]
@@ -439,45 +319,6 @@ class StreamLearner:
         self.progress.adapted(kept=not done.undone)
         self.save()
         return done
-
-    def _penalty_chosen(self, head: SolvedHead) -> Adaptation | None:
-        self._newest_head()
-        if not head.sums.weight or self._classifier.body is None:
-            return None
-        began = time.perf_counter()
-        self._memory.settle()
-        head.choose_penalty(self._learned_rows())
-        put = head.put(self._engine, self._memory.held_out)
-        done = Adaptation(
-            at=self.progress.labelled, drift=self.progress.since_drift is not None,
-            trained=(self._classifier.head_name,), groups=1, steps=0,
-            seconds=time.perf_counter() - began, selection_seconds=0.0, loss=put.after.loss,
-            before=put.before, after=put.after, undone=put.undone,
-        )  # fmt: skip
-        return self._adapted(done)
-
-    def _learned_rows(self) -> list[Row]:
-        """Return some stored samples that the head has learned; the newest if older samples have less weight."""
-        assert self._head is not None
-        version = self._classifier.version
-        if self._head.fades:
-            ids = self.store.ids(version=version)[-HELD_OUT:]
-        else:
-            draw = np.random.default_rng((self._seed, self.progress.adaptations))
-            ids = self.store.draw(HELD_OUT, version=version, generator=draw)
-        return self._memory.known(sorted({*ids.tolist()} - self._head.gone))
-
-    def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Put in the newest closed-form head; return why it was undone, empty if kept, None if nothing changed."""
-        if self._head is None or self._classifier.body is None or not self._head.has_changed:
-            return None
-        undone = self._head.put(self._engine, self._memory.held_out, guarded=guarded).undone
-        # These samples are not needed for training steps.
-        self._memory.adapted()
-        if undone:
-            self.progress.rolled_back += 1
-            _LOG.info("a head was not put in: %s", undone)
-        return undone
 
     def ids_of(self, label: int) -> list[int]:
         """Return the ids of all samples of a class that are stored or held out."""
@@ -510,58 +351,32 @@ class StreamLearner:
         """
         if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
             raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
-        numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
-        rows, body = self._memory.known(numbers), self._classifier.body
-        if not rows or body is None:
+        numbers = {number for each in sample_ids if (number := self._stream.number(each))}
+        rows, classifier = self._memory.known(numbers), self._classifier
+        if not rows or classifier.body is None:
             raise StreamError(
                 "none of these samples is here: what is no longer stored cannot be forgotten"
             )
         learned = [row for row in rows if row.y is not None]
         kept = [row for row in self._memory.held_out if row.number not in numbers]
-        classes, loss_fn, weights = self._classifier.classes, self._engine.loss_fn, 0
-        before = [score(body, loss_fn, some, classes) for some in (learned, kept)]
-        if self._head is not None:
-            subtracted = self._subtracted(self._head, learned)
-            weights = self._head.layer.weight.numel()
-        elif learned:
-            weights = dampen_body(
-                body, loss_fn, learned, self.store, kept, classes, alpha=alpha, seed=self._seed
-            )  # fmt: skip
-        after = [score(body, loss_fn, some, classes) for some in (learned, kept)]
-        self._memory.forget(numbers)
-        # A policy may remember examples that it has used.
-        self.selection = SelectionState()
+        before = [classifier.score(some) for some in (learned, kept)]
+        weights, again = self.rule.forget(learned, self._memory, self.progress, alpha=alpha)
+        self._stream.update(guarded=False)
+        after = [classifier.score(some) for some in (learned, kept)]
+        self._memory.recent.forget(numbers)
         # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
-            if self._head is not None:
-                self._head.learn_again(subtracted)
-                self._newest_head(guarded=False)
+            self.rule.learn_again(again)
+            self._stream.update(guarded=False)
             raise StreamError(
                 "the state could not be saved: is the disk full? Forget the samples again"
             )
         self.store.erase(numbers)
-        if self._head is not None:
-            self._head.gone.clear()
+        self.rule.erased()
         return Forgotten(
             len(learned), len(rows), weights, before[0], after[0], before[1], after[1],
-            exact=self._head is not None,
+            exact=self.rule.exact,
         )  # fmt: skip
-
-    def _subtracted(self, head: SolvedHead, rows: Sequence[Row]) -> list[Row]:
-        """Subtract these samples from a head in closed form; return those that it had learned."""
-        beside = {row.number for row in self._memory.held_out} | head.gone
-        learned = [row for row in rows if row.number not in beside]
-        head.forget(learned)
-        # The penalty was chosen with these samples: choose it again without them.
-        head.choose_penalty(self._learned_rows())
-        self._newest_head(guarded=False)
-        return learned
-
-    def _known(self, sample_id: int | str) -> int | None:
-        try:
-            return self._number(sample_id)
-        except Refused:
-            return None
 
     def apply_round_result(self) -> bool:
         """Apply the result of a federation round unless it is worse; return whether there was a result.
@@ -576,13 +391,7 @@ class StreamLearner:
                 "a round's result was left out: the round began before another round's result was applied"
             )
         elif self.rounds.last != change.name:
-            undone = (
-                "the head is in closed form, from this stream's own sums"
-                if self._head is not None
-                else apply_round_result(
-                    change, self._classifier, self._engine, self._memory.held_out
-                )
-            )
+            undone = self.rule.apply_round_result(change, self._memory.held_out)
             if undone:
                 _LOG.warning("a round's result was undone: %s", undone)
             self.rounds = self.rounds.with_one(change.name, undone=bool(undone))
@@ -596,10 +405,9 @@ class StreamLearner:
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(
-                self.progress, self.record, self.selection, tuple(self.adaptations), self.rounds,
-                self._log.events, self._memory.number, self.positions, self._names.known,
-                self._classifier.to_state(), self._memory.to_state(), self._drift.errors,
-                None if self._head is None else self._head.to_state(),
+                self._classifier.to_state(), self.rule.to_state(), self._memory.recent, self.progress,
+                self.record, tuple(self.adaptations), self.rounds, self._log.events,
+                self._memory.number, self.positions, self._names.known, self._drift.errors,
             )
         )  # fmt: skip
         self.progress.saves_failed += not taken
@@ -608,7 +416,7 @@ class StreamLearner:
         if taken and self._claimed:
             self._inbox.done()
             self._claimed = False
-        self._unsaved = False
+        self._stream.saved()
         return taken
 
     def close(self) -> bool:
@@ -618,23 +426,9 @@ class StreamLearner:
         self._classifier.close()
         return saved
 
-    def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
-        """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
-        correct = prediction == label
-        drift = self._drift.update(float(not correct))
-        self.progress.scored(correct, drift, _FADING)
-        if self.record.scored(correct, drift, self.progress.labelled):
-            self.record.mark(self.progress.labelled, self.store.used_bytes, self.store.classes)
-        if drift:
-            # Importances and the held-out window date from before the drift.
-            self.selection = SelectionState()
-            self._memory.world_changed()
-        self._unsaved |= self._classifier.learn(label)
-        return correct, drift
-
     def _log_event(self, facts: Mapping[str, Any], x: Any) -> bool:
         """Write an event to the log before it is reported; return whether it survives a kill."""
-        if self._replaying or not facts:
+        if not facts:
             return True
         self._memory.at_event(self._log.events + 1)
         noted = self._log.note(facts, x, learned=self.progress.observed > 0)
@@ -644,107 +438,34 @@ class StreamLearner:
 
     def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt or save if that is due; return the observation with the result."""
-        undone = self._newest_head()
+        undone = self._stream.update()
         if undone is not None:
             seen = replace(seen, adapted=not undone, rolled_back=bool(undone))
-        if self._head is not None:
-            due = self._head.is_due
-        else:
-            due = self._trigger.due(self.progress.since, self.progress.since_drift)
-        if due:
+        if self.rule.is_due(self.progress):
             done = self.adapt()
             if done is not None:
                 return replace(seen, adapted=not done.undone, rolled_back=bool(done.undone))
-        if save or self._unsaved or self._log.is_long:
+        if save or self._stream.unsaved or self._log.is_long:
             self.save()
         return seen
 
-    def _refused(self, why: str) -> Observation:
-        self.progress.refused(why)
-        return Observation(refused=why)
-
-    def _restore(self, state: LearnerState | None) -> None:
-        events = 0
-        self._refuse_other_form(None if state is None else state.classifier)
-        if state is None:
-            self._memory.begin()
-            self._memory.keep_to(self._classifier.version, None)
-        else:
-            events = self._restore_saved(state)
-        self._learn_stored_labels()
-        self._replaying = True
-        with self._memory.again():
-            for event in self._log.since(events):
-                self._repeat(event)
-            known = self._memory.number
-        self._replaying = False
-        if self._head is not None:
-            self._learn_stored(self._head, known)
-
-    def _refuse_other_form(self, saved: ClassifierState | None) -> None:
+    def _refuse_other_form(self, saved: ClassifierState) -> None:
         """Raise StreamDataError if features were kept so far and inputs are from now on, or the other way round."""
         every, inputs = (len(self.store.ids(labelled=False, version=v)) for v in (None, ""))
-        features = every > inputs or (saved is not None and saved.features is not None)
-        begun = every > 0 or (saved is not None and saved.like is not None)
-        if begun and features == self._classifier.keeps_inputs:
+        features = every > inputs or saved.features is not None
+        if (every or saved.like is not None) and features == self._classifier.keeps_inputs:
             raise StreamDataError(
                 f"{'features' if features else 'inputs'} of samples were kept in {self._folder.path} so far: give "
                 "the learner the same latent or head as before, or another state_dir"
             )
 
-    def _restore_saved(self, state: LearnerState) -> int:
-        """Restore a saved state, and return the number of events that it includes."""
-        self.progress, self.record, self.selection = state.progress, state.record, state.selection
-        self.adaptations, self.rounds = list(state.adaptations), state.rounds
-        self._names = SenderIds(state.names)
-        self._memory.restore(state.recent, state.number, state.positions, state.events)
+    def _restore(self, state: LearnerState) -> None:
+        """Restore what learns, and the features that it learns from."""
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)
         self._memory.keep_to(self._classifier.version, features)
-        if (
-            self._head is not None
-            and state.head is not None
-            and self._classifier.version == features
-        ):
-            self._head.restore(state.head)
-            if self._head.gone:
-                # They were subtracted before a restart, which came before the store had erased them.
-                self.store.erase(self._head.gone)
-                self._head.gone.clear()
-        return state.events
-
-    def _repeat(self, event: Event) -> None:
-        """Repeat an event that came after the last save; no training steps are taken."""
-        facts, self._log.events = event.facts, event.number
-        self._memory.at_event(event.number)
-        for why in facts.get("refused", ()):
-            self.progress.refused(why)
-        if "position" in facts:
-            self._memory.reached(SourcePosition(*facts["position"]))
-        if "label" in facts:
-            number = facts["id"]
-            row = None if event.x is None else Row(event.x, facts.get("was"), number)
-            self._labelled(number, facts["label"], row)
-        elif event.x is not None:
-            arrivals = Arrivals(list(event.x), facts["y"], facts["names"])
-            self._observed(arrivals, facts["number"])
-        self._newest_head()
-
-    def _learn_stored(self, head: SolvedHead, known: int) -> None:
-        """Learn samples that came after sample ``known`` and are only in the store."""
-        for some in self._memory.stored(known):
-            for row in some:
-                head.learn(row)
-            self._unsaved |= self._newest_head() is not None
-        # Without such samples this puts in the head from before the stream.
-        self._newest_head()
-
-    def _learn_stored_labels(self) -> None:
-        """Learn every label that is in the store, including those of samples after the last save."""
-        for label in self.store.classes:
-            if label is not None:
-                self._unsaved |= self._classifier.learn(label)
+        self.rule.restore(state.rule, same_features=self._classifier.version == features)
 
 
 def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleStore) -> None:

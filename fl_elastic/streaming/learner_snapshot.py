@@ -267,7 +267,7 @@ def load_snapshot(
     state = StateFolder(folder).load()
     if state is None:
         raise StreamError(f"nothing was learned in {folder} yet: start fl-elastic stream there")
-    kept, solved = state.classifier, state.head
+    kept, solved = state.classifier, state.rule.head
     classifier = Classifier(
         _with_outputs(model, kept.outputs), loss_fn, (),
         latent=None if kept.groups_above is None else Latent(kept.groups_above), prepare=prepare, seed=seed,
@@ -290,7 +290,7 @@ def load_snapshot(
         progress=state.progress,
         rounds=state.rounds,
         held_out=state.recent.held_out,
-        new=state.recent.new[-_NEWEST:],
+        new=[*state.recent.new][-_NEWEST:],
         waiting=state.recent.waiting.keys(),
         number=state.number,
         store=store,

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,13 @@ from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.state.archive import Kind, read_archive
 from fl_elastic.state.codec import from_archive, write_state
 from fl_elastic.state.files import only_one, remove_leftovers
-from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.streaming.classifier import ClassifierState
-from fl_elastic.streaming.closed_form import SolvedHeadState
+from fl_elastic.streaming.learning_rule import Adaptation, RuleState
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.quarantine import quarantine
 from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundsTaken
-from fl_elastic.training import SelectionState
 
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.stream", 3)
@@ -46,8 +44,8 @@ class LearnerState:
 
     Parameters
     ----------
-    progress, record, selection, adaptations, rounds, classifier, recent
-        As in the learner.
+    classifier, rule, recent, progress, record, adaptations, rounds
+        As in the learner; the defaults are those of a learner that has seen nothing.
     events : int
         Number of events (samples and labels) included; later events are in the log.
     number : int
@@ -58,23 +56,20 @@ class LearnerState:
         Sample number of each sender's name.
     errors : array
         Errors that the drift detector was given.
-    head : SolvedHeadState or None
-        State of the head in closed form, if there is one.
     """
 
-    progress: Progress
-    record: StreamRecord
-    selection: SelectionState
-    adaptations: tuple[Adaptation, ...]
-    rounds: RoundsTaken
-    events: int
-    number: int
-    positions: Mapping[str, Mapping[str, Any]]
-    names: dict[str, int]
     classifier: ClassifierState
-    recent: RecentSamples
-    errors: NDArray[np.float64]
-    head: SolvedHeadState | None
+    rule: RuleState = field(default_factory=RuleState)
+    recent: RecentSamples = field(default_factory=RecentSamples)
+    progress: Progress = field(default_factory=Progress)
+    record: StreamRecord = field(default_factory=StreamRecord)
+    adaptations: tuple[Adaptation, ...] = ()
+    rounds: RoundsTaken = field(default_factory=RoundsTaken)
+    events: int = 0
+    number: int = 0
+    positions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
+    errors: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 def save_state(path: Path, state: LearnerState) -> None:

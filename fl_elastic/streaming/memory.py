@@ -16,7 +16,7 @@ import numpy as np
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.ingested import IngestedSamples
-from fl_elastic.streaming.recent import Recent, RecentSamples
+from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.replay_loader import Pool
 from fl_elastic.streaming.source_position import SourcePosition, with_position
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
@@ -62,39 +62,44 @@ class StreamMemory:
         Decides which samples are held out.
     learned : callable
         Called with each labelled sample once it may be learned from: when it arrives, or when it leaves the window.
-
-    Attributes
-    ----------
-    version : str or None
-        Version of the features that are kept; None if inputs are kept.
+    recent : RecentSamples
+        The newest samples.
     number : int
         Number of the newest sample.
     events : int
         Number of the learner's events, including the one being handled.
     positions : mapping
         How far each source has been read, by source.
+
+    Attributes
+    ----------
+    version : str or None
+        Version of the features that are kept; None if inputs are kept.
     """
 
     def __init__(
-        self, store: SampleStore, guard: Guard, *,
-        learned: Callable[[Row], object] = lambda _: None,
-    ) -> None:  # fmt: skip
-        self.store, self._learned = store, learned
-        self._recent = Recent(guard)
+        self,
+        store: SampleStore,
+        guard: Guard,
+        learned: Callable[[Row], object],
+        *,
+        recent: RecentSamples,
+        number: int,
+        events: int,
+        positions: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.store, self._guard, self._learned = store, guard, learned
+        self.recent, self.number, self.events, self.positions = recent, number, events, positions
         self._pending: list[tuple[str, Change]] = []
         self._bytes = 0
         self._given, self._waits = IngestedSamples(), False
         self.version: str | None = None
-        self.events = 0
-        # Includes samples that others have added.
-        self.number = int(store.noted("last_id") or 0)
-        self.positions: Mapping[str, Mapping[str, Any]] = _positions(store.noted(_POSITIONS))
         store.settled_by(self.settle)
 
     @property
     def held_out(self) -> list[Row]:
         """The window that training does not see."""
-        return self._recent.held_out.rows
+        return self.recent.held_out
 
     @property
     def is_full(self) -> bool:
@@ -106,13 +111,13 @@ class StreamMemory:
         # Copied, since the caller may reuse the array for the next sample.
         row = replace(row, x=np.array(row.x))
         if row.y is not None:
-            if self._recent.held_out.takes():
-                self._let_go(self._recent.held_out.hold(row))
+            if self.recent.holds_next(self._guard):
+                self._let_go(self.recent.hold(row, self._guard))
                 return True
-            self._recent.new.append(row)
+            self.recent.add(row)
             self._learned(row)
         else:
-            self._recent.wait(row.number, prediction)
+            self.recent.wait(row.number, prediction)
         self._give([row])
         return self.store.fits(row.x.nbytes)
 
@@ -135,14 +140,6 @@ class StreamMemory:
                 row = None
         return row
 
-    def is_waited_for(self, sample_id: int) -> bool:
-        """Return whether the label of a sample has not arrived yet."""
-        return self._recent.is_waited_for(sample_id)
-
-    def holds_out(self, sample_id: int) -> bool:
-        """Return whether a sample is in the held-out window."""
-        return self._recent.holds_out(sample_id)
-
     def label(self, sample_id: int, y: int, row: Row | None) -> LateLabel:
         """Give a sample its label; after its first label the sample is learned from or held out.
 
@@ -156,24 +153,24 @@ class StreamMemory:
         row : Row or None
             Result of `find`, now or before a restart.
         """
-        if not self._recent.is_waited_for(sample_id):
+        if sample_id not in self.recent.waiting:
             if row is not None:
                 self._change(Relabelled(sample_id, y))
-            self._recent.relabel(sample_id, y)
-            return LateLabel(row is not None or self.holds_out(sample_id), waited=False)
-        prediction = self._recent.answered(sample_id)
+            self.recent.relabel(sample_id, y)
+            return LateLabel(row is not None or self.recent.holds_out(sample_id), waited=False)
+        prediction = self.recent.waiting.pop(sample_id)
         if row is not None:
             row = replace(row, y=y)
             # The store may hold the sample as it was before this label, or after it.
             known = self.events <= self._given.events and self._given.has(sample_id)
-            if self._recent.held_out.takes():
+            if self.recent.holds_next(self._guard):
                 if not known:
                     self._change(Withdrawn(sample_id))
                     if self._given.number:
                         self._given = self._given.without(sample_id)
-                self._let_go(self._recent.held_out.hold(row))
+                self._let_go(self.recent.hold(row, self._guard))
             else:
-                self._recent.new.append(row)
+                self.recent.add(row)
                 self._learned(row)
                 self._change(Relabelled(sample_id, y))
                 if sample_id in self._given.beside:
@@ -190,7 +187,7 @@ class StreamMemory:
             for number, x, y in zip(found.ids.tolist(), found.x, found.y.tolist(), strict=True)
         ]
         here = {row.number for row in rows}
-        beside = [*self.held_out, *self._recent.new]
+        beside = [*self.held_out, *self.recent.new]
         return rows + [
             row
             for number, row in {row.number: row for row in beside}.items()
@@ -204,21 +201,17 @@ class StreamMemory:
         for start in range(0, len(ids), _MOST_CHANGES):
             yield self.known(ids[start : start + _MOST_CHANGES])
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Delete these samples everywhere except in the store."""
-        self._recent.forget(numbers)
-
     def world_changed(self) -> None:
         """Release the held-out samples to the store after a drift: they are out of date."""
-        self._let_go(self._recent.held_out.clear())
+        self._let_go(self.recent.release())
 
     def adapted(self) -> None:
         """Empty the list of new samples, after an adaptation."""
-        self._recent.new.clear()
+        self.recent.new.clear()
 
     def pool(self, classes: ClassMap) -> Pool | None:
         """Return the samples that batches are made of; None if there is no labelled sample."""
-        rows = list(self._recent.new)
+        rows = list(self.recent.new)
         x = np.stack([row.x for row in rows]) if rows else np.zeros(0, np.float32)
         y = np.array([row.y for row in rows], np.int64)
         pool = Pool(x, y, self.store, classes, self.version)
@@ -242,26 +235,7 @@ class StreamMemory:
         if gone := self.store.delete(other_than_version=version):
             _LOG.warning("%s stored features of another frozen part were deleted", gone)
         if before is not None and before != version:
-            self._recent.forget_samples()
-
-    def to_state(self) -> RecentSamples:
-        """Return the state of the samples in memory; call `settle` before."""
-        return self._recent.to_state()
-
-    def restore(
-        self,
-        state: RecentSamples,
-        number: int,
-        positions: Mapping[str, Mapping[str, Any]],
-        events: int,
-    ) -> None:
-        """Restore the result of `to_state`, saved with these values of the attributes."""
-        self._recent.restore(state)
-        self.number, self.positions, self.events = number, positions, events
-
-    def begin(self) -> None:
-        """Begin without a state: no sample was read, whatever the store holds."""
-        self.number, self.positions = 0, {}
+            self.recent.forget_samples()
 
     def next_number(self) -> int:
         """Return the number of a new sample, which is the newest from now on."""
@@ -284,13 +258,12 @@ class StreamMemory:
     def again(self) -> Iterator[None]:
         """Within this context, repeat the events after the restored state; the store is given nothing twice."""
         self._given = given = IngestedSamples.from_text(self.store.noted(_INGESTED))
-        window = self._recent.held_out
         ahead = _positions(self.store.noted(_POSITIONS))
         with self.unsettled():
             yield
         # Happens only if an event was lost: the sample has left the window without a record.
-        for row in [row for row in window.rows if self._given.has(row.number)]:
-            window.rows.remove(row)
+        for row in [row for row in self.held_out if self._given.has(row.number)]:
+            self.held_out.remove(row)
             self._learned(row)
         self._given = IngestedSamples()
         if given.number > self.number:
@@ -322,7 +295,7 @@ class StreamMemory:
 
     def _note(self, left: Sequence[Change]) -> dict[str, object]:
         """Return the facts to store together with the changes when only the changes in ``left`` remain."""
-        beside = [row.number for row in self._recent.held_out.rows]
+        beside = [row.number for row in self.held_out]
         beside += [each.number for each in left if isinstance(each, Offer) and each.number]
         return {
             _INGESTED: IngestedSamples.of(self.number, beside, self.events).to_text(),

@@ -72,6 +72,7 @@ class WriteAhead:
                 # Later events would not follow on either: the next one needs a saved state first.
                 self._gap = events + len(found) + 1
                 break
+        self.events += len(found)
         return found
 
     def note(self, facts: Mapping[str, Any], x: NDArray[Any] | None, *, learned: bool) -> bool:

@@ -303,7 +303,7 @@ def test_what_was_not_forgotten_is_said(
     call(*arguments(place))
     own = ["--model", "stream_models:tiny", "--input", "2,2", "--state-dir", str(place / "state")]
     # No weight matters a thousand times as much to a few as to all.
-    monkeypatch.setattr("fl_elastic.streaming.learner.dampen_body", lambda *_, **__: 0)
+    monkeypatch.setattr("fl_elastic.streaming.step_training.dampen_body", lambda *_, **__: 0)
     done = command_line.call(monkeypatch, capsys, "stream", "forget", *own, "--ids", "1,2,9999999")
     assert done.status == 1 and "2 of 3 samples erased" in done.out
     assert "the model has not forgotten them" in done.err and len(done.err.splitlines()) == 1

@@ -56,9 +56,9 @@ def each_once(folder: Path, rows: int, refused: int = 0) -> None:
     assert sum(progress.rejected.values()) == refused
     assert sum(point.samples for point in record.points) + record.samples == rows
     held = samples_of(state.recent)
-    if state.head is not None:
+    if state.rule.head is not None:
         # Each row is in the sums or held out; the first number of the rows says that it is each once.
-        sums = RunningSums.of_state(state.head.sums)
+        sums = RunningSums.of_state(state.rule.head.sums)
         learned = rows - len(held["held.x"])
         assert sums.weight == learned
         first = learned * sums.mean[0] + held["held.x"][:, 0].sum()

@@ -21,6 +21,7 @@ from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamL
 from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
+from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.stream_options import StreamOptions
 from fl_elastic.training.head_sums import head_sums
 
@@ -71,11 +72,15 @@ def learned(learner: StreamLearner) -> tuple[NDArray[Any], NDArray[np.int64], ND
     return found.x.astype(np.float64), np.array(outputs), found.ids
 
 
+def solved_of(learner: StreamLearner) -> SolvedHead:
+    """The head of a learner that has one in closed form."""
+    assert isinstance(learner.rule, SolvedHead)
+    return learner.rule
+
+
 def exact(learner: StreamLearner) -> NDArray[np.float64]:
     """Weight and bias of the head before they are stretched, solved anew."""
-    solved = learner._head
-    assert solved is not None
-    head = solved._head
+    head = solved_of(learner)._head
     head.renew()
     head.layer()
     return np.vstack([head._weight[:-1], head._weight[-1] - head.sums.origin @ head._weight[:-1]])
@@ -83,8 +88,7 @@ def exact(learner: StreamLearner) -> NDArray[np.float64]:
 
 def is_least_squares(learner: StreamLearner, within: float = 1e-6) -> bool:
     x, y, _ = learned(learner)
-    solved = learner._head
-    assert solved is not None
+    solved = solved_of(learner)
     wanted = slow_ridge(x, y, solved.layer.out_features, solved._head.penalty)
     rows = np.hstack([x, np.ones((len(x), 1))])
     assert round(solved.sums.weight) == len(x)
@@ -147,7 +151,7 @@ def test_new_classes_are_new_columns_and_no_order_forgets_one(
 def test_late_labels_count_and_corrected_ones_move_the_sample(tmp_path: Path) -> None:
     learner, stream = solved_in(tmp_path), blobs(200, LABELS)
     ids = [learner.observe(x).sample_id for x, _ in stream]
-    assert learner._head is not None and not learner._head.sums.weight
+    assert not solved_of(learner).sums.weight
     for place, (number, (_, y)) in enumerate(zip(ids, stream, strict=True)):
         assert number is not None
         learner.label(number, (y + 1) % 5 if place % 3 == 0 else y)
@@ -182,9 +186,7 @@ def test_to_forget_is_never_to_have_seen(remember: float | None, tmp_path: Path)
     assert came.exact and not came.changed_nothing and came.examples == came.deleted == 20
     assert remember or is_least_squares(learner)
     never.adapt()
-    mine, other = learner._head, never._head
-    assert mine is not None and other is not None
-    assert mine._head.penalty == other._head.penalty
+    assert solved_of(learner)._head.penalty == solved_of(never)._head.penalty
     assert len(learner._memory.held_out) == len(never._memory.held_out) == 5
     assert close(exact(learner), exact(never), 1e-5 / 100)
     for name, each in weights(learner).items():
@@ -240,7 +242,7 @@ def test_everything_may_be_forgotten(tmp_path: Path) -> None:
     learner = solved_in(tmp_path)
     ids = [each.sample_id or 0 for each in run(learner, blobs(80, LABELS))]
     learner.forget(ids)
-    assert learner._head is not None and learner._head.sums.weight == 0
+    assert solved_of(learner).sums.weight == 0
     assert not weights(learner)["0.weight"].any()
     run(learner, blobs(50, LABELS, seed=1))
     assert is_least_squares(learner)
@@ -261,8 +263,8 @@ def test_older_samples_count_less_where_it_is_asked_for(tmp_path: Path) -> None:
     # So many that the unit of the sums is changed.
     run(learner, [*blobs(1000, LABELS), *blobs(300, LABELS, seed=1, turn=1)])
     x, y, numbers = learned(learner)
-    solved = learner._head
-    assert solved is not None and solved._base > 0
+    solved = solved_of(learner)
+    assert solved._base > 0
     counts = np.exp((numbers - 1300) / 40)
     wanted = slow_ridge(x, y, 5, solved._head.penalty, counts)
     rows = np.hstack([x, np.ones((len(x), 1))])[-300:]
@@ -280,7 +282,7 @@ def test_what_was_known_before_the_stream_counts(tmp_path: Path) -> None:
     learner = solved_in(tmp_path, table(2), head=ClosedForm(before=before), classes=(0, 1))
     assert accuracy(learner, blobs(100, [0, 1], seed=5)) > 0.95
     run(learner, blobs(100, [2, 3]))
-    assert learner._head is not None and round(learner._head.sums.weight) == 295
+    assert round(solved_of(learner).sums.weight) == 295
     assert accuracy(learner, blobs(200, range(4), seed=5)) > 0.95
     expected = weights(learner)
     closed(learner)

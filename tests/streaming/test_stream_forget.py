@@ -97,7 +97,7 @@ def test_they_may_be_told_by_the_names_that_their_sender_gave_them(tmp_path: Pat
     learner.observe_batch([CENTRES[1], CENTRES[2]], [1, 2], names=["one", "two"])
     before = len(learner.store)
     held = {row.number for row in learner._memory.held_out}
-    numbers = [learner._number(name) for name in ("one", "two")]
+    numbers = [learner._stream.number(name) for name in ("one", "two")]
     came = learner.forget(["one", "two", "nobody"])
     assert came.deleted == 2
     assert len(learner.store) == before - len([n for n in numbers if n not in held])

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.guard import Guard, HeldOut, Row, Score
+from fl_elastic.streaming.guard import Guard, Row, Score
+from fl_elastic.streaming.recent import RecentSamples
 
 
 def row(number: int) -> Row:
@@ -16,15 +17,15 @@ def row(number: int) -> Row:
 
 
 def test_every_so_many_are_held_out_and_leave_in_order() -> None:
-    window = HeldOut(Guard(every=3, size=2))
+    recent, guard = RecentSamples(), Guard(every=3, size=2)
     held, left = [], []
     for number in range(1, 16):
-        if window.takes():
+        if recent.holds_next(guard):
             held.append(number)
-            left += [each.number for each in window.hold(row(number))]
+            left += [each.number for each in recent.hold(row(number), guard)]
     assert held == [3, 6, 9, 12, 15] and left == [3, 6, 9]
-    assert [each.number for each in window.rows] == [12, 15]
-    assert len(window.clear()) == 2 and window.rows == []
+    assert [each.number for each in recent.held_out] == [12, 15]
+    assert len(recent.release()) == 2 and recent.held_out == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from toy_streams import blobs, closed, in_memory, learner_in, net, weights
 
 from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import ClosedForm, Guard, StreamLearner, Trigger
+from fl_elastic.streaming.solved_head import SolvedHead
 
 HELD = 8
 WORD = struct.Struct("<QQQ")
@@ -57,8 +58,8 @@ def digest(learner: StreamLearner) -> int:
     """What tells one state from another, bit by bit."""
     facts = repr(learner.progress).encode()
     parts = [*weights(learner).values(), *in_memory(learner).values()]
-    if learner._head is not None:
-        parts += [*to_archive(learner._head.sums.to_state()).arrays.values()]
+    if isinstance(learner.rule, SolvedHead):
+        parts += [*to_archive(learner.rule.sums.to_state()).arrays.values()]
     return zlib.crc32(b"".join(each.tobytes() for each in parts), zlib.crc32(facts))
 
 
@@ -127,17 +128,18 @@ def test_killed_at_random_moments(life: Life, kills: int, tmp_path: Path) -> Non
         if not life.late:
             # Each sample is with the store or held out, and nowhere twice.
             assert store.seen + len(held) == progress.observed == progress.labelled
-        if learner._head is not None and not learner._head.fades:
+        rule = learner.rule
+        if isinstance(rule, SolvedHead) and not life.settings["head"].remember:
             # Each label is in the sums or held out, and nowhere twice; one that comes late finds its sample only
             # where the store had room for it.
-            learned = round(learner._head.sums.weight) + len(held)
+            learned = round(rule.sums.weight) + len(held)
             full = life.late and len(store) + len(held) < progress.observed
             assert learned == progress.labelled or (full and learned < progress.labelled)
         assert store.rejected == {} and progress.rejected == {} and progress.saves_failed == 0
         everything = store.sample(10**6, labelled=False)
         assert not set(everything.ids.tolist()) & set(held)
         assert len(everything) == len(store) == sum(store.classes.values())
-        if learner._head is None:
+        if not isinstance(rule, SolvedHead):
             for x, place in zip(everything.x[-30:], everything.ids[-30:].tolist(), strict=True):
                 begun = (place - 1) // life.batch * life.batch
                 its_own, _ = blobs(life.batch, [0, 1, 2], seed=begun)[place - 1 - begun]

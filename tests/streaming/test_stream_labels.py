@@ -125,7 +125,7 @@ def test_a_second_label_is_the_one_that_counts_wherever_the_sample_is(
     assert learner.progress.labelled == 130
 
     def labels() -> dict[int, int | None]:
-        recent = learner._memory.to_state()
+        recent = learner._memory.recent
         rows = [*recent.new, *recent.held_out, *learner._memory.known(range(1, 131))]
         assert {row.y for row in rows if row.y != stream[row.number - 1][1]} == set()
         return {row.number: row.y for row in rows}

@@ -101,15 +101,15 @@ def test_a_drift_makes_it_look_anew_at_what_tensors_are_worth(made: Any) -> None
     )  # fmt: skip
     stream = blobs(150)
     run(learner, stream[:100])
-    assert learner.selection.scores
+    assert learner.rule.selection.scores
     run(learner, stream[100:119])
-    assert learner.selection.scores and learner._memory.held_out
+    assert learner.rule.selection.scores and learner._memory.held_out
     assert learner.observe(*stream[119]).drift
-    assert not learner.selection.scores and not learner.selection.left_out
+    assert not learner.rule.selection.scores and not learner.rule.selection.left_out
     # Those of the old world are no judges of the new one, but may be learned from.
     assert [row.number for row in learner._memory.held_out][1:] == []
     run(learner, stream[120:])
-    assert learner.selection.scores and learner.adaptations[-1].drift
+    assert learner.rule.selection.scores and learner.adaptations[-1].drift
 
 
 def test_held_out_samples_are_not_trained_on(made: Any) -> None:
@@ -236,11 +236,11 @@ def test_what_makes_things_worse_is_put_back(made: Any) -> None:
     stream = blobs(200)
     run(learner, stream[:100])
     assert learner.progress.rolled_back == 0
-    before, selection = weights(learner), deepcopy(learner.selection)
+    before, selection = weights(learner), deepcopy(learner.rule.selection)
     rate["maximize"] = True
     seen = run(learner, stream[100:150])
     assert seen[-1].rolled_back and not seen[-1].adapted
-    assert same(before, weights(learner)) and learner.selection == selection
+    assert same(before, weights(learner)) and learner.rule.selection == selection
     assert learner.progress.rolled_back == 1 and "held-out" in learner.adaptations[-1].undone
     rate["maximize"] = False
     seen = run(learner, stream[150:])

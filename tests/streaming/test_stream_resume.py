@@ -203,7 +203,14 @@ def test_a_state_that_somebody_wrote_is_read_or_refused_in_one_line(
     path = tmp_path / STATE
     state = storage.read_archive(path, KIND)
     crafted = []
-    for place in [(), ("classifier",), ("progress",), ("recent",), ("selection",)]:
+    for place in [
+        (),
+        ("classifier",),
+        ("progress",),
+        ("recent",),
+        ("rule",),
+        ("rule", "selection"),
+    ]:
         for name in at(state.facts, place):
             facts = copy.deepcopy(dict(state.facts))
             if value == "missing":

@@ -131,13 +131,13 @@ def samples_of(state: RecentSamples) -> dict[str, NDArray[Any]]:
 
 def in_memory(learner: StreamLearner) -> dict[str, NDArray[Any]]:
     """`samples_of` a learner."""
-    return samples_of(learner._memory.to_state())
+    return samples_of(learner._memory.recent)
 
 
 def learner_state(learner: StreamLearner) -> Iterator[Any]:
     """Everything that two learners which do the same have in common."""
     yield weights(learner)
     yield to_archive(learner.progress).facts
-    yield to_archive(learner.selection).facts
+    yield to_archive(learner.rule.to_state()).facts
     yield learner.classes
     yield sorted(learner.store.sample(10**6, labelled=False).ids.tolist())

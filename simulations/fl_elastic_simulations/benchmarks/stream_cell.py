@@ -6,8 +6,7 @@ import copy
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -24,13 +23,13 @@ from fl_elastic.groups import Batch
 from fl_elastic.streaming import (
     ClosedForm,
     Latent,
+    Observation,
     Replay,
     SampleStore,
     StreamLearner,
     StreamOptions,
     Trigger,
 )
-from fl_elastic.streaming.adapting import Adaptation
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update.head_sums import HeadSums
@@ -50,19 +49,13 @@ class _Timed(StreamLearner):
 
     adapting_seconds = 0.0
     saving_seconds = 0.0
-    _within = False
 
-    def adapt(self) -> Adaptation | None:
+    def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
         """Adapt as usual, and count the time."""
-        with self._adapting():
-            return super().adapt()
-
-    def _newest_head(self, *, guarded: bool = True) -> str | None:
-        """Solve the head in closed form as usual, and count the time: with such a head this is the adaptation."""
-        if self._head is None:
-            return super()._newest_head(guarded=guarded)
-        with self._adapting():
-            return super()._newest_head(guarded=guarded)
+        began = time.process_time() - self.saving_seconds
+        said = super()._adapt_or_save(seen, save=save)
+        self.adapting_seconds += time.process_time() - self.saving_seconds - began
+        return said
 
     def save(self) -> bool:
         """Save as usual, and count the time."""
@@ -70,15 +63,6 @@ class _Timed(StreamLearner):
         taken = super().save()
         self.saving_seconds += time.process_time() - began
         return taken
-
-    @contextmanager
-    def _adapting(self) -> Iterator[None]:
-        began, outer = time.process_time() - self.saving_seconds, not self._within
-        self._within = True
-        yield
-        self._within = not outer
-        if outer:
-            self.adapting_seconds += time.process_time() - self.saving_seconds - began
 
 
 @cache
