@@ -452,8 +452,9 @@ class StreamLearner:
     def _refuse_other_form(self, saved: ClassifierState) -> None:
         """Raise StreamDataError if features were kept so far and inputs are from now on, or the other way round."""
         every, inputs = (len(self.store.ids(labelled=False, version=v)) for v in (None, ""))
-        features = every > inputs or saved.features is not None
-        if (every or saved.like is not None) and features == self._classifier.keeps_inputs:
+        begun = saved.like is not None
+        features = every > inputs or (begun and saved.features is not None)
+        if (every or begun) and features == self._classifier.keeps_inputs:
             raise StreamDataError(
                 f"{'features' if features else 'inputs'} of samples were kept in {self._folder.path} so far: give "
                 "the learner the same latent or head as before, or another state_dir"
