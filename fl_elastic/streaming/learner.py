@@ -19,7 +19,6 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.streaming.arrivals import Arrivals, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
@@ -30,7 +29,7 @@ from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
-from fl_elastic.streaming.learning_rule import LearningRule
+from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.prequential import Prequential
@@ -351,7 +350,7 @@ class StreamLearner:
         """
         if isinstance(sample_ids, str) or not isinstance(sample_ids, Iterable):
             raise StreamError(f"ids {sample_ids!r} are no list: give [{sample_ids!r}]")
-        numbers = {known for each in sample_ids if (known := self._known(each)) is not None}
+        numbers = {number for each in sample_ids if (number := self._stream.number(each))}
         rows, classifier = self._memory.known(numbers), self._classifier
         if not rows or classifier.body is None:
             raise StreamError(
@@ -360,13 +359,13 @@ class StreamLearner:
         learned = [row for row in rows if row.y is not None]
         kept = [row for row in self._memory.held_out if row.number not in numbers]
         before = [classifier.score(some) for some in (learned, kept)]
-        unlearned = self.rule.forget(learned, self._memory, self.progress, alpha=alpha)
+        weights, again = self.rule.forget(learned, self._memory, self.progress, alpha=alpha)
         self._stream.update(guarded=False)
         after = [classifier.score(some) for some in (learned, kept)]
-        self._memory.forget(numbers)
+        self._memory.recent.forget(numbers)
         # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
-            self.rule.learn_again(unlearned.rows)
+            self.rule.learn_again(again)
             self._stream.update(guarded=False)
             raise StreamError(
                 "the state could not be saved: is the disk full? Forget the samples again"
@@ -374,15 +373,9 @@ class StreamLearner:
         self.store.erase(numbers)
         self.rule.erased()
         return Forgotten(
-            len(learned), len(rows), unlearned.weights, before[0], after[0], before[1], after[1],
+            len(learned), len(rows), weights, before[0], after[0], before[1], after[1],
             exact=self.rule.exact,
         )  # fmt: skip
-
-    def _known(self, sample_id: int | str) -> int | None:
-        try:
-            return self._stream.number(sample_id)
-        except Refused:
-            return None
 
     def apply_round_result(self) -> bool:
         """Apply the result of a federation round unless it is worse; return whether there was a result.

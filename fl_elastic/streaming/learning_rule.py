@@ -9,13 +9,51 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.streaming.closed_form import SolvedHeadState
-from fl_elastic.streaming.guard import Row
+from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.round_inbox import RoundChange
 from fl_elastic.training import SelectionState
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Record of one adaptation.
+
+    Parameters
+    ----------
+    at : int
+        Number of labelled samples seen when it was made.
+    drift : bool
+        Whether it followed a drift.
+    trained : tuple of str
+        Tensor groups of the last plan.
+    groups : int
+        Number of tensor groups of the model.
+    steps : int
+        Training steps.
+    seconds, selection_seconds : float
+        Seconds of training, and of choosing what to train; neither includes the measurement of costs.
+    loss : float
+        Mean training loss over the steps; NaN if training failed.
+    before, after : Score
+        Scores on held-out samples.
+    undone : str
+        Why the weights were restored; empty if the adaptation was kept.
+    """
+
+    at: int
+    drift: bool
+    trained: tuple[str, ...]
+    groups: int
+    steps: int
+    seconds: float
+    selection_seconds: float
+    loss: float
+    before: Score
+    after: Score
+    undone: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,33 +72,15 @@ class RuleState:
     head: SolvedHeadState | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Unlearned:
-    """Result of making a model forget samples.
-
-    Parameters
-    ----------
-    weights : int
-        Number of weights that were changed.
-    rows : sequence of Row
-        Samples that can be learned again if the forgetting could not be saved.
-    """
-
-    weights: int
-    rows: Sequence[Row] = ()
-
-
 class LearningRule(ABC):
     """How a stream's model learns from labelled samples.
 
-    What a rule does not need it leaves out: the methods that are not abstract do nothing here.
+    Methods that are not abstract do nothing here, for rules that do not need them.
 
     Attributes
     ----------
     exact : bool
         Whether the model, after forgetting samples, is exactly one that never saw them.
-    reads : str
-        Where a head in closed form reads; empty without such a head.
     """
 
     exact: ClassVar[bool] = False
@@ -115,8 +135,16 @@ class LearningRule(ABC):
     @abstractmethod
     def forget(
         self, rows: Sequence[Row], memory: StreamMemory, progress: Progress, *, alpha: float | None
-    ) -> Unlearned:
-        """Make the model forget labelled samples; see `StreamLearner.forget`."""
+    ) -> tuple[int, Sequence[Row]]:
+        """Make the model forget labelled samples; see `StreamLearner.forget`.
+
+        Returns
+        -------
+        int
+            Number of weights that were changed.
+        sequence of Row
+            Samples to `learn_again` if the forgetting cannot be saved.
+        """
 
     def learn_again(self, rows: Sequence[Row]) -> None:  # noqa: B027
         """Take samples again that were forgotten, after the forgetting could not be saved."""

@@ -201,10 +201,6 @@ class StreamMemory:
         for start in range(0, len(ids), _MOST_CHANGES):
             yield self.known(ids[start : start + _MOST_CHANGES])
 
-    def forget(self, numbers: Collection[int]) -> None:
-        """Delete these samples everywhere except in the store."""
-        self.recent.forget(numbers)
-
     def world_changed(self) -> None:
         """Release the held-out samples to the store after a drift: they are out of date."""
         self._let_go(self.recent.release())

@@ -31,8 +31,8 @@ _FADING = 0.99
 class Prequential:
     """Handles the events of a stream: samples and labels that arrive.
 
-    It takes no training steps and writes nothing but the store, so that after a restart the events since the last
-    saved state are handled again, with the same result.
+    It takes no training steps and writes to nothing but the store, so that after a restart the events since the
+    last saved state are handled again, with the same result.
 
     Parameters
     ----------
@@ -80,11 +80,13 @@ class Prequential:
         self, sample_id: int | str, y: int
     ) -> tuple[Observation, Mapping[str, Any], NDArray[Any] | None]:
         """Take in the label of a sample; return the result, and the facts and sample of the event for the log."""
+        number = self.number(sample_id)
         try:
             label = checked_label(y)
             if label is None:
                 raise Refused("there is no label: give the class number of the sample")
-            number = self.number(sample_id)
+            if number is None:
+                raise Refused("no such sample")
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
             seen = self._refused(str(refused))
@@ -98,14 +100,12 @@ class Prequential:
         facts = {"id": number, "label": label}
         return (seen, facts, None) if row is None else (seen, facts | {"was": row.y}, row.x)
 
-    def number(self, sample_id: int | str) -> int:
-        """Return the number of a sample; raises Refused if there cannot be such a sample."""
+    def number(self, sample_id: int | str) -> int | None:
+        """Return the number of a sample by its id or name; None if there cannot be such a sample."""
         named = self._names.number(sample_id) if isinstance(sample_id, str) else sample_id
         # A rounded id would be that of another sample.
         number = whole(named)
-        if number is None or not 0 < number < 2**63:
-            raise Refused("no such sample")
-        return number
+        return number if number is not None and 0 < number < 2**63 else None
 
     def drop(self, numbers: Collection[int]) -> None:
         """Discard the samples of the last event, since it could not be logged."""

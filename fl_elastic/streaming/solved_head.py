@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,12 +14,11 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
 from fl_elastic.readout.readout import Readout
-from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form import ClosedForm, SolvedHeadState, sample_weights
 from fl_elastic.streaming.guard import Guard, Row, Score
 from fl_elastic.streaming.head import last_linear
-from fl_elastic.streaming.learning_rule import LearningRule, RuleState, Unlearned
+from fl_elastic.streaming.learning_rule import Adaptation, LearningRule, RuleState
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.round_inbox import RoundChange
@@ -39,15 +37,6 @@ _FURTHEST, _LEAST = 100.0, 16
 # Newer samples get larger weights instead of older ones smaller weights. When the exponent of the newest weight
 # exceeds this number, all weights are rescaled.
 _LARGEST = 30.0
-
-
-@dataclass(frozen=True)
-class _Put:
-    """Result of putting a newer head in: scores on the window, and why it was undone; empty if it was kept."""
-
-    before: Score
-    after: Score
-    undone: str
 
 
 class SolvedHead(LearningRule):
@@ -143,7 +132,8 @@ class SolvedHead(LearningRule):
         changed = self._changed or bool(self._waiting) or grown
         if self._classifier.body is None or not changed:
             return None
-        return self._put(held_out, guarded=guarded).undone
+        _, _, undone = self._put(held_out, guarded=guarded)
+        return undone
 
     def is_due(self, progress: Progress) -> bool:
         """Return whether it is time to choose the penalty again."""
@@ -156,17 +146,17 @@ class SolvedHead(LearningRule):
             return None
         began = time.perf_counter()
         self._choose_penalty(memory, progress)
-        put = self._put(memory.held_out)
+        before, after, undone = self._put(memory.held_out)
         return Adaptation(
             at=progress.labelled, drift=progress.since_drift is not None,
             trained=(self._classifier.head_name,), groups=1, steps=0,
-            seconds=time.perf_counter() - began, selection_seconds=0.0, loss=put.after.loss,
-            before=put.before, after=put.after, undone=put.undone,
+            seconds=time.perf_counter() - began, selection_seconds=0.0, loss=after.loss,
+            before=before, after=after, undone=undone,
         )  # fmt: skip
 
     def forget(
         self, rows: Sequence[Row], memory: StreamMemory, progress: Progress, *, alpha: float | None
-    ) -> Unlearned:
+    ) -> tuple[int, Sequence[Row]]:
         """Subtract these samples from the sums; the head is then that of all others."""
         del alpha
         self._take_in()
@@ -179,7 +169,7 @@ class SolvedHead(LearningRule):
             self._changed = True
         # The penalty was chosen with these samples: choose it again without them.
         self._choose_penalty(memory, progress)
-        return Unlearned(self.layer.weight.numel(), learned)
+        return self.layer.weight.numel(), learned
 
     def learn_again(self, rows: Sequence[Row]) -> None:
         """Learn samples again that were subtracted."""
@@ -270,8 +260,11 @@ class SolvedHead(LearningRule):
             ids = self._store.draw(_HELD_OUT, version=memory.version, generator=draw)
         return memory.known(sorted({*ids.tolist()} - self._gone))
 
-    def _put(self, held_out: Sequence[Row], *, guarded: bool = True) -> _Put:
-        """Write the newest head into the layer, unless it is guarded and worse on the held-out window."""
+    def _put(self, held_out: Sequence[Row], *, guarded: bool = True) -> tuple[Score, Score, str]:
+        """Write the newest head into the layer, unless it is guarded and worse on the held-out window.
+
+        Returned are the scores before and after, and why it was undone, empty if it was kept.
+        """
         self._take_in()
         layer, classifier = self.layer, self._classifier
         kept = layer.weight.clone(), layer.bias.clone()
@@ -280,7 +273,7 @@ class SolvedHead(LearningRule):
             found = self._head.layer()
         except UpdateError as error:
             self._changed = False
-            return _Put(before, before, str(error))
+            return before, before, str(error)
         self._write(torch.from_numpy(found.weight), torch.from_numpy(found.bias))
         after = classifier.score(held_out)
         self._changed = False
@@ -288,7 +281,7 @@ class SolvedHead(LearningRule):
         if undone:
             # The sums stay: the next sample gives another head.
             self._write(*kept)
-        return _Put(before, before if undone else after, undone)
+        return before, before if undone else after, undone
 
     def _write(self, weight: Tensor, bias: Tensor) -> None:
         with torch.no_grad():

@@ -21,13 +21,12 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.planning import Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.streaming.adaptation import Adaptation
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.forgetting import dampen_body
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.learner_state import StateFolder
-from fl_elastic.streaming.learning_rule import LearningRule, RuleState, Unlearned
+from fl_elastic.streaming.learning_rule import Adaptation, LearningRule, RuleState
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay_loader import ReplayLoader
@@ -158,7 +157,7 @@ class StepTraining(LearningRule):
 
     def forget(
         self, rows: Sequence[Row], memory: StreamMemory, progress: Progress, *, alpha: float | None
-    ) -> Unlearned:
+    ) -> tuple[int, Sequence[Row]]:
         """Dampen the weights that matter far more to these samples than to all; see `dampen_body`."""
         del progress
         weights = 0
@@ -168,7 +167,7 @@ class StepTraining(LearningRule):
             )
         # A policy may remember examples that it has used.
         self.selection = SelectionState()
-        return Unlearned(weights)
+        return weights, ()
 
     def apply_round_result(self, change: RoundChange, held_out: Sequence[Row]) -> str:
         """Apply a round's change unless the model gets worse."""
