@@ -29,6 +29,9 @@ Rows: TypeAlias = Mapping[str, Mapping[str, Any]]
 _NUMBERS = re.compile(r'\[\n\s*([^\[\]{}"]*?)\n\s*\]')
 
 
+_OPTIONS = {"tasks": "--task", "methods": "--method", "seeds": "--seed", "settings": "--set"}
+
+
 @dataclass(frozen=True)
 class Request:
     """Which cases to run, and the folders of files.
@@ -70,12 +73,15 @@ class Benchmark(ABC):
         Seeds of the cases; empty for a benchmark without seeds.
     fresh_process : bool
         Whether each case gets a new process, as measurements of peak memory need it.
+    takes : tuple of str
+        Attributes of `Request` that choose among the cases; a request with any other one is refused.
     """
 
     name: ClassVar[str]
     file: ClassVar[str] = ""
     seeds: ClassVar[tuple[int, ...]] = (0, 1, 2)
     fresh_process: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
@@ -101,7 +107,18 @@ class Benchmark(ABC):
     def measure(
         self, results: Results, request: Request, workers: int, tell: Callable[[str], None]
     ) -> None:
-        """Measure all cases whose rows are not in the table yet."""
+        """Measure all cases whose rows are not in the table yet.
+
+        Raises
+        ------
+        ScenarioError
+            If the request chooses by something that this benchmark does not have.
+        """
+        for each, option in _OPTIONS.items():
+            if getattr(request, each) and each not in self.takes:
+                raise ScenarioError(
+                    f"bench {self.name} has no {each} to choose from: leave out {option}"
+                )
         while cases := _missing(self.cases(request, results.rows), results):
             add_missing(
                 results, self.run, cases, workers, tell, self.summary, fresh=self.fresh_process

@@ -52,6 +52,7 @@ class CodeSize(Benchmark):
     """
 
     name = "code-size"
+    takes = ("settings",)
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
         """Return the checkouts by name."""

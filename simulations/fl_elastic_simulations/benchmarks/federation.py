@@ -59,6 +59,7 @@ class Federation(Benchmark):
     """
 
     name = "federation"
+    takes = ("tasks", "methods", "seeds")
     tasks: ClassVar[Mapping[str, FederationTask]] = TASKS
     columns: ClassVar[Mapping[str, FederationTask]] = TASKS
     """Tasks that get a column in tables."""

@@ -116,6 +116,7 @@ class OneDevice(Benchmark):
     """
 
     name = "one-device"
+    takes = ("methods",)
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
         """Return all rates with the first seed, then the other seeds, and the timing in turn at the end."""

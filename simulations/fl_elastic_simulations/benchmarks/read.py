@@ -131,6 +131,7 @@ class Read(Benchmark):
     """Accuracy and seconds of heads that are solved without a training step, by the place that they read."""
 
     name = "read"
+    takes = ("tasks", "seeds")
     file = "where_to_read"
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:

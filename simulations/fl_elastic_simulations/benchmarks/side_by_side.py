@@ -155,6 +155,7 @@ class SideBySide(Benchmark):
     """
 
     name = "side-by-side"
+    takes = ("tasks", "methods", "seeds", "settings")
     seeds = (0,)
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:

@@ -27,6 +27,7 @@ class Streams(Benchmark):
     """Accuracy, forgetting, recovery, seconds and memory of methods that learn from streams that change."""
 
     name = "stream"
+    takes = ("tasks", "methods", "seeds")
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
         """Return every method on every stream that it suits, with every seed."""

@@ -21,7 +21,13 @@ import torch
 from torch import nn
 
 from fl_elastic.named_models import build_model
-from fl_elastic_simulations.benchmarks.benchmark import Benchmark, Request, Row, Rows
+from fl_elastic_simulations.benchmarks.benchmark import (
+    Benchmark,
+    Request,
+    Row,
+    Rows,
+    chosen_tasks,
+)
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import Dataset
 from fl_elastic_simulations.engine.plain_rounds import plain_rounds
@@ -35,7 +41,7 @@ _CLASSES, _FEATURES, _PIXELS, _RATE = 10, 784, 28, 0.05
 _TURNS = 3
 # Number of replies before counting begins; by then all processes have loaded everything.
 _WARM = 40
-LOOP, FULL, ELASTIC, FLOWER = "bare loop", "full", "elastic", "Flower, plain client"
+LOOP, FULL, ELASTIC, FLOWER = _WAYS = "bare loop", "full", "elastic", "Flower, plain client"
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,7 @@ class Throughput(Benchmark):
     """CPU time of a client-round, of everything that runs for it, once all is loaded."""
 
     name = "throughput"
+    takes = ("tasks", "methods")
     fresh_process = True
 
     def cases(self, request: Request, rows: Rows) -> Mapping[str, tuple[Any, ...]]:
@@ -247,8 +254,8 @@ class Throughput(Benchmark):
         return {
             f"{task} | {way} | {turn}": (task, way)
             for turn in range(_TURNS)
-            for task in request.tasks or TASKS
-            for way in request.methods or (LOOP, FULL, ELASTIC, FLOWER)
+            for task in chosen_tasks(request.tasks, TASKS)
+            for way in chosen_tasks(request.methods, _WAYS, what="method")
         }
 
     def run(self, task: str, way: str) -> Row:

@@ -40,6 +40,17 @@ def cell(folder: str, number: int, seconds: float) -> dict[str, int]:
     return {"number": number, "process": os.getpid()}
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_what_a_benchmark_does_not_choose_by_is_refused(name: str, tmp_path: Path) -> None:
+    """It would measure everything, for minutes or hours."""
+    benchmark = load(name)
+    asked = {"tasks": ("x",), "methods": ("x",), "seeds": (7,), "settings": {"x": "y"}}
+    for each in asked.keys() - set(benchmark.takes):
+        request = Request(tmp_path, **{each: asked[each]})  # type: ignore[arg-type]
+        with pytest.raises(ScenarioError, match=f"{name} has no {each} to choose from"):
+            benchmark.measure(Results(tmp_path / "rows.json"), request, 1, print)
+
+
 class Squares(Benchmark):
     """Two squares, and then their sum."""
 
