@@ -79,23 +79,17 @@ class UnlearningRequest:
         """Whether there is anything that the server has not forgotten yet."""
         return self.examples is not None and not self.met
 
-    def digest(self, client: str, forgotten: str) -> str:
-        """Return the digest of what must be forgotten; empty if nothing must, or the server confirms it.
-
-        Parameters
-        ----------
-        client : str
-            Id of the client.
-        forgotten : str
-            Digest of the request that the server has met; empty for none.
-        """
-        if self.examples is None or self.met:
-            return ""
+    def digest(self, client: str) -> str:
+        """Return the digest by which the server names this request of a client."""
         if not self._digest:
             from fl_elastic.methods.dampening.forget import digest_of
 
-            self._digest = digest_of(self.examples, client)
-        self.met = forgotten == self._digest
-        if self.met:
-            _LOG.info("the server's model was made to forget the examples of %s", self._digest)
-        return "" if self.met else self._digest
+            # A loader may not say its length, so that it is neither true nor false.
+            self._digest = digest_of(() if self.examples is None else self.examples, client)
+        return self._digest
+
+    def confirm(self, client: str, forgotten: str) -> None:
+        """Note which request of a client the server has met, by its digest; empty for none."""
+        if self.pending and forgotten == self.digest(client):
+            self.met = True
+            _LOG.info("the server's model was made to forget the examples of %s", forgotten)

@@ -111,7 +111,7 @@ class StreamMemory:
         # Copied, since the caller may reuse the array for the next sample.
         row = replace(row, x=np.array(row.x))
         if row.y is not None:
-            if self.recent.holds_next(self._guard):
+            if self.recent.count_labelled(self._guard):
                 self._let_go(self.recent.hold(row, self._guard))
                 return True
             self.recent.add(row)
@@ -163,7 +163,7 @@ class StreamMemory:
             row = replace(row, y=y)
             # The store may hold the sample as it was before this label, or after it.
             known = self.events <= self._given.events and self._given.has(sample_id)
-            if self.recent.holds_next(self._guard):
+            if self.recent.count_labelled(self._guard):
                 if not known:
                     self._change(Withdrawn(sample_id))
                     if self._given.number:

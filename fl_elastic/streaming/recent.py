@@ -33,7 +33,7 @@ class RecentSamples:
     >>> import numpy as np
     >>> recent, guard = RecentSamples(), Guard(every=2, size=1)
     >>> rows = [Row(np.zeros(1), y) for y in range(4)]
-    >>> [recent.holds_next(guard) for _ in rows], [row.y for row in recent.hold(rows[1], guard)]
+    >>> [recent.count_labelled(guard) for _ in rows], [row.y for row in recent.hold(rows[1], guard)]
     ([False, True, False, True], [])
     >>> [row.y for row in recent.hold(rows[3], guard)], [row.y for row in recent.held_out]
     ([1], [3])
@@ -50,7 +50,7 @@ class RecentSamples:
         while len(self.new) > _NEW:
             self.new.popleft()
 
-    def holds_next(self, guard: Guard) -> bool:
+    def count_labelled(self, guard: Guard) -> bool:
         """Count a labelled sample; return whether it is to be held out."""
         self.counted += 1
         return self.counted % guard.every == 0

@@ -20,7 +20,7 @@ def test_every_so_many_are_held_out_and_leave_in_order() -> None:
     recent, guard = RecentSamples(), Guard(every=3, size=2)
     held, left = [], []
     for number in range(1, 16):
-        if recent.holds_next(guard):
+        if recent.count_labelled(guard):
             held.append(number)
             left += [each.number for each in recent.hold(row(number), guard)]
     assert held == [3, 6, 9, 12, 15] and left == [3, 6, 9]

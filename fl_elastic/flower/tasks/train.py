@@ -109,9 +109,10 @@ class Train(RoundTask):
         if self.cut or self.kept_head:
             indices = sorted(work.data.manifest.index[name] for name in trainer.may_train)
             metrics[MAY_TRAIN] = json.dumps(indices)
-        wish = work.client.unlearning.digest(work.client.client_id, self.forgotten)
-        if wish:
-            metrics[FORGET] = wish
+        request, name = work.client.unlearning, work.client.client_id
+        request.confirm(name, self.forgotten)
+        if request.pending:
+            metrics[FORGET] = request.digest(name)
         if self.groups and trainer.state.complete:
             # Shares measured on a part of the model would make the rest look worthless. A negative score counts as
             # zero: it is no reason to disbelieve the other scores.
