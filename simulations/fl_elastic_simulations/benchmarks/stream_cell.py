@@ -51,10 +51,11 @@ class _Timed(StreamLearner):
     saving_seconds = 0.0
 
     def _adapt_or_save(self, seen: Observation, *, save: bool = False) -> Observation:
-        """Adapt as usual, and count the time."""
+        """Adapt as usual, and count the time of what changed the model."""
         began = time.process_time() - self.saving_seconds
         said = super()._adapt_or_save(seen, save=save)
-        self.adapting_seconds += time.process_time() - self.saving_seconds - began
+        if said.adapted or said.rolled_back:
+            self.adapting_seconds += time.process_time() - self.saving_seconds - began
         return said
 
     def save(self) -> bool:
