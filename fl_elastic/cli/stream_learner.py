@@ -67,7 +67,9 @@ class Opening:
     def __post_init__(self) -> None:
         if self.read != "last" and not self.closed_form:
             raise StreamError("--read needs a head in closed form: give --closed-form, too")
-        if self.read.startswith("auto"):
+        from fl_elastic.readout.place import Reading
+
+        if self.read != "last" and not Reading.parse(self.read).places:
             raise StreamError(
                 "--read takes places chosen beforehand: fl-elastic plan MODEL --read --data DATA names them"
             )

@@ -31,7 +31,7 @@ from fl_elastic.flower.strategy_state import (
     tested,
 )
 from fl_elastic.flower.wrapped_strategy import check_strategy
-from fl_elastic.readout.place import BODY, allowed_features, places_of
+from fl_elastic.readout.place import BODY, Reading, places_of
 from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE
@@ -157,7 +157,7 @@ class Checkpointed(Strategy):
         """Warn if the head does not read where the config says, since only round zero moves it."""
         read = self.strategy.config.read if isinstance(self.strategy, PartialUpdates) else "none"
         reads = places_of(found.arrays) or "last"
-        chosen = read in ("none", reads) or allowed_features(read) is not None
+        chosen = read in ("none", reads) or (read != "last" and not Reading.parse(read).places)
         if not chosen and not places_of({name: each.numpy() for name, each in begun.items()}):
             _LOG.warning(
                 "the head of this checkpoint reads %s and goes on doing so: read=%r has no effect now. "

@@ -18,7 +18,7 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.readout.choice import Choice, Sample
 from fl_elastic.readout.chosen_reading import choose_reading
-from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place
+from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place, Reading
 from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
@@ -58,7 +58,7 @@ def with_chosen_places(
     record : RoundRecord
         Filled with who was counted and who was not.
     read : str
-        ``auto``, or names of the places.
+        ``auto`` or names of the places, as `fl_elastic.readout.place.Reading` parses it.
     examples : int
         Number of examples that each client was asked for.
     """
@@ -75,7 +75,7 @@ def with_chosen_places(
         record.ranked_features = sum(rows.shape[1] for rows in sample.rows.values())
         # Places that are read together must be affordable together.
         most = min(MOST_FEATURES, *(reply.most for _, reply in found))
-        chosen = choose_reading(sample, most_features=most, read=read)
+        chosen = choose_reading(sample, Reading.parse(read), most_features=most)
     except UpdateError as error:
         _LOG.warning("%s; the head reads what enters the last layer", error)
         return dict(weights)
@@ -84,8 +84,7 @@ def with_chosen_places(
     first = found[0][1]
     reading, directions = chosen.reading, chosen.directions
     places = reading.places
-    at_the_end = [(place.module, place.at_input) for place in places] == [(first.last, True)]
-    if at_the_end and directions is None:
+    if reading.is_at(first.last):
         return dict(weights)
     kept = sorted({each for place in places for each in first.kept[place]})
     features, projection = sum(sample.rows[place].shape[1] for place in places), {}

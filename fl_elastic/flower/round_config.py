@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fl_elastic.errors import PlanError, RegistryError
 from fl_elastic.given import is_real, whole
-from fl_elastic.readout.place import Reading, allowed_features
+from fl_elastic.readout.place import Reading
 
 if TYPE_CHECKING:
     from fl_elastic.flower.deadline import Deadline
@@ -41,7 +41,8 @@ class RoundConfig:
         of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.choice`);
         ``"auto>640"`` for at most 640 features per example; or names of places such as
         ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected onto 256
-        directions. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
+        directions. With ``mirrored:`` before it, as in ``"mirrored:auto"``, features are means over each image and
+        its mirror image. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
     plan : {"local", "server", "none"}
         Who chooses what is trained. ``"local"``: each client. ``"server"``: the server, the same for all, such that
         the slowest client of the round can afford it (robust rules can then compare all clients). ``"none"``:
@@ -111,8 +112,7 @@ class RoundConfig:
             )
         if self.read not in (_NONE, _LAST):
             try:
-                if allowed_features(self.read) is None:
-                    Reading.parse(self.read)
+                Reading.parse(self.read)
             except PlanError as error:
                 raise RegistryError(
                     f"read: {error}; known are none, last and auto besides"

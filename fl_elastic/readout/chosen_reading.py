@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
-from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
+from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.projection import Directions
 
 # Below this many features, places are no better than a projection onto all directions that the examples span.
@@ -44,32 +44,30 @@ def candidate_features(most: int) -> int:
     return MOST_FEATURES if most < _PROJECTED else most
 
 
-def choose_reading(sample: Sample, *, most_features: int, read: str = "auto") -> ChosenReading:
+def choose_reading(sample: Sample, asked: Reading, *, most_features: int) -> ChosenReading:
     """Return what a head should read, chosen by the error on held-out examples.
 
     Parameters
     ----------
     sample : Sample
         Examples with features at every candidate, see `candidate_features`.
+    asked : Reading
+        Its places, for which only directions are computed, or none to choose among all.
     most_features : int
         Bound on the numbers that are read per example.
-    read : str
-        ``auto``, optionally with a bound as in ``auto>512``, or the name of a `Reading`, for which only directions
-        are computed.
 
     Raises
     ------
     UpdateError
         If a place is not in the sample, every place has too many features, or targets do not vary.
     """
-    choice, allowed = None, allowed_features(read)
-    if allowed is not None:
-        most_features = min(most_features, allowed)
+    choice, reading = None, asked
+    if not asked.places:
+        most_features = min(most_features, asked.width or most_features)
         choice = choose_places(sample, most_features=candidate_features(most_features))
         width = min(most_features, EXAMPLES) if choice.best.features > most_features else 0
-        reading = Reading(choice.best.places, width)
+        reading = replace(asked, places=choice.best.places, width=width)
     else:
-        reading = Reading.parse(read)
         missing = [str(place) for place in reading.places if place not in sample.rows]
         if missing:
             raise UpdateError(f"not all examples have features at {', '.join(missing)}")

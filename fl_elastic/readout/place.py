@@ -15,15 +15,13 @@ from fl_elastic.update.manifest import READ_FROM
 INPUT = "input"
 """Name of the model's own input in a place."""
 
-AUTO = "auto"
-"""Value of ``read`` that lets the best places be chosen; with a bound on features as in ``auto>512``."""
-
 MOST_FEATURES = 2048
 """Default bound on features: the work of a head grows with their square."""
 
 BODY, HEAD = "body", "head"
 """Names of the submodules of a readout: the model and the linear layer."""
 
+_AUTO, _MIRRORED = "auto", "mirrored:"
 _AT_INPUT, _JOIN, _WIDTH = "in:", "+", ">"
 _MOST_WIDTH = 10**6
 _POOLING = re.compile(r"([a-z][a-z_]*?)([0-9]{0,6})")
@@ -103,48 +101,53 @@ class Reading:
     Attributes
     ----------
     places : tuple of Place
-        The places whose features are read.
+        The places whose features are read; empty if they are to be chosen.
     width : int
-        Number of directions that they are projected onto; 0 to read the features themselves.
+        Number of directions that they are projected onto, 0 to read the features themselves. If places are to be
+        chosen, the bound on features.
+    mirrored : bool
+        Whether features are the means over each image and its mirror image.
 
     Examples
     --------
     >>> reading = Reading.parse("features.3@grid4+features.6@grid8>256")
     >>> len(reading.places), reading.width, str(reading)
     (2, 256, 'features.3@grid4+features.6@grid8>256')
+    >>> Reading.parse("mirrored:auto>512")
+    Reading(places=(), width=512, mirrored=True)
     """
 
-    places: tuple[Place, ...]
+    places: tuple[Place, ...] = ()
     width: int = 0
+    mirrored: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Reading:
         """Return the reading of this name; raise PlanError if it is not one."""
-        places, given, width = text.partition(_WIDTH)
+        places, given, width = text.removeprefix(_MIRRORED).partition(_WIDTH)
         if given and not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
             raise PlanError(
-                f"{text!r} reads no number of directions: use for example features.6@grid8>256"
+                f"{text!r} gives no number of features: use for example {_AUTO}>512 or features.6@grid8>256"
             )
-        return cls(parse_places(places), int(width or 0))
+        chosen = () if places == _AUTO else parse_places(places)
+        return cls(chosen, int(width or 0), text.startswith(_MIRRORED))
+
+    def is_at(self, layer: str) -> bool:
+        """Return whether a linear layer reads just this anyway, from the model's own input.
+
+        >>> Reading.parse("in:fc@flat").is_at("fc"), Reading.parse("mirrored:in:fc@flat").is_at("fc")
+        (True, False)
+        """
+        at = [(place.module, place.at_input) for place in self.places]
+        return at == [(layer, True)] and not self.width and not self.mirrored
 
     def __str__(self) -> str:
-        return joined(self.places) + (f"{_WIDTH}{self.width}" if self.width else "")
+        width = f"{_WIDTH}{self.width}" if self.width else ""
+        return f"{_MIRRORED if self.mirrored else ''}{joined(self.places) or _AUTO}{width}"
 
 
-def allowed_features(read: str) -> int | None:
-    """Return the bound on features if places are to be chosen; None if they are given.
-
-    >>> allowed_features("auto"), allowed_features("auto>512"), allowed_features("features.6@grid8>512")
-    (2048, 512, None)
-    """
-    if read == AUTO:
-        return MOST_FEATURES
-    name, given, width = read.partition(_WIDTH)
-    if name != AUTO or not given:
-        return None
-    if not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
-        raise PlanError(f"{read!r} bounds no number of features: use for example {AUTO}>512")
-    return int(width)
+AUTO = Reading()
+"""Places are to be chosen."""
 
 
 def joined(places: Iterable[Place]) -> str:

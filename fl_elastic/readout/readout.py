@@ -15,6 +15,7 @@ from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import preserved_rng, untouched
+from fl_elastic.readout.mirrored import mean_of_views, mirrored_at_random, with_mirror_images
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
@@ -34,7 +35,8 @@ class Readout(nn.Module):
         The model whose first part is used.
     places : str, Reading or sequence of Place
         Where it reads, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
-        are projected onto 256 directions.
+        are projected onto 256 directions; with ``mirrored:`` before it, features are means over each image and its
+        mirror image. In train mode one of the two is drawn for each image, which takes half the time.
     inputs : any
         Inputs of a batch, in the model's form, for the shapes. No example is kept.
     outputs : int
@@ -54,7 +56,8 @@ class Readout(nn.Module):
     Raises
     ------
     PlanError
-        If a place is not in the model, or its shape does not suit its pooling.
+        If no place is named, a place is not in the model, its shape does not suit its pooling, or inputs are no
+        images that can be mirrored.
 
     Examples
     --------
@@ -77,6 +80,12 @@ class Readout(nn.Module):
             places = Reading.parse(places)
         self.reading = places if isinstance(places, Reading) else Reading(tuple(places))
         self.places = self.reading.places
+        if not self.places:
+            raise PlanError(
+                f"{self.reading} names no place: choose one by fl_elastic.training.read_out"
+            )
+        if self.reading.mirrored:
+            inputs = with_mirror_images(inputs)
         modes = {name: module.training for name, module in model.named_modules()}
         with untouched(model), torch.no_grad():
             model.eval()
@@ -112,14 +121,21 @@ class Readout(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the outputs for inputs that the model takes, shape (N, outputs)."""
-        inputs = kwargs or (args[0] if len(args) == 1 else args)
+        inputs = self._views(kwargs or (args[0] if len(args) == 1 else args))
         found = reaching(self.body, self.places, inputs, stop=self._stops)
         outputs: Tensor = self.head(self._pooled(found))
         return outputs
 
+    def _views(self, inputs: Any) -> Any:
+        if not self.reading.mirrored:
+            return inputs
+        return mirrored_at_random(inputs) if self.training else with_mirror_images(inputs)
+
     def _pooled(self, found: list[Tensor]) -> Tensor:
         rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        if self.reading.mirrored and not self.training:
+            features = mean_of_views(features)
         return features if self.projection is None else self.projection(features)
 
 

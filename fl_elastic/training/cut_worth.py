@@ -63,7 +63,6 @@ def cut_worth(
         ``optimizer_fn(parameters)`` returns the optimiser that will train.
     memory : float, optional
         Bytes that a step may take.
-        Bytes that a step may take.
 
     Returns
     -------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,8 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.first_pass import FirstPass
-from fl_elastic.readout.place import Place
+from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
+from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 from fl_elastic.training.batches import NO_BATCH, within
@@ -66,9 +67,9 @@ class PlaceSample:
 def place_sample(
     model: nn.Module,
     loader: Iterable[Batch],
+    asked: Reading = AUTO,
     *,
     examples: int,
-    places: Sequence[Place] | None = None,
     most_features: int,
     seconds: float = float("inf"),
     clock: str = "auto",
@@ -84,10 +85,10 @@ def place_sample(
         A model whose outputs are class scores, or numbers, of shape (N, C).
     loader : iterable of batches
         Targets are classes, shape (N,), or numbers, shape (N, C).
+    asked : Reading
+        Its places, or those of `candidate_places` if it has none; by mirror images as well if it says so.
     examples : int
         Largest number of examples to use.
-    places : sequence of Place, optional
-        Places to read; `candidate_places` by default.
     most_features : int
         Largest number of features of a candidate place.
     seconds : float
@@ -110,6 +111,7 @@ def place_sample(
     spent: dict[Place, float] = {}
     left, outputs, classes, count = examples, 0, True, 0
     poolings: dict[Place, nn.Module] = {}
+    places, views = asked.places, 1 + asked.mirrored
     lay_out: Callable[[Any], Any] | None = None
     first: FirstPass | None = None
     graph: BackwardGraph | None = None
@@ -127,7 +129,7 @@ def place_sample(
                     inputs, targets = split_batch(batch)
                     if first is None:
                         first = FirstPass.of(model, (inputs, targets))
-                    if places is None:
+                    if not places:
                         graph = traced(model, first.few)
                         places = candidate_places(
                             model, first.few, most_features, first=first, graph=graph
@@ -147,19 +149,21 @@ def place_sample(
                         spent[place] = spent.get(place, 0.0) + now() - started
 
                     firsts = {(each.module, each.at_input): each for each in reversed(places)}
-                    found = reaching(model, tuple(firsts.values()), lay_out(inputs), reached=note)
+                    seen = with_mirror_images(inputs) if asked.mirrored else inputs
+                    found = reaching(model, tuple(firsts.values()), lay_out(seen), reached=note)
                     at = dict(zip(firsts, found, strict=True))
                     rows: dict[Place, Tensor] = {}
                     for place in places:
                         tensor = at[place.module, place.at_input]
                         if place not in poolings:
                             poolings[place] = pooling_for(place, tensor)
-                        rows[place] = poolings[place](tensor).float().cpu()
-                        if len(rows[place]) != min(size, left):
+                        own = poolings[place](tensor).float().cpu()
+                        if len(own) != views * min(size, left):
                             raise PlanError(
-                                f"place {place} has {len(rows[place])} rows for {min(size, left)} examples: time "
+                                f"place {place} has {len(own)} rows for {views * min(size, left)} examples: time "
                                 "steps, tokens or nodes come first there"
                             )
+                        rows[place] = mean_of_views(own) if asked.mirrored else own
                     narrow = next(iter(rows.values()))
                     scores = torch.empty(len(narrow), outputs)
                     wanted, classes = as_numbers(None, targets, scores, ignored)
@@ -182,7 +186,7 @@ def place_sample(
         held.put_back()
         for module, mode in modes:
             module.training = mode
-    if not gathered or places is None or first is None:
+    if not gathered or first is None:
         raise TrainingError(NO_BATCH)
     if not count:
         raise TrainingError(NONE_COUNTS)

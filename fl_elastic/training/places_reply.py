@@ -20,7 +20,7 @@ from fl_elastic.groups.forward import LossFn, split_batch, to_device
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.first_pass import FirstPass
-from fl_elastic.readout.place import MOST_FEATURES, Place, Reading, allowed_features
+from fl_elastic.readout.place import MOST_FEATURES, Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.head_sums import features_in_memory, sums_bytes
@@ -30,7 +30,7 @@ from fl_elastic.training.place_sample import place_sample
 def places_reply(
     model: nn.Module,
     loader: Iterable[Batch],
-    read: str,
+    asked: Reading,
     *,
     examples: int,
     of_all: int,
@@ -47,8 +47,8 @@ def places_reply(
         The model as the server sent it.
     loader : iterable of batches
         The first examples are taken.
-    read : str
-        ``auto`` for all candidates, or names of places.
+    asked : Reading
+        The places, or none for all candidates.
     examples : int
         Number of examples asked for.
     of_all : int
@@ -67,9 +67,9 @@ def places_reply(
     TrainingError
         If the device can afford no place.
     """
-    allowed = allowed_features(read)
-    most = MOST_FEATURES if allowed is None else allowed
-    if allowed is not None:
+    most = MOST_FEATURES
+    if not asked.places:
+        most = asked.width or MOST_FEATURES
         if budget.uplink is not None:
             first = to_device(as_pair(next(iter(loader))), model_device(model))
             outputs = FirstPass.of(model, split_batch(first)).outputs
@@ -79,13 +79,11 @@ def places_reply(
             most = min(most, features_in_memory(budget.memory, of_all))
     deadline = math.inf if budget.deadline is None else budget.deadline
     found = place_sample(
-        model, loader, examples=examples, clock=clock,
-        most_features=candidate_features(most),
-        places=Reading.parse(read).places if allowed is None else None, seconds=deadline,
-        loss_fn=loss_fn,
+        model, loader, asked, examples=examples, clock=clock,
+        most_features=candidate_features(most), seconds=deadline, loss_fn=loss_fn,
     )  # fmt: skip
     rows = dict(found.sample.rows)
-    if allowed is not None:
+    if not asked.places:
         rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)
         if all(each.shape[1] > most for each in rows.values()):
             raise TrainingError(

@@ -14,7 +14,7 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.choice import EXAMPLES, Choice
 from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
 from fl_elastic.readout.first_pass import FirstPass
-from fl_elastic.readout.place import MOST_FEATURES, Reading, allowed_features
+from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.head_sums import solve_head
@@ -64,7 +64,9 @@ def read_out(
         numbers, shape (N, C).
     read : str
         ``auto``, ``auto>512`` for at most 512 features, ``last`` for the last linear layer, or names of places
-        such as ``features.3@grid8+features.6@grid4``.
+        such as ``features.3@grid8+features.6@grid4``. ``mirrored:auto``, or ``mirrored:`` before places, reads the
+        mean over each image and its mirror image, which takes twice as long; for data whose classes do not depend
+        on left and right.
     most_features : int
         Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the
         features of the places are projected onto this many directions.
@@ -112,16 +114,16 @@ def readout_of(
     batch = split_batch(first_batches(loader, 1, model_device(model))[0])
     first = FirstPass.of(model, batch)
     inputs, outputs = batch[0], first.outputs
-    allowed = allowed_features(read)
-    asked = Reading.parse(read) if allowed is None else None
-    most_features = min(most_features, allowed or most_features)
-    if asked is not None and not asked.width:
+    asked = Reading.parse(read)
+    if asked.places and not asked.width:
         return Readout(model, asked, inputs, outputs), None
+    if not asked.places:
+        most_features = min(most_features, asked.width or most_features)
     found = place_sample(
-        model, loader, examples=EXAMPLES, most_features=candidate_features(most_features),
-        places=None if asked is None else asked.places, loss_fn=loss_fn,
+        model, loader, asked, examples=EXAMPLES, most_features=candidate_features(most_features),
+        loss_fn=loss_fn,
     )  # fmt: skip
-    chosen = choose_reading(found.sample, most_features=most_features, read=read)
+    chosen = choose_reading(found.sample, asked, most_features=most_features)
     if chosen.choice is not None:
         best = chosen.choice.best
         _LOG.info(
@@ -129,9 +131,7 @@ def readout_of(
             chosen.reading, best.error, round(found.sample.num_examples),
             chosen.reading.width or best.features,
         )  # fmt: skip
-    only = chosen.reading.places[0]
-    at_the_end = only.at_input and only.module == first.last
-    if chosen.directions is None and len(chosen.reading.places) == 1 and at_the_end:
+    if chosen.reading.is_at(first.last):
         return model, chosen.choice
     readout = Readout(model, chosen.reading, inputs, outputs)
     if readout.projection is not None and chosen.directions is not None:

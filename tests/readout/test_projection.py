@@ -108,6 +108,10 @@ def test_names_of_readings() -> None:
         ">4",
         "1@flat>4>5",
         "1@flat>9999999",
+        "auto>",
+        "mirrored:",
+        "mirrored:>4",
+        "mirrored:mirrored",
     ):
         with pytest.raises(PlanError):
             Reading.parse(wrong)

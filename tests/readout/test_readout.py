@@ -149,6 +149,7 @@ PLACES = [
     "3@grid1",
     "0@grid2+3@grid2",
     "input@grid2+2@grid2",
+    "mirrored:input@grid2+2@grid2",
     "input@random64",
 ]
 
@@ -248,6 +249,7 @@ def test_a_state_that_does_not_fit_changes_nothing(places: str, damage: str) -> 
         ("7@tokens1", "token pooling needs"),
         ("0@random7", "at least 16"),
         ("0@nothing", "unknown pooling"),
+        ("auto", "names no place"),
     ],
 )  # fmt: skip
 def test_a_place_that_cannot_be_read_says_why_and_changes_nothing(places: str, words: str) -> None:
@@ -288,7 +290,7 @@ def test_a_model_that_raises_on_the_way_is_left_as_it_was() -> None:
     assert before.differences() == []
 
 
-@pytest.mark.parametrize("places", PLACES[:5])
+@pytest.mark.parametrize("places", PLACES[:6])
 def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
     readout, inputs = readout_of(places)
     batches = [(torch.randn_like(inputs), torch.randint(0, 3, (5,))) for _ in range(3)]
@@ -298,12 +300,13 @@ def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
     assert groups[0].name == "head"
     assert sorted(named) == sorted(name for name, _ in readout.named_parameters())
     assert profile_model(readout, loss, batches[0]).full_step_seconds > 0
-    plain = deepcopy(readout).train()
+    plain, drawn = deepcopy(readout).train(), torch.get_rng_state()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for x, y in batches:
         optimizer.zero_grad()
         loss(plain(x), y).backward()
         optimizer.step()
+    torch.set_rng_state(drawn)
     trainer = ElasticTrainer(
         readout.train(), loss, lambda p: torch.optim.SGD(p, lr=0.1), budget=Budget(), policy="full"
     )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.readout import Readout
-from fl_elastic.readout.place import parse_places
+from fl_elastic.readout.place import AUTO, Reading, parse_places
 from fl_elastic.readout.wire import encode_places
 from fl_elastic.training.head_sums import features_in_memory, head_sums, held_out, sums_bytes
 from fl_elastic.training.place_sample import place_sample
@@ -48,7 +48,7 @@ def test_rows_are_those_of_the_first_examples_that_have_a_target() -> None:
     model, (inputs, targets) = network(), images(40)
     targets[[0, 7, 30]] = -100
     loader = batches(inputs, targets, [7, 8, 21, 33, 40])
-    found = place_sample(model, loader, examples=35, places=PLACES, most_features=10**4).sample
+    found = place_sample(model, loader, Reading(PLACES), examples=35, most_features=10**4).sample
     known = torch.arange(35)[targets[:35] >= 0]
     assert list(found.rows) == list(PLACES)
     for place, rows in found.rows.items():
@@ -66,7 +66,7 @@ def test_data_of_which_no_target_counts_are_refused() -> None:
     inputs, targets = images(12)
     loader = batches(inputs, torch.full_like(targets, -100), [12])
     with pytest.raises(TrainingError, match="no target counts"):
-        place_sample(network(), loader, examples=12, places=PLACES, most_features=99)
+        place_sample(network(), loader, Reading(PLACES), examples=12, most_features=99)
 
 
 @pytest.mark.parametrize("examples", [60, 300, 900])
@@ -78,7 +78,7 @@ def test_sums_of_as_many_features_as_are_afforded_fit_the_uplink(
     loader = batches(inputs, targets, [examples // 2, examples])
     model = network()
     reply = places_reply(
-        model, loader, "auto", examples=50, of_all=examples, budget=Budget(uplink=uplink),
+        model, loader, AUTO, examples=50, of_all=examples, budget=Budget(uplink=uplink),
         names=Manifest.of(model).index,
     )  # fmt: skip
     header = 9000
@@ -100,7 +100,7 @@ def test_less_memory_means_fewer_features() -> None:
     names = Manifest.of(model).index
     wide, narrow = (
         places_reply(
-            model, loader, "auto", examples=50, of_all=60, budget=Budget(memory=memory), names=names
+            model, loader, AUTO, examples=50, of_all=60, budget=Budget(memory=memory), names=names
         )
         for memory in (1e6, 1e5)
     )

@@ -10,6 +10,7 @@ from torch import nn
 from fl_elastic.errors import PlanError, RegistryError
 from fl_elastic.flower import RoundConfig
 from fl_elastic.readout.chosen_reading import choose_reading
+from fl_elastic.readout.place import AUTO, Reading
 from fl_elastic.readout.projection import Directions
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.place_sample import place_sample
@@ -46,7 +47,7 @@ def test_a_small_bound_projects_the_places_that_are_best_of_any_width() -> None:
     assert right > 0.9 > float((narrow(tests).argmax(1) == labels).float().mean())
     # Its numbers are the directions of those places' features, by hand.
     places = found.choice.best.places
-    sample = place_sample(network(), data, examples=640, most_features=2560, places=places).sample
+    sample = place_sample(network(), data, Reading(places), examples=640, most_features=2560).sample
     rows = [sample.rows[place] for place in places]
     directions = Directions.of(rows, sample.constant, 12)
     plain = Readout(network(), places, x, 4)
@@ -69,14 +70,14 @@ def test_named_places_are_projected_as_their_name_says() -> None:
 @pytest.mark.parametrize("read", ["auto>0", "auto>x", "auto>", "auto>-3"])
 def test_a_bound_that_means_nothing_is_refused_as_it_was_given(read: str) -> None:
     x, y = stripes(8, 0)
-    with pytest.raises(PlanError, match=f"'{read}' bounds no number of features"):
+    with pytest.raises(PlanError, match=f"'{read}' gives no number of features"):
         read_out(network(), [(x, y)], read=read)
-    with pytest.raises(RegistryError, match=f"'{read}' bounds no number of features"):
+    with pytest.raises(RegistryError, match=f"'{read}' gives no number of features"):
         RoundConfig(read=read)
 
 
 def test_as_many_as_are_allowed_are_read_as_they_are() -> None:
     x, y = stripes(96, 0)
     sample = place_sample(network(), [(x, y)], examples=640, most_features=2560).sample
-    chosen = choose_reading(sample, most_features=2560)
+    chosen = choose_reading(sample, AUTO, most_features=2560)
     assert chosen.directions is None and chosen.reading.width == 0

@@ -34,6 +34,7 @@ class RankPlaces(RoundTask):
 
     def answer(self, work: ClientRound) -> Answer:
         """Return the features, packed, as the principal axes of their folds."""
+        from fl_elastic.readout.place import Reading
         from fl_elastic.readout.wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
@@ -42,7 +43,7 @@ class RankPlaces(RoundTask):
             raise TrainingError(client.why_reading_is_fixed)
         examples = work.size().examples
         reply = places_reply(
-            data.model, data.batches, self.places, examples=max(self.examples, 1),
+            data.model, data.batches, Reading.parse(self.places), examples=max(self.examples, 1),
             of_all=examples, budget=work.budget, names=work.data.manifest.index,
             clock=client.options.timing.clock, loss_fn=data.loss_fn,
         )  # fmt: skip

@@ -61,8 +61,15 @@ CLOSED_FORM: dict[str, Table] = {
     READ: _ONE_PASS | {"read": "auto"},
     f"{READ}, 640 numbers at most": _ONE_PASS | {"read": "auto>640"},
     f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
+    "closed form, last layer, mirrored": _ONE_PASS | {"read": "mirrored:in:classifier.1@flat"},
+    f"{READ}, mirrored": _ONE_PASS | {"read": "mirrored:auto"},
+    f"{READ}, mirrored, then steps": _FEWER | _SOLVED | {"read": "mirrored:auto"},
 }
-"""Methods of one pass and no step: a head on the last layer's input, on the model's input or at chosen places."""
+"""Methods of one pass: a head on the last layer's input, on the model's input or at chosen places.
+
+"Then steps" trains what is below such a head in the time that is left. With "mirrored" a head reads each image and
+its mirror image.
+"""
 
 # Updates are sent with 8 bits. The model is sent down with 16, since all clients train from it.
 _SMALL: Table = {"codec": "int8", "downlink_codec": "fp16"}

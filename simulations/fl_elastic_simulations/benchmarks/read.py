@@ -41,6 +41,7 @@ from fl_elastic_simulations.models import small as _small  # noqa: F401
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
 CHOSEN, LAST = "chosen places", "last layer"
+MIRRORED = f"{CHOSEN}, mirrored"
 ALLOWED = (128, 256, 512, 1024, MOST_FEATURES)
 """Largest numbers of features that a head may read, in the table of the accuracy with fewer features."""
 _SIZES = "at most "
@@ -48,6 +49,8 @@ _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 # Larger batches do not fit in the cache.
 _BATCH = 32
 _MOST_PIXELS = 3072
+# Number of axes of an image: channels, height and width.
+_IMAGE = 3
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,11 @@ class ReadTask:
     def methods(self, shape: tuple[int, ...]) -> dict[str, str]:
         """Return the place that each method reads, by the method's name in the table, for inputs of this shape."""
         whole = int(np.prod(shape)) <= _MOST_PIXELS
+        mirrored = {MIRRORED: "mirrored:auto"} if len(shape) == _IMAGE else {}
         return {
             LAST: "last",
             CHOSEN: "auto",
+            **mirrored,
             f"{self.fixed}, whatever the task": self.fixed,
             "the input itself": f"{INPUT}@flat" if whole else f"{INPUT}@grid32",
             "1,024 random features of the input": f"{INPUT}@random1024",
@@ -97,7 +102,7 @@ class ReadTask:
         """Return the seeds to run: all if they change examples, their order or random weights, else the lowest."""
         matters = (
             self.examples is not None
-            or method == CHOSEN
+            or method in (CHOSEN, MIRRORED)
             or (not self.pretrained and "input" not in method)
         )
         return list(seeds) if matters else [min(seeds)]

@@ -17,7 +17,7 @@ from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.readout.choice import Sample, choose_places
-from fl_elastic.readout.place import Place
+from fl_elastic.readout.place import AUTO, Place
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.update.closed_form import best_ridge, penalties_tried
@@ -153,7 +153,7 @@ def _answer(model: nn.Module, batches: list[Batch]) -> None:
     # A model without places raises an error, in about the time that finding places takes.
     with suppress(ElasticError):
         places_reply(
-            model, batches, "auto", examples=examples, of_all=examples, budget=Budget(), names=names
+            model, batches, AUTO, examples=examples, of_all=examples, budget=Budget(), names=names
         )
 
 

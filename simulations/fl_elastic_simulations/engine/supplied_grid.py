@@ -20,7 +20,7 @@ from fl_elastic.flower.incremental_grid import GridWrapper
 from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.store import KIND
-from fl_elastic.readout.place import allowed_features
+from fl_elastic.readout.place import Reading
 from fl_elastic.state.archive import archive_bytes, archive_of
 from fl_elastic.state.codec import from_archive, to_archive
 
@@ -174,4 +174,4 @@ def _places(content: RecordDict) -> frozenset[str]:
     """Return the readings whose costs a message needs: that of the whole model, and those that it names."""
     configs = content.config_records.values()
     named = {str(config.get(key, "")) for config in configs for key in (_READ, _PLACES)}
-    return frozenset({"", *(name for name in named if allowed_features(name) is None)})
+    return frozenset({"", *(name for name in named if name and Reading.parse(name).places)})
