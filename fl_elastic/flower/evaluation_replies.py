@@ -67,6 +67,12 @@ def believed(
     kept, doubted = believable(read)
     for node, reason in doubted.items():
         _leave_out(node, reason)
+    for node, each in kept.items():
+        if each.num_examples < read[node].num_examples:
+            _LOG.warning(
+                "evaluation by node %s counts as %s of its %s examples: the largest number of the others, times "
+                "%g, is the limit", node, each.num_examples, read[node].num_examples, _EXAMPLES,
+            )  # fmt: skip
     said = [
         {**each.metrics, "loss": each.loss, weight_key: each.num_examples} for each in kept.values()
     ]
