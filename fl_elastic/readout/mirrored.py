@@ -5,7 +5,6 @@ It suits classes that do not depend on left and right; the held-out error says w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.examples import map_rows
 
-_IMAGES, _HALF = 4, 0.5
+_IMAGES = 4
 
 
 def with_mirror_images(inputs: Any) -> Any:
@@ -30,47 +29,21 @@ def with_mirror_images(inputs: Any) -> Any:
     >>> with_mirror_images(torch.tensor([[[[1.0, 2.0]]]])).tolist()
     [[[[1.0, 2.0]]], [[[2.0, 1.0]]]]
     """
-    return _changed(
-        inputs,
-        lambda images: torch.cat([images, images.flip(-1)]),
-        lambda rows: torch.cat([rows, rows]),
-    )
-
-
-def mirrored_at_random(inputs: Any) -> Any:
-    """Return the inputs of a batch with about half of the images mirrored, drawn from torch's random state.
-
-    Raises
-    ------
-    PlanError
-        If there are no images, a tensor of shape (N, C, H, W).
-    """
-
-    def some(images: Tensor) -> Tensor:
-        turned = torch.rand(images.shape[0], 1, 1, 1, device=images.device) < _HALF
-        return torch.where(turned, images.flip(-1), images)
-
-    return _changed(inputs, some, lambda rows: rows)
-
-
-def _changed(
-    inputs: Any, images: Callable[[Tensor], Tensor], others: Callable[[Tensor], Tensor]
-) -> Any:
     found = False
 
-    def changed(rows: Tensor) -> Tensor:
+    def doubled(rows: Tensor) -> Tensor:
         nonlocal found
         if rows.dim() != _IMAGES:
-            return others(rows)
+            return torch.cat([rows, rows])
         found = True
-        return images(rows)
+        return torch.cat([rows, rows.flip(-1)])
 
-    given = map_rows(changed, inputs)
+    views = map_rows(doubled, inputs)
     if not found:
         raise PlanError(
             "mirrored: is for images, of shape (N, C, H, W), which the inputs do not hold: read without it"
         )
-    return given
+    return views
 
 
 def mean_of_views(features: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import preserved_rng, untouched
-from fl_elastic.readout.mirrored import mean_of_views, mirrored_at_random, with_mirror_images
+from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
@@ -36,7 +36,7 @@ class Readout(nn.Module):
     places : str, Reading or sequence of Place
         Where it reads, such as ``features.3@grid8+features.6@grid4``, or ``features.6@grid8>256`` for features that
         are projected onto 256 directions; with ``mirrored:`` before it, features are means over each image and its
-        mirror image. In train mode one of the two is drawn for each image, which takes half the time.
+        mirror image.
     inputs : any
         Inputs of a batch, in the model's form, for the shapes. No example is kept.
     outputs : int
@@ -84,8 +84,7 @@ class Readout(nn.Module):
             raise PlanError(
                 f"{self.reading} names no place: choose one by fl_elastic.training.read_out"
             )
-        if self.reading.mirrored:
-            inputs = with_mirror_images(inputs)
+        inputs = self._views(inputs)
         modes = {name: module.training for name, module in model.named_modules()}
         with untouched(model), torch.no_grad():
             model.eval()
@@ -127,14 +126,12 @@ class Readout(nn.Module):
         return outputs
 
     def _views(self, inputs: Any) -> Any:
-        if not self.reading.mirrored:
-            return inputs
-        return mirrored_at_random(inputs) if self.training else with_mirror_images(inputs)
+        return with_mirror_images(inputs) if self.reading.mirrored else inputs
 
     def _pooled(self, found: list[Tensor]) -> Tensor:
         rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        if self.reading.mirrored and not self.training:
+        if self.reading.mirrored:
             features = mean_of_views(features)
         return features if self.projection is None else self.projection(features)
 

@@ -55,22 +55,6 @@ def test_features_are_those_of_two_passes(name: str, places: str) -> None:
     torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_in_training_each_image_is_read_from_one_side_drawn_at_random() -> None:
-    model, inputs = of_zoo("vision_models", "resnet18")
-    inputs = inputs.repeat(8, 1, 1, 1)
-    readout = Readout(model.eval(), "mirrored:layer1@grid2", inputs, 3)
-    state = torch.get_rng_state()
-    readout.training = True
-    found = features_of(readout, inputs)
-    torch.set_rng_state(state)
-    assert torch.equal(features_of(readout, inputs), found)
-    sides = torch.stack(
-        [hooked_features(model, readout.places, each) for each in (inputs, inputs.flip(-1))]
-    )
-    close = (sides - found).abs().amax(dim=2) < 1e-4
-    assert bool(close.any(dim=0).all()) and 0 < int(close[1].sum()) < len(inputs)
-
-
 class Named(nn.Module):
     """Takes images by name, and a number per example."""
 

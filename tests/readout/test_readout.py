@@ -300,13 +300,12 @@ def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
     assert groups[0].name == "head"
     assert sorted(named) == sorted(name for name, _ in readout.named_parameters())
     assert profile_model(readout, loss, batches[0]).full_step_seconds > 0
-    plain, drawn = deepcopy(readout).train(), torch.get_rng_state()
+    plain = deepcopy(readout).train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     for x, y in batches:
         optimizer.zero_grad()
         loss(plain(x), y).backward()
         optimizer.step()
-    torch.set_rng_state(drawn)
     trainer = ElasticTrainer(
         readout.train(), loss, lambda p: torch.optim.SGD(p, lr=0.1), budget=Budget(), policy="full"
     )

@@ -153,11 +153,7 @@ class _Role:
     @property
     def profile(self) -> CostProfile:
         """Costs of the model that is trained."""
-        return self.costs[self._read]
-
-    @property
-    def _read(self) -> str:
-        return str(self.config.get(READ, ""))
+        return self.costs[str(self.config.get(READ, ""))]
 
     @property
     def scenario(self) -> Scenario:
@@ -239,10 +235,11 @@ class _Role:
         config = {key: value for key, value in self.config.items() if key != DEADLINE}
         packed, examples, metrics = client.fit(arrays, config)
         asked = min(task.examples, examples)
-        if not Reading.parse(task.places).places:
-            spent = self._head_costs.answering(asked * _views(task.places))
+        reading = Reading.parse(task.places)
+        if not reading.places:
+            spent = self._head_costs.answering(asked * (1 + reading.mirrored))
         else:
-            named = _inference_batch(self.costs[task.places], task.places)
+            named = _inference_batch(self.costs[task.places])
             spent = asked / self.scenario.training.batch_size * named
         return packed, examples, metrics | _no_steps(spent)
 
@@ -268,10 +265,10 @@ class _Role:
         """Return the host seconds of a pass over the examples, given how many features had to be computed."""
         per_batch = self.scenario.training.batch_size
         if not task.cut:
-            return examples / per_batch * _inference_batch(self.profile, self._read)
+            return examples / per_batch * _inference_batch(self.profile)
         options = self.slot.options(part=TrainablePart(task.cut))
         above = lasting_costs(self.profile, options, examples)
-        seconds = examples * float(above.forward_seconds[0]) * _views(self._read)
+        seconds = examples * float(above.forward_seconds[0])
         cut = self.profile.graph.cut_below(self.profile.graph.groups_above(task.cut) - 1)
         if cut is not None:
             place = self.profile.graph.cuts.index(cut)
@@ -288,9 +285,7 @@ class _Role:
         if self.slot.server_round:
             options = self.slot.options(part=TrainablePart(task.cut))
             profile = lasting_costs(profile, options, batches.dataset_size)
-        each = _inference_batch(self.profile, self._read)
-        if task.cut:
-            each = float(profile.forward_seconds[0]) * _views(self._read)
+        each = float(profile.forward_seconds[0]) if task.cut else _inference_batch(self.profile)
         each *= self.client.device.slowdown
         count = max(1, int(task.deadline / each))
         return batches if count >= len(batches) else _Begun(batches, count)
@@ -459,13 +454,8 @@ def _choosing(text: str) -> ChoosingCosts | None:
     return ChoosingCosts.from_json(text) if text else None
 
 
-def _views(read: str) -> int:
-    """Return how many images a pass without training reads for each one; a step reads one."""
-    return 1 + (read != "" and Reading.parse(read).mirrored)
-
-
-def _inference_batch(profile: CostProfile, read: str) -> float:
+def _inference_batch(profile: CostProfile) -> float:
     """Return the seconds of a batch as inference: the forward time times the saving below the last cut."""
     plain, folded = profile.cut_plain_seconds, profile.cut_inference_seconds
     saved = float(folded[-1] / plain[-1]) if len(plain) and plain[-1] > 0 else 1.0
-    return _views(read) * float(profile.forward_seconds[0]) * min(saved, 1.0)
+    return float(profile.forward_seconds[0]) * min(saved, 1.0)
