@@ -40,6 +40,14 @@ class Arrivals:
             raise StreamError(f"{len(samples)} samples and {len(called)} names: give as many")
         return cls(samples, labels, called)
 
+    def before(self, count: int) -> Arrivals:
+        """Return the first ``count``."""
+        return Arrivals(self.xs[:count], self.ys[:count], self.names[:count])
+
+    def after(self, count: int) -> Arrivals:
+        """Return these without the first ``count``."""
+        return Arrivals(self.xs[count:], self.ys[count:], self.names[count:])
+
 
 @dataclass(frozen=True, eq=False)
 class Arrived:
@@ -52,7 +60,7 @@ class Arrived:
     number : int
         The sample's number; 0 if it was refused.
     x, label, name
-        The sample, label and name as taken in; None for a sample that was known already.
+        The sample, label and name as taken in; sample and name are None for a sample that was known already.
     """
 
     seen: Observation
@@ -60,6 +68,11 @@ class Arrived:
     x: NDArray[Any] | None = None
     label: int | None = None
     name: str | None = None
+
+    @property
+    def brings_label(self) -> bool:
+        """Whether the sample was known already and was sent again with a label."""
+        return self.seen.again and self.label is not None
 
     def unkept(self) -> Arrived:
         """Return a copy without a sample id: the sample would be lost if the process were killed."""

@@ -21,7 +21,8 @@ class Observation:
     sample_id : int or None
         Id for giving the label later; None if the sample was refused, or would be lost if the process were killed.
     again : bool
-        Whether the sample was known already by its sender's name; it is not counted again.
+        Whether the sample was known already by its sender's name; it is not counted again, but its label is given
+        to it.
     refused : str
         Reason for refusing it; empty if it was accepted.
     """

@@ -26,6 +26,8 @@ from fl_elastic.streaming.source_position import SourcePosition
 _LOG = logging.getLogger("fl_elastic")
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99
+NO_SUCH_SAMPLE = "no such sample"
+"""Why a label is refused whose sample is neither here nor waiting for its first label."""
 
 
 class Prequential:
@@ -72,9 +74,12 @@ class Prequential:
         self.learn_stored_labels()
 
     def observe(self, batch: Arrivals) -> list[Arrived]:
-        """Take in samples; return the result for each."""
+        """Take in samples; return the result for each, up to the first that brings a known sample's label.
+
+        That label is still to be given: it is an event of its own.
+        """
         with self._memory.unsettled():
-            return self._observed(batch)
+            return self._observed(batch.before(self._first_known(batch)))
 
     def label(
         self, sample_id: int | str, y: int
@@ -86,7 +91,7 @@ class Prequential:
             if label is None:
                 raise Refused("there is no label: give the class number of the sample")
             if number is None:
-                raise Refused("no such sample")
+                raise Refused(NO_SUCH_SAMPLE)
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
             seen = self._refused(str(refused))
@@ -94,7 +99,7 @@ class Prequential:
         row = self._memory.find(number)
         recent = self._memory.recent
         if row is None and not recent.holds_out(number) and number not in recent.waiting:
-            return Observation(sample_id=number, refused="no such sample"), {}, None
+            return Observation(sample_id=number, refused=NO_SUCH_SAMPLE), {}, None
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
         facts = {"id": number, "label": label}
@@ -181,6 +186,17 @@ class Prequential:
             self._memory.go_to(first + len(batch.xs) - 1)
         return found
 
+    def _first_known(self, batch: Arrivals) -> int:
+        """Return the place after the first sample that is known and brings a label, or after the last of all."""
+        earlier = set[str]()
+        for place, (name, y) in enumerate(zip(batch.names, batch.ys, strict=True), 1):
+            if name is not None:
+                known = name in earlier or self._names.number(name) is not None
+                if known and y is not None:
+                    return place
+                earlier.add(name)
+        return len(batch.xs)
+
     def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
         y, name = batch.ys[index], batch.names[index]
         known = None if name is None else self._names.number(name)
@@ -195,7 +211,8 @@ class Prequential:
             return Arrived(self._refused(str(refused)))
         prediction = self._classifier.predicted(scores)
         if known is not None:
-            return Arrived(Observation(prediction, sample_id=known, again=True), known)
+            again = Observation(prediction, sample_id=known, again=True)
+            return Arrived(again, known, label=label)
         if before != self._classifier.version:
             self._memory.keep_to(self._classifier.version, before)
         self._progress.observed += 1

@@ -15,6 +15,7 @@ from toy_streams import (
     delete_class,
     in_memory,
     learner_in,
+    net,
     relabelled,
     run,
     same,
@@ -178,3 +179,59 @@ def test_a_record_comes_back_with_its_labels() -> None:
     record.mark(2, 10, {None: 3, -1: 4, 0: 1})
     assert record.points[0].stored == {"none": 3, "-1": 4, "0": 1}
     assert from_archive(StreamRecord, to_archive(record)) == record
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+@pytest.mark.parametrize("size", [1, 9])
+def test_a_label_that_comes_with_a_sample_sent_again_is_its_label(
+    size: int, head: ClosedForm | None, tmp_path: Path
+) -> None:
+    """As `label` gives it, and not lost by a kill; sent a third time it changes nothing."""
+    stream = blobs(90, (0, 1))
+    by_label, by_sample = (learner_in(tmp_path / name, net(2), head=head) for name in "ab")
+    for start in range(0, 90, size):
+        part = range(start, min(start + size, 90))
+        xs, ys = [stream[place][0] for place in part], [stream[place][1] for place in part]
+        names = [f"row-{place}" for place in part]
+        first = by_label.observe_batch(xs, names=names)
+        told = [by_label.label(name, y) for name, y in zip(names, ys, strict=True)]
+        seen = by_sample.observe_batch(
+            [*xs, *xs], [*([None] * len(xs)), *ys], names=[*names, *names]
+        )
+        third = by_sample.observe_batch(xs, ys, names=names)
+        assert [each.again for each in seen] == [False] * len(xs) + [True] * len(xs)
+        assert [each.sample_id for each in seen[len(xs) :]] == [place + 1 for place in part]
+        assert all(each.again and not each.refused for each in third)
+        if head is None and size == 1:
+            assert [each.prediction for each in seen[: len(xs)]] == [
+                each.prediction for each in first
+            ]
+            assert [each.correct for each in seen[len(xs) :]] == [each.correct for each in told]
+    assert by_sample.progress.observed == by_sample.progress.labelled == 90
+    before = in_memory(by_sample)
+    if size == 1:
+        assert by_sample.progress == by_label.progress
+        # Two samples go through the model together, which rounds otherwise.
+        for found, expected in (
+            (before, in_memory(by_label)),
+            (weights(by_sample), weights(by_label)),
+        ):
+            assert all(np.allclose(found[n], w, atol=1e-4) for n, w in expected.items())
+    by_sample.store.close()
+    again = learner_in(tmp_path / "b", net(2), head=head)
+    assert again.progress == by_sample.progress and same(in_memory(again), before)
+    assert again.observe_batch([stream[5][0]], [7], names=["row-5"])[0].again
+    assert 7 in [row.y for row in [*again._memory.known([6]), *again._memory.held_out]]
+    closed(again)
+    closed(by_label)
+
+
+def test_what_is_sent_again_with_no_label_that_can_be_says_so(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2), most_classes=2)
+    run(learner, blobs(12, (0, 1)))
+    x = blobs(1)[0][0]
+    learner.observe_batch([x], names=["one"])
+    found = learner.observe_batch([x, x], [9, "cat"], names=["one", "one"])
+    assert [each.refused[:20] for each in found] == ["a label beyond 2 cla", "the label 'cat' is n"]
+    assert learner.progress.labelled == 12 and sum(learner.progress.rejected.values()) == 2
+    closed(learner)
