@@ -278,6 +278,8 @@ class StreamLearner:
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
+        If the store no longer holds the sample, its prediction counts all the same, but nothing is learned from it:
+        ``sample_id`` is None, and ``progress.unlearned`` counts it.
         A second label for the same sample corrects the first: in the store, among the samples that are trained on
         next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
         its id, or by the name that its sender gave it.

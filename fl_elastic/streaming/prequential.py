@@ -221,7 +221,7 @@ class Prequential:
             self._names.add(name, number)
         correct, drift = None, False
         if label is not None:
-            correct, drift = self._scored(prediction, label)
+            correct, drift = self._scored(prediction, label, learned=True)
         fits = self._memory.keep(Row(self._rule.kept(looked), label, number), prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
         return Arrived(said, number, sample, label, name)
@@ -229,8 +229,9 @@ class Prequential:
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
         late = self._memory.label(number, label, row)
         if late.waited:
-            correct, drift = self._scored(late.prediction, label)
-            return Observation(late.prediction, correct, drift, sample_id=number)
+            correct, drift = self._scored(late.prediction, label, learned=late.here)
+            here = number if late.here else None
+            return Observation(late.prediction, correct, drift, sample_id=here)
         if late.here:
             # After a restart the label would be found in the store, or in the window.
             self._learn_label(label)
@@ -240,11 +241,11 @@ class Prequential:
             self._rule.relabel(row, label)
         return Observation(sample_id=number)
 
-    def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
+    def _scored(self, prediction: int | None, label: int, *, learned: bool) -> tuple[bool, bool]:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
         correct, progress = prediction == label, self._progress
         drift = self._drift.update(float(not correct))
-        progress.scored(correct, drift, _FADING)
+        progress.scored(correct, drift, _FADING, learned=learned)
         if self._record.scored(correct, drift, progress.labelled):
             store = self._memory.store
             self._record.mark(progress.labelled, store.used_bytes, store.classes)

@@ -23,8 +23,9 @@ from toy_streams import (
 )
 
 from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
+from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.sources import open_source
 from fl_elastic.streaming.summary import stream_summary
 
@@ -235,3 +236,29 @@ def test_what_is_sent_again_with_no_label_that_can_be_says_so(tmp_path: Path) ->
     assert [each.refused[:20] for each in found] == ["a label beyond 2 cla", "the label 'cat' is n"]
     assert learner.progress.labelled == 12 and sum(learner.progress.rejected.values()) == 2
     closed(learner)
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+def test_a_label_of_a_sample_that_the_store_gave_up_is_scored_and_said_not_to_be_learned(
+    head: ClosedForm | None, tmp_path: Path
+) -> None:
+    stream = blobs(40, (0, 1))
+    learner = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
+    ids = [learner.observe(x).sample_id for x, _ in stream]
+    # As if others had needed their room.
+    learner.store.delete(ids[5:])
+    seen = [learner.label(place, y) for place, (_, y) in enumerate(stream, 1)]
+    assert [each.sample_id for each in seen] == [*ids[:5], *([None] * 35)]
+    assert all(each.correct is not None and not each.refused for each in seen)
+    progress = learner.progress
+    assert (progress.labelled, progress.unlearned, progress.since) == (40, 35, 5)
+    assert progress.adaptations == 0
+    if isinstance(learner.rule, SolvedHead):
+        assert learner.rule.sums.weight == 5
+    else:
+        assert [row.number for row in learner._memory.recent.new] == ids[:5]
+    assert stream_summary(learner)["unlearned"] == 35
+    learner.store.close()
+    again = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
+    assert again.progress == progress
+    closed(again)
