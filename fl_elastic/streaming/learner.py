@@ -80,7 +80,8 @@ class StreamLearner:
     seed : int
         Seed of every random choice.
     classes : sequence of int
-        Labels of the model's present outputs, in order; further labels follow as they appear.
+        Labels of the model's present outputs, in order; further labels follow as they appear. At a restart the
+        saved ones are used, and others are refused.
     latent : Latent, optional
         If given, the model is frozen below a place, and features of samples are kept instead of inputs. The budget
         then relates to training the part above.
@@ -484,11 +485,17 @@ class StreamLearner:
         if (every or begun) and features == self._classifier.keeps_inputs:
             raise StreamDataError(
                 f"{'features' if features else 'inputs'} of samples were kept in {self._folder.path} so far: give "
-                "the learner the same latent or head as before, or another state_dir"
+                "the learner the same latent or head (--latent, --closed-form) as before, or another state_dir"
             )
 
     def _restore(self, state: LearnerState) -> None:
         """Restore what learns, and the features that it learns from."""
+        known = state.classifier.classes
+        if self.classes != known[: len(self.classes)]:
+            raise StreamDataError(
+                f"the saved classes begin with {list(known[: len(self.classes)])}, not {list(self.classes)}: leave "
+                "classes= as it was, since further labels follow as they appear, or give another state_dir"
+            )
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)

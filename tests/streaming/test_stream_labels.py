@@ -22,6 +22,7 @@ from toy_streams import (
     weights,
 )
 
+from fl_elastic.errors import StreamDataError
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming.record import StreamRecord
@@ -262,3 +263,18 @@ def test_a_label_of_a_sample_that_the_store_gave_up_is_scored_and_said_not_to_be
     again = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
     assert again.progress == progress
     closed(again)
+
+
+def test_other_classes_at_a_restart_are_refused(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2), classes=(4, 2))
+    run(learner, blobs(20, (2, 4, 7)))
+    closed(learner)
+    for other in ((2, 4), (4, 2, 9), (7,)):
+        with pytest.raises(
+            StreamDataError, match=r"the saved classes begin with \[4.* leave classes="
+        ):
+            learner_in(tmp_path, net(2), classes=other)
+    for same_beginning in ((), (4,), (4, 2), (4, 2, 7)):
+        again = learner_in(tmp_path, net(2), classes=same_beginning)
+        assert again.classes == (4, 2, 7)
+        closed(again)

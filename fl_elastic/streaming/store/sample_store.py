@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -327,6 +327,12 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """Write the gathered changes and close the file."""
         self._settle()
         self._database.connection.close()
+
+
+def settings_of(path: Path) -> dict[str, str]:
+    """Return the settings with which a store was made, by name; sqlite3.Error if the file cannot be read."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+        return dict(opened.execute("SELECT key, value FROM meta").fetchall())
 
 
 def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:
