@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.forward import all_finite, weight_in_mean
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes
@@ -307,7 +307,8 @@ class Fit:
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
-        seconds, whole = log.step(batch, plan, step.take)
+        weight = weight_in_mean(step.loss_fn, batch[1], self._stream.counting)
+        seconds, whole = log.step(batch, plan, step.take, weight)
         if step.stepped:
             log.count(tensors, step.moved)
         log.read(self.loading)

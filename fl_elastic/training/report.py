@@ -39,6 +39,7 @@ class StepLog:
         self.clock = clock
         self.began, self.made, self.ended = began, clock(), began
         self.losses: list[float] = []
+        self._weights: list[float] = []
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0
         self.selection_seconds = 0.0
@@ -49,10 +50,16 @@ class StepLog:
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
-    def step(self, batch: Batch, plan: Plan, take: Callable[[Batch], float]) -> tuple[float, bool]:
-        """Take one step, or one batch of it; return its seconds and whether its batch was whole."""
+    def step(
+        self, batch: Batch, plan: Plan, take: Callable[[Batch], float], weight: float
+    ) -> tuple[float, bool]:
+        """Take one step, or one batch of it; return its seconds and whether its batch was whole.
+
+        ``weight`` is what its loss counts in `mean_loss`.
+        """
         started = self.clock()
         self.losses.append(take(batch))
+        self._weights.append(weight)
         self._stepped = self.clock()
         seconds = self._stepped - started
         whole = batch_shape(batch) == self._whole_batch
@@ -91,6 +98,13 @@ class StepLog:
         """Count predicted seconds of choosing: of a probe or a plan."""
         self.predicted_seconds += seconds
         self.choosing_seconds += seconds
+
+    def mean_loss(self, steps: int, *, summed: bool) -> float:
+        """Return the mean loss over the examples of the last steps, whose losses may be sums over a batch."""
+        losses, weights = self.losses[-steps:], self._weights[-steps:]
+        return (
+            math.fsum(losses) / math.fsum(weights) if summed else statistics.fmean(losses, weights)
+        )
 
     @property
     def median_step_seconds(self) -> float:
@@ -158,7 +172,7 @@ class FitReport:
     full_step_seconds : float
         Time of a step that trains everything, by the cost profile that the fit began with.
     loss : float
-        Mean loss over the last epoch's steps.
+        Mean loss over the last epoch's steps, weighted as in `evaluate`: by their examples, or targets, that count.
     losses : tuple of float
         Loss of every step.
     importance : dict
