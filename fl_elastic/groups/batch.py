@@ -249,6 +249,9 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     batches = length_of(loader)
     if not isinstance(size, int) or batches is None:
         return None
+    if not isinstance(getattr(drawn, "sampler", None), Sized):
+        # An iterable dataset: each worker process ends with a smaller batch of its own.
+        return None
     examples = drawn_examples(loader, batches)
     if examples is None:
         return None

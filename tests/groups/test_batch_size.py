@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
@@ -138,6 +145,25 @@ def test_the_smallest_batch_of_an_own_batch_sampler_may_come_first() -> None:
     assert evaluate(nn.Linear(3, 2), cross_entropy, loader).num_examples == 19
     trainer = ElasticTrainer(nn.Linear(3, 2), cross_entropy, sgd, budget=Budget(), policy="full")
     assert trainer.fit(loader, epochs=2).num_examples == 19
+
+
+class InShards(IterableDataset[tuple[Tensor, Tensor]]):
+    """Nineteen examples; of two worker processes the second reads three."""
+
+    def __len__(self) -> int:
+        return 19
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        worker = get_worker_info()
+        own = (range(19),) if worker is None else (range(16), range(16, 19))
+        for _ in own[0 if worker is None else worker.id]:
+            yield torch.ones(3), torch.tensor(1)
+
+
+def test_each_worker_of_an_iterable_dataset_ends_with_a_smaller_batch() -> None:
+    loader = DataLoader(InShards(), batch_size=8, num_workers=2)
+    assert [size for _, size in counted(loader)] == [8, 3, 8]
+    assert evaluate(nn.Linear(3, 2), cross_entropy, loader).num_examples == 19
 
 
 class TimeFirst(nn.Module):
