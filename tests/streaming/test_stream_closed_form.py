@@ -390,3 +390,19 @@ def test_features_that_are_not_finite_cost_their_sample_alone(tmp_path: Path) ->
     assert "not finite" in next(iter(learner.progress.rejected))
     assert np.isfinite(weights(learner)["1.weight"]).all()
     closed(learner)
+
+
+def test_scores_that_are_changed_in_place_are_not_the_layers(tmp_path: Path) -> None:
+    class InUnits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(x)
+            return y.mul_(-1.0)
+
+    learner = solved_in(tmp_path, InUnits())
+    with pytest.raises(ModelError, match="end the model with a linear layer"):
+        learner.observe(np.zeros(4, np.float32), 0)
+    learner.store.close()
