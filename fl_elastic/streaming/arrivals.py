@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,6 +122,10 @@ class SenderIds:
         self._known[name] = number
         while len(self._known) > _NAMES:
             del self._known[next(iter(self._known))]
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget the names of these samples: they were not kept, so that their sender may send them again."""
+        self._known = {name: each for name, each in self._known.items() if each not in numbers}
 
     def number(self, name: str) -> int | None:
         """Return the sample number of a name; None if the name is new or was forgotten."""

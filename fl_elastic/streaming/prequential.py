@@ -116,6 +116,7 @@ class Prequential:
         """Discard the samples of the last event, since it could not be logged."""
         self._memory.drop(numbers)
         self._rule.drop(numbers)
+        self._names.drop(numbers)
 
     def update(self, *, guarded: bool = True) -> str | None:
         """Let the rule update the model; return why this was undone, empty if kept, None if nothing changed."""
