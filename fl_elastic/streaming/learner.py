@@ -443,6 +443,7 @@ class StreamLearner:
 
     def _labelled_again(self, late: Arrived) -> Observation:
         """Give a known sample the label with which it was sent again; return what that says."""
+        assert late.label is not None
         found = self.label(late.number, late.label)
         if found.correct is not None:
             return replace(found, again=True)

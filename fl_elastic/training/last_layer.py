@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
+from fl_elastic.groups.torch_private import version_of
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -47,16 +48,12 @@ class LayerCall:
     @classmethod
     def of(cls, layer: LastLayer, given: Tensor, out: Tensor) -> LayerCall:
         """Return a call that has just ended."""
-        return cls(layer, given, out, (_version(given), _version(out)))
+        return cls(layer, given, out, (version_of(given), version_of(out)))
 
     def gives(self, scores: object) -> bool:
         """Return whether the scores are what came out, with nothing done to them since, not even in place."""
-        now = _version(self.given), _version(self.out)
+        now = version_of(self.given), version_of(self.out)
         return self.out is scores and now == self.versions
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True, eq=False)
