@@ -208,6 +208,7 @@ class Prequential:
                 self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
             looked, scores = ahead.look(index)
+            kept = looked if known is not None else self._rule.kept(looked)
         except Refused as refused:
             return Arrived(self._refused(str(refused)))
         prediction = self._classifier.predicted(scores)
@@ -223,7 +224,7 @@ class Prequential:
         correct, drift = None, False
         if label is not None:
             correct, drift = self._scored(prediction, label, learned=True)
-        fits = self._memory.keep(Row(self._rule.kept(looked), label, number), prediction)
+        fits = self._memory.keep(Row(kept, label, number), prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
         return Arrived(said, number, sample, label, name)
 

@@ -67,7 +67,8 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     policy : {"reservoir", "class_balanced"}
         Which samples stay when it is full: each with equal probability, or equally many of each class.
     encoding : {"raw", "fp16", "int8"}
-        ``raw`` keeps inputs unchanged; the others are for features.
+        ``raw`` keeps inputs unchanged; the others are for features. Samples with numbers beyond the range of the
+        encoding (65,504 for ``fp16``) are rejected.
     seed : int
         Seed of the lottery that decides which samples stay.
 
@@ -203,6 +204,11 @@ class SampleStore(AbstractContextManager["SampleStore"]):
             return x
         form = self._writer.form() or Encoding.of(self.encoding, x)
         return np.asarray(form.decode([form.encode(x)])[0])
+
+    def refuse_beyond(self, x: NDArray[Any]) -> None:
+        """Raise Refused if the store's encoding has no room for a number of this sample."""
+        if self.encoding != "raw":
+            Encoding.of(self.encoding, x).refuse_beyond(x)
 
     def fits(self, row_bytes: int) -> bool:
         """Return whether a sample of that many bytes is small enough for the capacity."""
