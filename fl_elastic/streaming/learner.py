@@ -362,8 +362,11 @@ class StreamLearner:
         self._stream.update(guarded=False)
         after = [classifier.score(some) for some in (learned, kept)]
         self._memory.recent.forget(numbers)
+        # A round that began before has trained on them.
+        rounds, self.rounds = self.rounds, self.rounds.without_earlier()
         # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
+            self.rounds = rounds
             self.rule.learn_again(again)
             self._stream.update(guarded=False)
             raise StreamError(
@@ -386,7 +389,8 @@ class StreamLearner:
             return False
         if self.rounds.last not in (change.name, change.after):
             _LOG.warning(
-                "a round's result was left out: the round began before another round's result was applied"
+                "a round's result was left out: the round began before another round's result was applied, or "
+                "before samples were forgotten"
             )
         elif self.rounds.last != change.name:
             undone = self.rule.apply_round_result(change, self._memory.held_out)
