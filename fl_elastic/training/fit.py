@@ -307,8 +307,9 @@ class Fit:
         control, log, step, forward = self.control, self.log, self.step, self.step.forward
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
-        weight = weight_in_mean(step.loss_fn, batch[1], self._stream.counting)
-        seconds, whole = log.step(batch, plan, step.take, weight)
+        seconds, whole = log.step(batch, plan, step.take)
+        # Only now: the step has refused a batch whose targets are no classes of the model.
+        log.weigh(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         if step.stepped:
             log.count(tensors, step.moved)
         log.read(self.loading)

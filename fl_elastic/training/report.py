@@ -50,16 +50,10 @@ class StepLog:
         self._whole_batch = whole_batch
         self._whole_seconds: list[float] = []
 
-    def step(
-        self, batch: Batch, plan: Plan, take: Callable[[Batch], float], weight: float
-    ) -> tuple[float, bool]:
-        """Take one step, or one batch of it; return its seconds and whether its batch was whole.
-
-        ``weight`` is what its loss counts in `mean_loss`.
-        """
+    def step(self, batch: Batch, plan: Plan, take: Callable[[Batch], float]) -> tuple[float, bool]:
+        """Take one step, or one batch of it; return its seconds and whether its batch was whole."""
         started = self.clock()
         self.losses.append(take(batch))
-        self._weights.append(weight)
         self._stepped = self.clock()
         seconds = self._stepped - started
         whole = batch_shape(batch) == self._whole_batch
@@ -68,6 +62,10 @@ class StepLog:
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
         return seconds, whole
+
+    def weigh(self, weight: float) -> None:
+        """Note what the loss of the last step counts in `mean_loss`."""
+        self._weights.append(weight)
 
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
         """Take the step that accumulated gradients still wait for; return its seconds."""

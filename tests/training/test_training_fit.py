@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions, evaluate
@@ -375,5 +375,7 @@ def test_the_loss_is_the_mean_over_examples_and_not_over_batches(
     trainer = ElasticTrainer(model, loss, frozen_by_its_rate, budget=Budget())
     report = trainer.fit(batches, epochs=2)
     expected = evaluate(model, loss, batches).loss
+    with pytest.raises(TrainingError, match="Target 7 is out of bounds"):
+        trainer.fit([(batches[0][0], torch.full_like(batches[0][1], 7))])
     assert report.loss == pytest.approx(expected, rel=1e-5)
     assert report.to_metrics()["train-loss"] == report.loss
