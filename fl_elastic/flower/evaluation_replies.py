@@ -67,6 +67,12 @@ def believed(
     kept, doubted = believable(read)
     for node, reason in doubted.items():
         _leave_out(node, reason)
+    for node, each in kept.items():
+        if each.num_examples < read[node].num_examples:
+            _LOG.info(
+                "evaluation by node %s: %s examples count as %s, twice the largest number of most others",
+                node, read[node].num_examples, each.num_examples,
+            )  # fmt: skip
     said = [
         {**each.metrics, "loss": each.loss, weight_key: each.num_examples} for each in kept.values()
     ]

@@ -190,9 +190,14 @@ def claiming(node: int, **claims: Any) -> Alter:
 @pytest.mark.parametrize(
     "claims", [{"count": 10**8, "accuracy": 1.0}, {"count": 10**8, "loss": 100.0}]
 )
-def test_claimed_examples_do_not_outvote_the_others(claims: dict[str, Any]) -> None:
+def test_claimed_examples_do_not_outvote_the_others(
+    claims: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fl_elastic")
     found = dict(evaluated((1, 2, 3, 4), claiming(3, **claims)).evaluate_metrics_clientapp[1])
-    # One of four counts as two at most.
+    # One of four counts as two at most, and an honest one hears of it.
+    (line,) = [each for each in caplog.messages if "examples count as" in each]
+    assert line.startswith("evaluation by node 3: ")
     said = {"accuracy": 0.5, "loss": 0.7} | claims
     assert found["accuracy"] == pytest.approx((3 * 0.5 + 2 * said["accuracy"]) / 5)
     assert found["loss"] == pytest.approx((3 * 0.7 + 2 * said["loss"]) / 5)
