@@ -91,6 +91,11 @@ class ModelAverage:
                 # A new array, so that an earlier state can be restored.
                 self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
+    def begin_anew(self, weights: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from this model alone: nothing of the models so far may be in the mean."""
+        self.rounds, self._mean = 0, {}
+        self.add(weights)
+
     def weights(self) -> dict[str, NDArray[Any]]:
         """Return the mean in the models' dtypes; empty before the first model."""
         return {name: mean.astype(self._dtypes[name]) for name, mean in self._mean.items()}

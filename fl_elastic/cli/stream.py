@@ -319,9 +319,11 @@ def _page(summary: dict[str, Any], folder: Path) -> None:
 
 
 def _line(result: dict[str, Any]) -> str:
-    accuracy = result["prequential_accuracy"]
+    accuracy, gone = result["prequential_accuracy"], result["unlearned"]
+    late = f" ({gone} too late to learn from: the store held them no longer)" if gone else ""
     return (
-        f"{result['observed']} samples, {result['labelled']} labelled, {sum(result['refused'].values())} refused; "
+        f"{result['observed']} samples, {result['labelled']} labelled{late}, "
+        f"{sum(result['refused'].values())} refused; "
         f"accuracy of late {'-' if accuracy is None else f'{accuracy:.3f}'}; {result['drifts']} drifts, "
         f"{result['adaptations']} adaptations, {result['rolled_back']} of them undone"
         + (f"\nrefused: {_reasons(result['refused'])}" if result["refused"] else "")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.registry import first_line
 
 if TYPE_CHECKING:
@@ -80,6 +81,31 @@ class Opening:
                 "--closed-form keeps what enters the last layer: leave --latent out, or train by steps"
             )
 
+    @property
+    def _store(self) -> Path:
+        return self.state_dir / "samples.db"
+
+    @property
+    def _encoding(self) -> str:
+        return "int8" if self.latent else "raw"
+
+    def _refuse_other_latent(self) -> None:
+        """Raise StreamDataError if the store was made with --latent and is to be used without, or vice versa."""
+        from fl_elastic.streaming.store.sample_store import settings_of
+
+        if not self._store.is_file():
+            return
+        # A damaged file is put aside later.
+        with suppress(sqlite3.Error):
+            if settings_of(self._store).get("encoding_name", self._encoding) != self._encoding:
+                before, do = (
+                    ("without", "leave it out") if self.latent else ("with", "give it as before")
+                )
+                raise StreamDataError(
+                    f"samples were kept in {self.state_dir} {before} --latent so far: {do}, or give another "
+                    "--state-dir"
+                )
+
     @contextmanager
     def learner(self) -> Iterator[tuple[StreamLearner, NDArray[Any]]]:
         """Yield the learner and a sample of zeros, its folder locked; the caller saves the state."""
@@ -117,12 +143,12 @@ class Opening:
         if self.closed_form:
             layer = last_linear(network)
             state += sums_bytes(layer.in_features, layer.out_features)
+        self._refuse_other_latent()
         with (
             one_learner(self.state_dir),
             SampleStore(
-                self.state_dir / "samples.db",
-                fitting_capacity(self.state_dir, self.capacity, state),
-                encoding="int8" if self.latent else "raw", seed=self.seed,
+                self._store, fitting_capacity(self.state_dir, self.capacity, state),
+                encoding=self._encoding, seed=self.seed,
             ) as store,
         ):  # fmt: skip
             learner = StreamLearner(

@@ -161,9 +161,18 @@ class ClientState:
         if not self.selection.known:
             self.selection = earlier
 
-    def forget_examples(self) -> None:
-        """Forget what a policy remembers: it may come from examples that must be forgotten."""
+    def forget_examples(self, request: str) -> None:
+        """Forget what a policy remembers, and what earlier updates lost: both may come from these examples.
+
+        Parameters
+        ----------
+        request : str
+            Digest of the examples; what updates lost is forgotten once for each.
+        """
         self.selection.memory = PolicyMemory()
+        path = self._path("feedback", "state")
+        if self._feedback is not None or (path is not None and path.exists()):
+            self.feedback.forget(request)
 
     def keep_selection(self, *, wanted: bool = True) -> None:
         """Keep the importance of groups, and for how long each was left out.

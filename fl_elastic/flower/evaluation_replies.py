@@ -69,9 +69,9 @@ def believed(
         _leave_out(node, reason)
     for node, each in kept.items():
         if each.num_examples < read[node].num_examples:
-            _LOG.warning(
-                "evaluation by node %s counts as %s of its %s examples: the largest number of the others, times "
-                "%g, is the limit", node, each.num_examples, read[node].num_examples, _EXAMPLES,
+            _LOG.info(
+                "evaluation by node %s: %s examples count as %s, twice the largest number of most others",
+                node, read[node].num_examples, each.num_examples,
             )  # fmt: skip
     said = [
         {**each.metrics, "loss": each.loss, weight_key: each.num_examples} for each in kept.values()

@@ -50,7 +50,9 @@ class SecurePartialUpdates(LegacyStrategy):
     the loss and the importance of groups.
 
     The workflow rounds weights to steps of ``2 * clipping_range / quantization_range``, times ``max_weight`` over
-    the client's number of examples: choose a ``max_weight`` not far above that number.
+    the client's number of examples: choose a ``max_weight`` not far above that number. It also clips them, without
+    saying so, to ``clipping_range`` times the same ratio: choose a ``clipping_range`` above the largest weight and
+    running variance.
 
     Parameters
     ----------

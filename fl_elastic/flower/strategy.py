@@ -480,6 +480,8 @@ class PartialUpdates(Strategy):
         )
         if forgotten is not None:
             self._amend(forgotten)
+            if self.average is not None:
+                self.average.begin_anew(forgotten)
         return forgotten is not None
 
     def _solve_again(self, this: Round, *, forgets: bool) -> bool:

@@ -16,6 +16,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.client_round import RoundData
 from fl_elastic.flower.stream_update import Layout, best_of, seen_from
 from fl_elastic.flower.tasks.evaluate import Evaluate
+from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
@@ -227,6 +228,9 @@ class StreamData(RoundData):
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
         """Leave the result of training for the learner; return metrics of the stream for the server."""
         if isinstance(task, Evaluate) or not task.brings_model:
+            return {}
+        if isinstance(task, SolveHead) and not task.reveals_data:
+            # Exact counts beside sums with noise, or of which only the total is seen, would tell of single samples.
             return {}
         if isinstance(task, Train):
             self._leave()

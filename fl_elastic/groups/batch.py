@@ -242,11 +242,15 @@ def length_of(loader: Any) -> int | None:
 def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     """Return the number of examples that a DataLoader draws for each batch; None if not known."""
     drawn = getattr(loader, "batch_sampler", None)
-    if drawn is not None and type(drawn) is not BatchSampler and isinstance(drawn, Sequence):
-        return (len(batch) for batch in drawn)
+    if drawn is not None and type(drawn) is not BatchSampler:
+        # Only torch's own surely ends with the smallest batch: one that sorts by length may begin with it.
+        return (len(batch) for batch in drawn) if isinstance(drawn, Sequence) else None
     size = getattr(drawn, "batch_size", None)
     batches = length_of(loader)
     if not isinstance(size, int) or batches is None:
+        return None
+    if not isinstance(getattr(drawn, "sampler", None), Sized):
+        # An iterable dataset: each worker process ends with a smaller batch of its own.
         return None
     examples = drawn_examples(loader, batches)
     if examples is None:

@@ -355,6 +355,20 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
     return float(known.numel() if weight is None else weight.to(known.device)[known].sum())
 
 
+def weight_in_mean(loss_fn: LossFn, targets: Any, examples: int) -> float:
+    """Return what the loss of a batch weighs in the mean over several batches, as if all were one.
+
+    The targets over which a classification loss is the mean, else the examples that count.
+
+    >>> weight_in_mean(cross_entropy, torch.tensor([[0, 1, -100], [1, -100, -100]]), 2)
+    3.0
+    >>> weight_in_mean(nn.functional.mse_loss, torch.zeros(2, 3), 2)
+    2.0
+    """
+    counting = counting_targets(loss_fn, targets)
+    return float(examples) if counting is None else counting
+
+
 def _setting(loss_fn: LossFn, name: str, default: Any) -> Any:
     given = loss_fn.keywords if isinstance(loss_fn, partial) else {}
     return given.get(name, getattr(loss_fn, name, default))

@@ -40,6 +40,7 @@ __all__ = [
     "spared_group_norms",
     "steps_alone",
     "uncompiled",
+    "version_of",
     "writes_to",
 ]
 
@@ -267,3 +268,8 @@ def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
         node = frame.input_saver.grad_fn
         given = node.get_args(node.saved_tensors)
     return tuple(each for each in given if isinstance(each, Tensor))
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Return a number that grows with each change of a tensor in place; None for one that does not count them."""
+    return None if tensor.is_inference() else tensor._version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,6 +40,14 @@ class Arrivals:
             raise StreamError(f"{len(samples)} samples and {len(called)} names: give as many")
         return cls(samples, labels, called)
 
+    def before(self, count: int) -> Arrivals:
+        """Return the first ``count``."""
+        return Arrivals(self.xs[:count], self.ys[:count], self.names[:count])
+
+    def after(self, count: int) -> Arrivals:
+        """Return these without the first ``count``."""
+        return Arrivals(self.xs[count:], self.ys[count:], self.names[count:])
+
 
 @dataclass(frozen=True, eq=False)
 class Arrived:
@@ -52,7 +60,7 @@ class Arrived:
     number : int
         The sample's number; 0 if it was refused.
     x, label, name
-        The sample, label and name as taken in; None for a sample that was known already.
+        The sample, label and name as taken in; sample and name are None for a sample that was known already.
     """
 
     seen: Observation
@@ -60,6 +68,11 @@ class Arrived:
     x: NDArray[Any] | None = None
     label: int | None = None
     name: str | None = None
+
+    @property
+    def brings_label(self) -> bool:
+        """Whether the sample was known already and was sent again with a label."""
+        return self.seen.again and self.label is not None
 
     def unkept(self) -> Arrived:
         """Return a copy without a sample id: the sample would be lost if the process were killed."""
@@ -109,6 +122,10 @@ class SenderIds:
         self._known[name] = number
         while len(self._known) > _NAMES:
             del self._known[next(iter(self._known))]
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Forget the names of these samples: they were not kept, so that their sender may send them again."""
+        self._known = {name: each for name, each in self._known.items() if each not in numbers}
 
     def number(self, name: str) -> int | None:
         """Return the sample number of a name; None if the name is new or was forgotten."""

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
+from fl_elastic.training.last_layer import LayerCall
 
 
 class LastLayer(Upper):
@@ -77,14 +78,16 @@ class LastLayer(Upper):
             If the layer's input is not finite.
         """
         inputs = self.prepared(xs)
-        seen: list[tuple[Tensor, Any]] = []
-        hook = self.module.register_forward_hook(lambda _, given, out: seen.append((given[0], out)))
+        seen: list[LayerCall] = []
+        hook = self.module.register_forward_hook(
+            lambda layer, given, out: seen.append(LayerCall.of(layer, given[0], out))
+        )
         try:
             with torch.no_grad():
                 scores = scores_of(call_model(self._model, inputs))
         finally:
             hook.remove()
-        features = next((given for given, out in seen if out is scores), None)
+        features = next((call.given for call in seen if call.gives(scores)), None)
         if features is None:
             raise ModelError(
                 f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "

@@ -19,7 +19,7 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling.optimizers import OptimizerFn
-from fl_elastic.streaming.arrivals import Arrivals, SenderIds, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
 from fl_elastic.streaming.closed_form import ClosedForm
@@ -32,7 +32,7 @@ from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
 from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.prequential import Prequential
+from fl_elastic.streaming.prequential import NO_SUCH_SAMPLE, Prequential
 from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.source_position import SourcePosition
@@ -80,7 +80,8 @@ class StreamLearner:
     seed : int
         Seed of every random choice.
     classes : sequence of int
-        Labels of the model's present outputs, in order; further labels follow as they appear.
+        Labels of the model's present outputs, in order; further labels follow as they appear. At a restart the
+        saved ones are used, and others are refused.
     latent : Latent, optional
         If given, the model is frozen below a place, and features of samples are kept instead of inputs. The budget
         then relates to training the part above.
@@ -243,7 +244,7 @@ class StreamLearner:
         The result equals that of one `observe` after the other, with one difference: no training takes place
         between the samples of a batch. The trigger is asked after the last sample, whose observation says whether
         the model was adapted. If the process is killed, either all samples of the batch are known afterwards or
-        none.
+        none. A sample that is sent again with a label divides the batch into two, with the label between them.
 
         Parameters
         ----------
@@ -253,7 +254,7 @@ class StreamLearner:
             Their labels; None for those that have not arrived.
         names : sequence of str or None, optional
             The sender's names for them: a sample whose name is among the newest is recognised and not counted
-            again.
+            again. A label that comes with it is given to the sample, as by `label`.
         position : SourcePosition, optional
             How far their source has been read after the last of them; see `positions`.
 
@@ -263,26 +264,23 @@ class StreamLearner:
             If the numbers of samples, labels and names differ.
         """
         self.apply_round_result()
-        batch = Arrivals.checked(xs, ys, names)
-        every, before = self.options.save_every or sys.maxsize, self.progress.observed
-        seen = self._stream.observe(batch)
-        if position is not None:
-            self._memory.reached(position)
-        facts, x = noted_arrivals(seen, position)
-        if not self._log_event(facts, x):
-            taken = {each.number for each in seen if each.number and not each.seen.again}
-            self._stream.drop(taken)
-            seen = [each.unkept() if each.number in taken else each for each in seen]
-        observations = [each.seen for each in seen]
-        last = max((i for i, each in enumerate(seen) if each.number), default=None)
-        if last is not None:
-            save = self.progress.observed // every > before // every
-            observations[last] = self._adapt_or_save(observations[last], save=save)
-        return observations
+        left, seen = Arrivals.checked(xs, ys, names), list[Observation]()
+        ends = False
+        while not ends:
+            some = self._stream.observe(left)
+            left = left.after(len(some))
+            late = some.pop() if some and some[-1].brings_label else None
+            ends = late is None and not left.xs
+            seen += self._taken_in(some, position if ends else None)
+            if late is not None:
+                seen.append(self._labelled_again(late))
+        return seen
 
     def label(self, sample_id: int | str, y: int) -> Observation:
         """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
 
+        If the store no longer holds the sample, its prediction counts all the same, but nothing is learned from it:
+        ``sample_id`` is None, and ``progress.unlearned`` counts it.
         A second label for the same sample corrects the first: in the store, among the samples that are trained on
         next or held out, and in a head in closed form. It does not count in the accuracy. The sample is given by
         its id, or by the name that its sender gave it.
@@ -364,8 +362,11 @@ class StreamLearner:
         self._stream.update(guarded=False)
         after = [classifier.score(some) for some in (learned, kept)]
         self._memory.recent.forget(numbers)
+        # A round that began before has trained on them.
+        rounds, self.rounds = self.rounds, self.rounds.without_earlier()
         # Save before erasing: the other way round, a failed save could not be repeated.
         if not self.save():
+            self.rounds = rounds
             self.rule.learn_again(again)
             self._stream.update(guarded=False)
             raise StreamError(
@@ -388,7 +389,8 @@ class StreamLearner:
             return False
         if self.rounds.last not in (change.name, change.after):
             _LOG.warning(
-                "a round's result was left out: the round began before another round's result was applied"
+                "a round's result was left out: the round began before another round's result was applied, or "
+                "before samples were forgotten"
             )
         elif self.rounds.last != change.name:
             undone = self.rule.apply_round_result(change, self._memory.held_out)
@@ -426,6 +428,37 @@ class StreamLearner:
         self._classifier.close()
         return saved
 
+    def _taken_in(self, seen: list[Arrived], position: SourcePosition | None) -> list[Observation]:
+        """Log samples that were taken in as one event, then adapt or save if it is time."""
+        if position is not None:
+            self._memory.reached(position)
+        facts, x = noted_arrivals(seen, position)
+        taken = {each.number for each in seen if each.number and not each.seen.again}
+        if not self._log_event(facts, x):
+            self._stream.drop(taken)
+            seen = [each.unkept() if each.number in taken else each for each in seen]
+        observations = [each.seen for each in seen]
+        last = max((i for i, each in enumerate(seen) if each.number), default=None)
+        if last is not None:
+            every, now = self.options.save_every or sys.maxsize, self.progress.observed
+            save = now // every > (now - len(taken)) // every
+            observations[last] = self._adapt_or_save(observations[last], save=save)
+        return observations
+
+    def _labelled_again(self, late: Arrived) -> Observation:
+        """Give a known sample the label with which it was sent again; return what that says."""
+        assert late.label is not None
+        found = self.label(late.number, late.label)
+        if found.correct is not None:
+            return replace(found, again=True)
+        # It had a label, which this one corrects, or it is here no more.
+        gone = found.refused == NO_SUCH_SAMPLE
+        return replace(
+            late.seen, sample_id=late.number if gone else found.sample_id,
+            refused="" if gone else found.refused,
+            adapted=found.adapted, rolled_back=found.rolled_back,
+        )  # fmt: skip
+
     def _log_event(self, facts: Mapping[str, Any], x: Any) -> bool:
         """Write an event to the log before it is reported; return whether it survives a kill."""
         if not facts:
@@ -457,11 +490,17 @@ class StreamLearner:
         if (every or begun) and features == self._classifier.keeps_inputs:
             raise StreamDataError(
                 f"{'features' if features else 'inputs'} of samples were kept in {self._folder.path} so far: give "
-                "the learner the same latent or head as before, or another state_dir"
+                "the learner the same latent or head (--latent, --closed-form) as before, or another state_dir"
             )
 
     def _restore(self, state: LearnerState) -> None:
         """Restore what learns, and the features that it learns from."""
+        known = state.classifier.classes
+        if self.classes != known[: len(self.classes)]:
+            raise StreamDataError(
+                f"the saved classes begin with {list(known[: len(self.classes)])}, not {list(self.classes)}: leave "
+                "classes= as it was, since further labels follow as they appear, or give another state_dir"
+            )
         self._drift.restore(state.errors)
         features = state.classifier.features
         self._classifier.restore(state.classifier)

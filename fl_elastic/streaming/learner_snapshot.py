@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sqlite3
 from collections.abc import Collection, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
-from fl_elastic.streaming.store.sample_store import SampleStore
+from fl_elastic.streaming.store.sample_store import SampleStore, settings_of
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training.head_sums import held_out
@@ -228,8 +227,7 @@ def open_store(path: Path) -> SampleStore:
     if not path.is_file():
         raise StoreError(f"there is no sample store {path}: start fl-elastic stream there first")
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
-            kept = dict(opened.execute("SELECT key, value FROM meta").fetchall())
+        kept = settings_of(path)
         policy, encoding, seed = (kept[key] for key in ("policy", "encoding_name", "seed"))
     except (sqlite3.Error, KeyError) as error:
         raise StoreError(f"cannot read the sample store {path}: {error}") from None

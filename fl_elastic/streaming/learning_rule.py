@@ -91,7 +91,7 @@ class LearningRule(ABC):
         return ""
 
     def kept(self, features: NDArray[Any]) -> NDArray[Any]:
-        """Return a sample as it is to be kept and learned."""
+        """Return a sample as it is to be kept and learned; raises Refused if it cannot be."""
         return features
 
     def learn(self, row: Row) -> None:  # noqa: B027

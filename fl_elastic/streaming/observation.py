@@ -19,9 +19,11 @@ class Observation:
     drift, adapted, rolled_back : bool
         Whether the sample led to a drift, to an adaptation, or to one that was undone.
     sample_id : int or None
-        Id for giving the label later; None if the sample was refused, or would be lost if the process were killed.
+        Id for giving the label later; None if the sample was refused, or would be lost if the process were killed,
+        or was no longer in the store when its label came, so that its prediction counts and nothing is learned.
     again : bool
-        Whether the sample was known already by its sender's name; it is not counted again.
+        Whether the sample was known already by its sender's name; it is not counted again, but its label is given
+        to it.
     refused : str
         Reason for refusing it; empty if it was accepted.
     """

@@ -26,6 +26,8 @@ from fl_elastic.streaming.source_position import SourcePosition
 _LOG = logging.getLogger("fl_elastic")
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
 _FADING = 0.99
+NO_SUCH_SAMPLE = "no such sample"
+"""Why a label is refused whose sample is neither here nor waiting for its first label."""
 
 
 class Prequential:
@@ -72,9 +74,12 @@ class Prequential:
         self.learn_stored_labels()
 
     def observe(self, batch: Arrivals) -> list[Arrived]:
-        """Take in samples; return the result for each."""
+        """Take in samples; return the result for each, up to the first that brings a known sample's label.
+
+        That label is still to be given: it is an event of its own.
+        """
         with self._memory.unsettled():
-            return self._observed(batch)
+            return self._observed(batch.before(self._first_known(batch)))
 
     def label(
         self, sample_id: int | str, y: int
@@ -86,7 +91,7 @@ class Prequential:
             if label is None:
                 raise Refused("there is no label: give the class number of the sample")
             if number is None:
-                raise Refused("no such sample")
+                raise Refused(NO_SUCH_SAMPLE)
             self._classifier.refuse_unlearnable(label)
         except Refused as refused:
             seen = self._refused(str(refused))
@@ -94,7 +99,7 @@ class Prequential:
         row = self._memory.find(number)
         recent = self._memory.recent
         if row is None and not recent.holds_out(number) and number not in recent.waiting:
-            return Observation(sample_id=number, refused="no such sample"), {}, None
+            return Observation(sample_id=number, refused=NO_SUCH_SAMPLE), {}, None
         with self._memory.unsettled():
             seen = self._labelled(number, label, row)
         facts = {"id": number, "label": label}
@@ -111,6 +116,7 @@ class Prequential:
         """Discard the samples of the last event, since it could not be logged."""
         self._memory.drop(numbers)
         self._rule.drop(numbers)
+        self._names.drop(numbers)
 
     def update(self, *, guarded: bool = True) -> str | None:
         """Let the rule update the model; return why this was undone, empty if kept, None if nothing changed."""
@@ -181,6 +187,17 @@ class Prequential:
             self._memory.go_to(first + len(batch.xs) - 1)
         return found
 
+    def _first_known(self, batch: Arrivals) -> int:
+        """Return the place after the first sample that is known and brings a label, or after the last of all."""
+        earlier = set[str]()
+        for place, (name, y) in enumerate(zip(batch.names, batch.ys, strict=True), 1):
+            if name is not None:
+                known = name in earlier or self._names.number(name) is not None
+                if known and y is not None:
+                    return place
+                earlier.add(name)
+        return len(batch.xs)
+
     def _arrived(self, ahead: LookAhead, batch: Arrivals, index: int) -> Arrived:
         y, name = batch.ys[index], batch.names[index]
         known = None if name is None else self._names.number(name)
@@ -191,11 +208,13 @@ class Prequential:
                 self._classifier.refuse_unlearnable(label)
             before = self._classifier.version
             looked, scores = ahead.look(index)
+            kept = looked if known is not None else self._rule.kept(looked)
         except Refused as refused:
             return Arrived(self._refused(str(refused)))
         prediction = self._classifier.predicted(scores)
         if known is not None:
-            return Arrived(Observation(prediction, sample_id=known, again=True), known)
+            again = Observation(prediction, sample_id=known, again=True)
+            return Arrived(again, known, label=label)
         if before != self._classifier.version:
             self._memory.keep_to(self._classifier.version, before)
         self._progress.observed += 1
@@ -204,16 +223,17 @@ class Prequential:
             self._names.add(name, number)
         correct, drift = None, False
         if label is not None:
-            correct, drift = self._scored(prediction, label)
-        fits = self._memory.keep(Row(self._rule.kept(looked), label, number), prediction)
+            correct, drift = self._scored(prediction, label, learned=True)
+        fits = self._memory.keep(Row(kept, label, number), prediction)
         said = Observation(prediction, correct, drift, sample_id=number if fits else None)
         return Arrived(said, number, sample, label, name)
 
     def _labelled(self, number: int, label: int, row: Row | None) -> Observation:
         late = self._memory.label(number, label, row)
         if late.waited:
-            correct, drift = self._scored(late.prediction, label)
-            return Observation(late.prediction, correct, drift, sample_id=number)
+            correct, drift = self._scored(late.prediction, label, learned=late.here)
+            here = number if late.here else None
+            return Observation(late.prediction, correct, drift, sample_id=here)
         if late.here:
             # After a restart the label would be found in the store, or in the window.
             self._learn_label(label)
@@ -223,11 +243,11 @@ class Prequential:
             self._rule.relabel(row, label)
         return Observation(sample_id=number)
 
-    def _scored(self, prediction: int | None, label: int) -> tuple[bool, bool]:
+    def _scored(self, prediction: int | None, label: int, *, learned: bool) -> tuple[bool, bool]:
         """Count a prediction whose label is known; return whether it was right, and whether there is a drift."""
         correct, progress = prediction == label, self._progress
         drift = self._drift.update(float(not correct))
-        progress.scored(correct, drift, _FADING)
+        progress.scored(correct, drift, _FADING, learned=learned)
         if self._record.scored(correct, drift, progress.labelled):
             store = self._memory.store
             self._record.mark(progress.labelled, store.used_bytes, store.classes)

@@ -15,6 +15,9 @@ class Progress:
     ----------
     observed, labelled, right : int
         Numbers of valid samples, of those with a label, and of those that were predicted correctly.
+    unlearned : int
+        Number of labelled samples that the store no longer held when their label came: their prediction counts,
+        but nothing was learned from them.
     hits, weight : float
         Correct predictions and labelled samples for the prequential accuracy; older samples have ever less weight.
     rejected : dict of str to int
@@ -22,14 +25,15 @@ class Progress:
     drifts, adaptations, rolled_back, saves_failed : int
         Number of drifts, adaptations, undone adaptations and failed saves.
     since : int
-        Number of labelled samples since the last adaptation.
+        Number of labelled samples since the last adaptation, without the unlearned ones.
     since_drift : int or None
-        Number of labelled samples since a drift that no adaptation has followed yet; None without one.
+        The same number since a drift that no adaptation has followed yet; None without one.
     """
 
     observed: int = 0
     labelled: int = 0
     right: int = 0
+    unlearned: int = 0
     hits: float = 0.0
     weight: float = 0.0
     rejected: dict[str, int] = field(default_factory=dict)
@@ -51,14 +55,15 @@ class Progress:
         """Prequential accuracy; NaN before the first label."""
         return self.hits / self.weight if self.weight else float("nan")
 
-    def scored(self, correct: bool, drift: bool, fading: float) -> None:
-        """Count a prediction whose label is now known."""
+    def scored(self, correct: bool, drift: bool, fading: float, *, learned: bool) -> None:
+        """Count a prediction whose label is now known; ``learned`` tells whether its sample is still here."""
         self.labelled += 1
+        self.unlearned += not learned
         self.right += correct
         self.hits, self.weight = correct + fading * self.hits, 1.0 + fading * self.weight
-        self.since += 1
+        self.since += learned
         if self.since_drift is not None:
-            self.since_drift += 1
+            self.since_drift += learned
         if drift:
             self.drifts += 1
             self.since_drift = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ class RoundsTaken:
     Parameters
     ----------
     last : str
-        Name of the result that was applied last; empty for none.
+        Name of the result that was applied last, or of what else a round must not have begun before; empty for
+        none.
     taken, undone : int
         Number of results that were tried, and of those that the guard undid.
     """
@@ -39,6 +41,10 @@ class RoundsTaken:
     def with_one(self, name: str, *, undone: bool) -> RoundsTaken:
         """Return the record with one more result."""
         return RoundsTaken(name, self.taken + 1, self.undone + undone)
+
+    def without_earlier(self) -> RoundsTaken:
+        """Return the record after which results of rounds that began before are left out."""
+        return replace(self, last=uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, eq=False)

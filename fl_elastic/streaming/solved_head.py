@@ -109,11 +109,13 @@ class SolvedHead(LearningRule):
     def kept(self, features: NDArray[Any]) -> NDArray[Any]:
         """Return features with outliers clipped to the furthest value allowed, as the store gives them back.
 
-        What is subtracted from the sums later must equal what was added.
+        What is subtracted from the sums later must equal what was added. Refused is raised if the store cannot hold
+        it.
         """
         if self.sums.weight >= _LEAST * self._newest_weight:
             mean, far = self.sums.mean, _FURTHEST * np.sqrt(self.sums.spread)
             features = np.asarray(np.clip(features, mean - far, mean + far), features.dtype)
+        self._store.refuse_beyond(features)
         return self._store.as_kept(features)
 
     def drop(self, numbers: Collection[int]) -> None:

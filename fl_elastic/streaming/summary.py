@@ -27,6 +27,7 @@ def stream_summary(learner: StreamLearner) -> dict[str, Any]:
         "environment": environment(),
         "observed": progress.observed,
         "labelled": progress.labelled,
+        "unlearned": progress.unlearned,
         "accuracy": progress.right / progress.labelled if progress.labelled else None,
         "prequential_accuracy": progress.accuracy if progress.labelled else None,
         "refused": dict(progress.rejected),

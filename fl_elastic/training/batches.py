@@ -343,6 +343,8 @@ class Epochs(Iterator[Batch]):
         Whether the batch given last had been read ahead by `first`.
     batches : int
         Batches with examples read so far in the first pass.
+    counting : int
+        Examples of the batch given last that count.
 
     Raises
     ------
@@ -360,13 +362,13 @@ class Epochs(Iterator[Batch]):
         refuse_what_is_none(loader)
         if isinstance(loader, Iterator):
             raise TrainingError(READ_ONCE)
-        self.first_pass = self.batches = self._drawn = 0
+        self.first_pass = self.batches = self.counting = self._drawn = 0
         self.passed = False
         self._loader, self._epochs, self._device = loader, epochs, device
         self._counter = counter
         self.read_before = False
         self._read = self._passes()
-        self._ahead: deque[Batch] = deque()
+        self._ahead: deque[tuple[Batch, int]] = deque()
 
     def first(self, count: int) -> list[Batch]:
         """Return up to ``count`` of the first batches; iteration gives them again.
@@ -379,14 +381,15 @@ class Epochs(Iterator[Batch]):
         self._ahead.extend(islice(self._read, max(count - len(self._ahead), 0)))
         if not self._ahead:
             raise TrainingError(NO_BATCH)
-        return list(islice(self._ahead, count))
+        return [batch for batch, _ in islice(self._ahead, count)]
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         self.read_before = bool(self._ahead)
-        return self._ahead.popleft() if self._ahead else next(self._read)
+        batch, self.counting = self._ahead.popleft() if self._ahead else next(self._read)
+        return batch
 
     def close(self) -> None:
         """Release the loader, so that its worker processes end now and not at garbage collection."""
@@ -404,7 +407,7 @@ class Epochs(Iterator[Batch]):
             return min(size.examples, met)
         return round(size.examples * self.first_pass / max(self._drawn, 1))
 
-    def _passes(self) -> Generator[Batch, None, None]:
+    def _passes(self) -> Generator[tuple[Batch, int], None, None]:
         for _ in range(self._epochs):
             for batch, size, drawn in self._counter.over(self._loader):
                 self._drawn += 0 if self.passed else drawn
@@ -412,5 +415,5 @@ class Epochs(Iterator[Batch]):
                     continue
                 self.first_pass += 0 if self.passed else size
                 self.batches += not self.passed
-                yield to_device(as_pair(batch), self._device)
+                yield to_device(as_pair(batch), self._device), size
             self.passed = True

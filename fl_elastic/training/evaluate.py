@@ -16,12 +16,12 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored
 from fl_elastic.groups.forward import (
-    counting_targets,
     example_counter,
     is_summed,
     outputs_and_loss,
     scores_of,
     to_device,
+    weight_in_mean,
 )
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.profiling.profile import model_device
@@ -121,8 +121,7 @@ def evaluate(
                     found = found[~is_ignored(batch[1], counter.ignored)]
                     if not len(found):
                         continue
-                counting = counting_targets(loss_fn, batch[1])
-                counting = float(size) if counting is None else counting
+                counting = weight_in_mean(loss_fn, batch[1], size)
                 if not counting:
                     continue
                 over += counting

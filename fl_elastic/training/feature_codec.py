@@ -49,6 +49,14 @@ class FeatureCodec:
         return _TOLERANCE[self.precision]
 
     @property
+    def most(self) -> float:
+        """Largest absolute value that is stored as it is, or to within `tolerance`."""
+        if self.precision == "fp16":
+            return torch.finfo(torch.float16).max
+        # The range between a least and a greatest value has to be a number, too.
+        return torch.finfo(torch.float32).max / (2 if self.precision == "int8" else 1)
+
+    @property
     def scales(self) -> int:
         """Number of pairs (least value, scale) per example; 0 unless the precision is int8."""
         if self.precision != "int8":

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.forward import all_finite, weight_in_mean
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes
@@ -308,6 +308,8 @@ class Fit:
         before = 0.0 if forward is None else forward.prefix_seconds
         computed = 0 if forward is None else forward.computed
         seconds, whole = log.step(batch, plan, step.take)
+        # Only now: the step has refused a batch whose targets are no classes of the model.
+        log.weigh(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         if step.stepped:
             log.count(tensors, step.moved)
         log.read(self.loading)

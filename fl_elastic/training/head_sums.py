@@ -36,6 +36,7 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.last_layer import (
     LastLayer,
+    LayerCall,
     Rows,
     is_linear,
     log_odds,
@@ -209,7 +210,7 @@ def _pass_over(
 
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
-    seen: list[tuple[LastLayer, Tensor, Tensor]] = []
+    seen: list[LayerCall] = []
     odds: bool | None = None
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     if loss_fn is not None and weighs_classes(loss_fn):
@@ -217,7 +218,9 @@ def _pass_over(
             "the loss weights its classes, which a head in closed form does not: it counts all examples alike"
         )
     hooks = [
-        module.register_forward_hook(lambda layer, given, out: seen.append((layer, given[0], out)))
+        module.register_forward_hook(
+            lambda layer, given, out: seen.append(LayerCall.of(layer, given[0], out))
+        )
         for module in model.modules()
         if is_linear(module)
     ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
+from fl_elastic.groups.torch_private import version_of
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -23,6 +24,36 @@ LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _MOST_WEIGHTS = 1 << 24
 # Score of a class against zeros: confident enough.
 _SURE = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """A call of a linear layer.
+
+    Attributes
+    ----------
+    layer : nn.Module
+        The layer.
+    given, out : Tensor
+        What entered and what came out; the model may change both in place afterwards.
+    versions : tuple
+        Torch's version counters of both right after the call; None for a tensor that has none.
+    """
+
+    layer: LastLayer
+    given: Tensor
+    out: Tensor
+    versions: tuple[int | None, int | None]
+
+    @classmethod
+    def of(cls, layer: LastLayer, given: Tensor, out: Tensor) -> LayerCall:
+        """Return a call that has just ended."""
+        return cls(layer, given, out, (version_of(given), version_of(out)))
+
+    def gives(self, scores: object) -> bool:
+        """Return whether the scores are what came out, with nothing done to them since, not even in place."""
+        now = version_of(self.given), version_of(self.out)
+        return self.out is scores and now == self.versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +117,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def rows_of(
     model: nn.Module,
-    seen: list[tuple[LastLayer, Tensor, Tensor]],
+    seen: list[LayerCall],
     outputs: Any,
     targets: Any,
     ignored: int = IGNORED,
@@ -97,8 +128,8 @@ def rows_of(
     ----------
     model : nn.Module
         The model that was run.
-    seen : list of (layer, input, output)
-        The linear layers that were called.
+    seen : list of LayerCall
+        Calls of linear layers.
     outputs, targets : any
         The model's outputs, and the batch's targets.
     ignored : int
@@ -111,7 +142,7 @@ def rows_of(
         another one, or targets do not fit.
     """
     scores = scores_of(outputs)
-    heads = [(layer, given) for layer, given, out in seen if out is scores]
+    heads = [call for call in seen if call.gives(scores)]
     if not heads or scores is None or scores.ndim < 2:
         shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
         made = "" if heads else " that no linear layer put out"
@@ -120,7 +151,7 @@ def rows_of(
             "shape (N, C), (N, T, C) or, of a 1 x 1 convolution, (N, C, H, W); this one gives "
             f"{type(outputs).__name__} with {shape}{made}: train it by ElasticTrainer, without such a head"
         )
-    layer, features = heads[-1]
+    layer, features = heads[-1].layer, heads[-1].given
     _refuse_unsuited(model, layer)
     wanted, classes = as_numbers(layer, targets, scores, ignored)
     count = len(scores)

@@ -131,8 +131,9 @@ class TrainerOptions:
         update and the means of its evaluation. By default the targets tell it, see
         `fl_elastic.groups.batch.batch_size`.
     accumulate : int
-        Number of batches whose mean gradient each optimiser step takes. Budgets and reports still count batches; an
-        update counts optimiser steps.
+        Number of batches whose mean gradient each optimiser step takes. The last step of a fit may have fewer, and
+        their gradients are divided by this number all the same. Budgets and reports still count batches; an update
+        counts optimiser steps.
     seed : int
         Seed of random choices; a federation uses a new one for each client and round.
     """

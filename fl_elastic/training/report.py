@@ -39,6 +39,7 @@ class StepLog:
         self.clock = clock
         self.began, self.made, self.ended = began, clock(), began
         self.losses: list[float] = []
+        self._weights: list[float] = []
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0
         self.selection_seconds = 0.0
@@ -61,6 +62,10 @@ class StepLog:
         self.seconds += seconds
         self.predicted_seconds += plan.predicted_step_seconds
         return seconds, whole
+
+    def weigh(self, weight: float) -> None:
+        """Note what the loss of the last step counts in `mean_loss`."""
+        self._weights.append(weight)
 
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
         """Take the step that accumulated gradients still wait for; return its seconds."""
@@ -91,6 +96,13 @@ class StepLog:
         """Count predicted seconds of choosing: of a probe or a plan."""
         self.predicted_seconds += seconds
         self.choosing_seconds += seconds
+
+    def mean_loss(self, steps: int, *, summed: bool) -> float:
+        """Return the mean loss over the examples of the last steps, whose losses may be sums over a batch."""
+        losses, weights = self.losses[-steps:], self._weights[-steps:]
+        return (
+            math.fsum(losses) / math.fsum(weights) if summed else statistics.fmean(losses, weights)
+        )
 
     @property
     def median_step_seconds(self) -> float:
@@ -158,7 +170,7 @@ class FitReport:
     full_step_seconds : float
         Time of a step that trains everything, by the cost profile that the fit began with.
     loss : float
-        Mean loss over the last epoch's steps.
+        Mean loss over the last epoch's steps, weighted as in `evaluate`: by their examples, or targets, that count.
     losses : tuple of float
         Loss of every step.
     importance : dict

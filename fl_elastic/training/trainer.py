@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing, nullcontext
@@ -18,7 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import example_counter
+from fl_elastic.groups.forward import example_counter, is_summed
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.planning import POLICIES, Plan, Policy
@@ -345,7 +344,7 @@ class ElasticTrainer:
             predicted_seconds=log.predicted_seconds,
             step_seconds=fit.step_seconds,
             full_step_seconds=fit.profile.full_step_seconds,
-            loss=statistics.fmean(log.losses[-last_epoch:]),
+            loss=log.mean_loss(last_epoch, summed=is_summed(self.loss_fn)),
             losses=tuple(log.losses),
             importance={name: score for name, score in known if score is not None},
             num_examples=num_examples,

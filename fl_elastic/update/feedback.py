@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")
 # Version of the model before any update was sent.
 _NONE = -1
-_VERSION = "version"
+_VERSION, _FORGOT = "version", "forgot"
 # Bytes per tensor for its name and its row in the archive's table.
 _OVERHEAD = 4096
 
@@ -43,6 +43,8 @@ class ErrorFeedback:
         parameters.
     version : int
         Version of the model from which the last update that was sent starts; -1 if none was sent.
+    forgot : str
+        Name of what `forget` was called for last; empty for nothing.
 
     Examples
     --------
@@ -59,10 +61,16 @@ class ErrorFeedback:
         residuals: Mapping[str, NDArray[np.float32]] | None = None,
         manifest: Manifest | None = None,
         version: int = _NONE,
+        forgot: str = "",
     ) -> None:
         self.residuals = dict(residuals or {})
-        self.version = version
+        self.version, self.forgot = version, forgot
         self._manifest = manifest
+
+    def forget(self, name: str) -> None:
+        """Drop all losses so far, because they come from examples that must be forgotten; once for each name."""
+        if self.forgot != name:
+            self.residuals, self.forgot = {}, name
 
     def corrected(self, update: PartialUpdate) -> PartialUpdate:
         """Return ``update`` with earlier losses added to the elements that were trained now.
@@ -134,7 +142,8 @@ class ErrorFeedback:
     def save(self, path: str | os.PathLike[str]) -> bool:
         """Write the residuals to a file, atomically; if the disk does not take it, log that and return False."""
         try:
-            write_archive(path, _KIND, {_VERSION: self.version}, self.residuals)
+            facts = {_VERSION: self.version, _FORGOT: self.forgot}
+            write_archive(path, _KIND, facts, self.residuals)
         except OSError as error:
             # Only the residuals are lost, not the round's training.
             _LOG.warning("cannot keep the update's residuals in %s: %s", path, error.strerror)
@@ -145,8 +154,8 @@ class ErrorFeedback:
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
         """Read the file of `save`; a missing or damaged one, or one of another model, gives no residuals."""
         try:
-            residuals, version = _read(path, manifest)
-            return cls(residuals, manifest, version)
+            residuals, version, forgot = _read(path, manifest)
+            return cls(residuals, manifest, version, forgot)
         except FileNotFoundError:
             return cls(manifest=manifest)
         except (OSError, ArchiveError, UpdateError) as error:
@@ -162,7 +171,7 @@ def _as_written(delta: NDArray[Any]) -> NDArray[np.float32]:
 
 def _read(
     path: str | os.PathLike[str], manifest: Manifest
-) -> tuple[dict[str, NDArray[np.float32]], int]:
+) -> tuple[dict[str, NDArray[np.float32]], int, str]:
     most = 4 * sum(int(np.prod(shape, dtype=np.int64)) for shape in manifest.shapes)
     most += _OVERHEAD * (len(manifest) + 1)
     found = read_archive(path, _KIND, most=most)
@@ -174,4 +183,4 @@ def _read(
             raise UpdateError(f"tensor {name[:80]!r} is of another model")
         if not np.isfinite(residual).all():
             raise UpdateError(f"tensor {name[:80]!r} is not finite")
-    return residuals, int(version)
+    return residuals, int(version), str(found.facts.get(_FORGOT, ""))

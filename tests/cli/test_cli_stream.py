@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from fl_elastic.cli import stream as stream_module
 from fl_elastic.cli.stream import _gathered, stream, stream_app
-from fl_elastic.errors import ElasticError
+from fl_elastic.errors import ElasticError, StreamDataError
 from fl_elastic.streaming.disk_room import fitting_capacity
 from fl_elastic.streaming.sources import Reading
 
@@ -152,6 +152,24 @@ def test_it_says_how_it_goes_while_it_runs(
 def test_features_are_kept(place: Path) -> None:
     found = call(*arguments(place, "--json", "--latent", "1"))
     assert found["observed"] == 299 and found["prequential_accuracy"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "do"),
+    [
+        ((), ("--latent", "1"), "without --latent so far: leave it out"),
+        (("--latent", "1"), (), "with --latent so far: give it as before"),
+        (("--latent", "1"), ("--closed-form",), "with --latent so far: give it as before"),
+        ((), ("--closed-form",), "same latent or head \\(--latent, --closed-form\\)"),
+        (("--closed-form",), ("--latent", "1"), "without --latent so far: leave it out"),
+    ],
+)
+def test_another_form_of_samples_is_refused_by_an_option_that_the_command_has(
+    before: tuple[str, ...], now: tuple[str, ...], do: str, place: Path
+) -> None:
+    call(*arguments(place, "--limit", "60", *before))
+    with pytest.raises(StreamDataError, match=do):
+        call(*arguments(place, *now))
 
 
 @pytest.mark.parametrize(

@@ -154,3 +154,27 @@ def test_a_damaged_file_is_forgotten(tmp_path: Path) -> None:
     again = sent(client("topk", tmp_path))
     assert all(np.array_equal(fresh[name], again[name]) for name in fresh)
     assert client("topk", tmp_path).state.feedback.residuals
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_what_earlier_updates_lost_of_examples_to_be_forgotten_is_not_sent_later(
+    memory: bool, tmp_path: Path, exact: Weights
+) -> None:
+    kept = client("topk", tmp_path)
+
+    def made(wish: Any = None) -> ElasticClient:
+        one = kept if memory else client("topk", tmp_path)
+        if wish is not None and one.wish is None:
+            one.wish = wish
+        return one
+
+    first = sent(made())
+    assert made().state.feedback.residuals
+    # Trained on other examples from now on: the first update after that is as if nothing had been lost before.
+    wish = [(torch.ones(2, 3, 8, 8), torch.zeros(2, dtype=torch.long))]
+    again = sent(made(wish))
+    for name in PARAMETERS:
+        assert np.array_equal(first[name], again[name]), name
+    # That happens once, however long the server takes to forget them.
+    third = sent(made(wish))
+    assert any(not np.array_equal(third[name], again[name]) for name in PARAMETERS)

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget
+from fl_elastic.aggregation import ModelAverage
 from fl_elastic.errors import RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
@@ -109,13 +110,15 @@ def start(
     *,
     terms: RoundConfig | None = None,
     alter: Callable[[Message], Message] = lambda reply: reply,
+    average: ModelAverage | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], list[RoundRecord], dict[int, ElasticClient]]:
     """Rounds in which nobody trains on what is to be forgotten; clients live as long as the run."""
     records: list[RoundRecord] = []
     strategy = PartialUpdates(
-        quiet(FedAvg), config=terms or RoundConfig(forget=ALPHA), on_round=records.append
-    )
+        quiet(FedAvg), config=terms or RoundConfig(forget=ALPHA), on_round=records.append,
+        average=average,
+    )  # fmt: skip
     clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
     chosen: Any = options.pop("wrap", lambda strategy: strategy)(strategy)
@@ -134,6 +137,15 @@ def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(known: Array
     (asked,) = [each for each in records if not each.trains]
     assert asked.dampened > 0 and len(asked.accepted) == NODES
     assert asked.downlink_total_bytes > 0 and all(each.uplink_bytes for each in asked.accepted)
+
+
+def test_the_mean_of_the_models_forgets_as_well(known: ArrayRecord) -> None:
+    """Of the models before, which knew it, nothing is left in what is tested and returned."""
+    alone, _, _ = start(known)
+    after, _, _ = start(known, average=ModelAverage(0.9))
+    assert all(np.array_equal(after[name], each) for name, each in alone.items())
+    later, _, _ = start(known, 3, average=ModelAverage(0.9))
+    assert accuracy(later, 4) < 0.3 and accuracy(later, 0, 1, 2, 3) > 0.9
 
 
 @pytest.mark.parametrize("alpha", [ALPHA, None])

@@ -187,3 +187,16 @@ def test_asked_for_noise_it_sends_no_exact_sums(tmp_path: Path) -> None:
     )
     assert first.weight == second.weight == "5.weight"
     assert np.abs(first.products - second.products).max() > 1.0
+
+
+def test_beside_sums_with_noise_no_count_is_exact(tmp_path: Path) -> None:
+    learner, server = solved(tmp_path), net()
+    plain, noisy = (
+        client_of(tmp_path).fit(packed(server), {PACKED: True, **SolveHead(**told).to_config()})
+        for told in ({}, {"clip": 1.0, "noise": 2.0})
+    )
+    assert plain[2]["labelled-since-round"] == learner.progress.labelled == 150
+    assert noisy[1] == 1 and "fl_elastic.error" not in noisy[2]
+    assert not {*plain[2].values()} & {150} & {*noisy[2].values()}
+    assert not [name for name in noisy[2] if "since-round" in name or "store" in name]
+    closed(learner)

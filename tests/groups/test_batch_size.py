@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    get_worker_info,
+)
 
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions
 from fl_elastic.errors import TrainingError
@@ -122,6 +129,41 @@ def test_a_loader_knows_how_many_it_draws_where_time_is_first_in_the_targets_as_
     assert [size for _, size in counted(loader)] == [3, 1, 2]
     loader = DataLoader(rows, batch_size=4, collate_fn=time_first, drop_last=True)
     assert [size for _, size in counted(loader)] == [4] * ((8 + last) // 4)
+
+
+class Backwards(BatchSampler):
+    """Gives the last batch, which is smaller, first, as samplers do that sort examples by length."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from reversed(list(super().__iter__()))
+
+
+def test_the_smallest_batch_of_an_own_batch_sampler_may_come_first() -> None:
+    data = TensorDataset(torch.randn(19, 3), torch.randint(2, (19,)))
+    loader = DataLoader(data, batch_sampler=Backwards(SequentialSampler(data), 8, drop_last=False))
+    assert [size for _, size in counted(loader)] == [3, 8, 8]
+    assert evaluate(nn.Linear(3, 2), cross_entropy, loader).num_examples == 19
+    trainer = ElasticTrainer(nn.Linear(3, 2), cross_entropy, sgd, budget=Budget(), policy="full")
+    assert trainer.fit(loader, epochs=2).num_examples == 19
+
+
+class InShards(IterableDataset[tuple[Tensor, Tensor]]):
+    """Nineteen examples; of two worker processes the second reads three."""
+
+    def __len__(self) -> int:
+        return 19
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        worker = get_worker_info()
+        own = (range(19),) if worker is None else (range(16), range(16, 19))
+        for _ in own[0 if worker is None else worker.id]:
+            yield torch.ones(3), torch.tensor(1)
+
+
+def test_each_worker_of_an_iterable_dataset_ends_with_a_smaller_batch() -> None:
+    loader = DataLoader(InShards(), batch_size=8, num_workers=2)
+    assert [size for _, size in counted(loader)] == [8, 3, 8]
+    assert evaluate(nn.Linear(3, 2), cross_entropy, loader).num_examples == 19
 
 
 class TimeFirst(nn.Module):

@@ -133,3 +133,21 @@ def test_what_is_no_number_of_samples_draws_none(n: Any, tmp_path: Path) -> None
 def test_a_capacity_is_a_number_of_bytes(capacity: Any, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="not a number of bytes"):
         SampleStore(tmp_path / "samples.db", capacity)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "held", "beyond"),
+    [
+        ("raw", (3e38, -3e38), None), ("fp16", (65_504.0, -65_504.0), (65_600.0, 1.0)),
+        ("int8", (1.5e38, -1.5e38), (3e38, -3e38)),
+    ],
+)  # fmt: skip
+def test_a_number_beyond_the_encoding_is_rejected_and_not_kept_as_another(
+    encoding: str, held: tuple[float, ...], beyond: tuple[float, ...] | None, tmp_path: Path
+) -> None:
+    with SampleStore(tmp_path / "samples.db", 2**20, encoding=encoding) as store:
+        assert store.add(np.array(held, np.float32), 0) == 1
+        if beyond is not None:
+            assert store.add(np.array(beyond, np.float32), 0) is None
+            assert store.rejected == {f"a number is beyond the range of the encoding {encoding}": 1}
+        np.testing.assert_allclose(store.sample(5).x, [held], rtol=5e-3)

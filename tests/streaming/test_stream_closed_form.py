@@ -390,3 +390,34 @@ def test_features_that_are_not_finite_cost_their_sample_alone(tmp_path: Path) ->
     assert "not finite" in next(iter(learner.progress.rejected))
     assert np.isfinite(weights(learner)["1.weight"]).all()
     closed(learner)
+
+
+def test_scores_that_are_changed_in_place_are_not_the_layers(tmp_path: Path) -> None:
+    class InUnits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(x)
+            return y.mul_(-1.0)
+
+    learner = solved_in(tmp_path, InUnits())
+    with pytest.raises(ModelError, match="end the model with a linear layer"):
+        learner.observe(np.zeros(4, np.float32), 0)
+    learner.store.close()
+
+
+def test_numbers_that_the_store_cannot_hold_are_refused_and_not_summed_as_others(
+    tmp_path: Path,
+) -> None:
+    learner = solved_in(tmp_path, nn.Sequential(nn.Linear(2, 2)), encoding="fp16")
+    stamps = [70_000.0 + 10 * place for place in range(40)]
+    seen = [
+        learner.observe(np.array([at, 1.0], np.float32), place % 2)
+        for place, at in enumerate(stamps)
+    ]
+    assert {each.refused for each in seen} == {"a number is beyond the range of the encoding fp16"}
+    assert learner.observe(np.array([6e4, 1.0], np.float32), 0).refused == ""
+    assert solved_of(learner).sums.weight == 1 and learner.progress.observed == 1
+    closed(learner)

@@ -16,6 +16,8 @@ from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same
 
 from fl_elastic.errors import StoreError, StreamError, UpdateError
 from fl_elastic.streaming import Guard, Latent, StreamLearner, Trigger
+from fl_elastic.streaming.apply_round_result import labelled_weights
+from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 
 LABELS = range(5)
 
@@ -196,3 +198,27 @@ def test_a_number_between_two_ids_is_that_of_neither(tmp_path: Path) -> None:
         learner.forget([number, None])  # type: ignore[list-item]
     assert learner.label(np.int64(first), 1).refused == ""  # type: ignore[arg-type]
     closed(learner)
+
+
+def test_a_round_that_trained_on_what_is_forgotten_does_not_bring_it_back(tmp_path: Path) -> None:
+    learner, ids = taught(tmp_path)
+    learner.save()
+    knows = labelled_weights(learner._classifier)
+    learner.forget(ids, alpha=2.0)
+    forgot = labelled_weights(learner._classifier)
+    # As if the round had taught it once more, from the model before.
+    learned = change_between(forgot, knows)
+    inbox = RoundInbox(tmp_path)
+    inbox.leave(RoundChange("began before", "", learned))
+    learner.tick()
+    assert same(weights(learner), dict(forgot.weights)) and learner.rounds.taken == 0
+    closed(learner)
+    again = learner_in(tmp_path, net(5), optimizer_fn=gently)
+    inbox.leave(RoundChange("also", "", learned))
+    again.tick()
+    assert same(weights(again), dict(forgot.weights))
+    # One that began afterwards is taken up.
+    inbox.leave(RoundChange("began later", again.rounds.last, learned))
+    again.tick()
+    assert again.rounds.taken == 1 and again.rounds.last == "began later"
+    closed(again)

@@ -15,15 +15,18 @@ from toy_streams import (
     delete_class,
     in_memory,
     learner_in,
+    net,
     relabelled,
     run,
     same,
     weights,
 )
 
+from fl_elastic.errors import StreamDataError
 from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
+from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner, Trigger
 from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.sources import open_source
 from fl_elastic.streaming.summary import stream_summary
 
@@ -178,3 +181,100 @@ def test_a_record_comes_back_with_its_labels() -> None:
     record.mark(2, 10, {None: 3, -1: 4, 0: 1})
     assert record.points[0].stored == {"none": 3, "-1": 4, "0": 1}
     assert from_archive(StreamRecord, to_archive(record)) == record
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+@pytest.mark.parametrize("size", [1, 9])
+def test_a_label_that_comes_with_a_sample_sent_again_is_its_label(
+    size: int, head: ClosedForm | None, tmp_path: Path
+) -> None:
+    """As `label` gives it, and not lost by a kill; sent a third time it changes nothing."""
+    stream = blobs(90, (0, 1))
+    by_label, by_sample = (learner_in(tmp_path / name, net(2), head=head) for name in "ab")
+    for start in range(0, 90, size):
+        part = range(start, min(start + size, 90))
+        xs, ys = [stream[place][0] for place in part], [stream[place][1] for place in part]
+        names = [f"row-{place}" for place in part]
+        first = by_label.observe_batch(xs, names=names)
+        told = [by_label.label(name, y) for name, y in zip(names, ys, strict=True)]
+        seen = by_sample.observe_batch(
+            [*xs, *xs], [*([None] * len(xs)), *ys], names=[*names, *names]
+        )
+        third = by_sample.observe_batch(xs, ys, names=names)
+        assert [each.again for each in seen] == [False] * len(xs) + [True] * len(xs)
+        assert [each.sample_id for each in seen[len(xs) :]] == [place + 1 for place in part]
+        assert all(each.again and not each.refused for each in third)
+        if head is None and size == 1:
+            assert [each.prediction for each in seen[: len(xs)]] == [
+                each.prediction for each in first
+            ]
+            assert [each.correct for each in seen[len(xs) :]] == [each.correct for each in told]
+    assert by_sample.progress.observed == by_sample.progress.labelled == 90
+    before = in_memory(by_sample)
+    if size == 1:
+        assert by_sample.progress == by_label.progress
+        # Two samples go through the model together, which rounds otherwise.
+        for found, expected in (
+            (before, in_memory(by_label)),
+            (weights(by_sample), weights(by_label)),
+        ):
+            assert all(np.allclose(found[n], w, atol=1e-4) for n, w in expected.items())
+    by_sample.store.close()
+    again = learner_in(tmp_path / "b", net(2), head=head)
+    assert again.progress == by_sample.progress and same(in_memory(again), before)
+    assert again.observe_batch([stream[5][0]], [7], names=["row-5"])[0].again
+    assert 7 in [row.y for row in [*again._memory.known([6]), *again._memory.held_out]]
+    closed(again)
+    closed(by_label)
+
+
+def test_what_is_sent_again_with_no_label_that_can_be_says_so(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2), most_classes=2)
+    run(learner, blobs(12, (0, 1)))
+    x = blobs(1)[0][0]
+    learner.observe_batch([x], names=["one"])
+    found = learner.observe_batch([x, x], [9, "cat"], names=["one", "one"])
+    assert [each.refused[:20] for each in found] == ["a label beyond 2 cla", "the label 'cat' is n"]
+    assert learner.progress.labelled == 12 and sum(learner.progress.rejected.values()) == 2
+    closed(learner)
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+def test_a_label_of_a_sample_that_the_store_gave_up_is_scored_and_said_not_to_be_learned(
+    head: ClosedForm | None, tmp_path: Path
+) -> None:
+    stream = blobs(40, (0, 1))
+    learner = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
+    ids = [learner.observe(x).sample_id for x, _ in stream]
+    # As if others had needed their room.
+    learner.store.delete(ids[5:])
+    seen = [learner.label(place, y) for place, (_, y) in enumerate(stream, 1)]
+    assert [each.sample_id for each in seen] == [*ids[:5], *([None] * 35)]
+    assert all(each.correct is not None and not each.refused for each in seen)
+    progress = learner.progress
+    assert (progress.labelled, progress.unlearned, progress.since) == (40, 35, 5)
+    assert progress.adaptations == 0
+    if isinstance(learner.rule, SolvedHead):
+        assert learner.rule.sums.weight == 5
+    else:
+        assert [row.number for row in learner._memory.recent.new] == ids[:5]
+    assert stream_summary(learner)["unlearned"] == 35
+    learner.store.close()
+    again = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
+    assert again.progress == progress
+    closed(again)
+
+
+def test_other_classes_at_a_restart_are_refused(tmp_path: Path) -> None:
+    learner = learner_in(tmp_path, net(2), classes=(4, 2))
+    run(learner, blobs(20, (2, 4, 7)))
+    closed(learner)
+    for other in ((2, 4), (4, 2, 9), (7,)):
+        with pytest.raises(
+            StreamDataError, match=r"the saved classes begin with \[4.* leave classes="
+        ):
+            learner_in(tmp_path, net(2), classes=other)
+    for same_beginning in ((), (4,), (4, 2), (4, 2, 7)):
+        again = learner_in(tmp_path, net(2), classes=same_beginning)
+        assert again.classes == (4, 2, 7)
+        closed(again)

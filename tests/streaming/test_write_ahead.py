@@ -137,6 +137,30 @@ def test_a_disk_that_is_full_for_a_while(
     closed(again)
 
 
+def test_what_a_full_disk_did_not_take_is_taken_when_it_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = learner_in(tmp_path, trigger=NEVER)
+    run(learner, blobs(10))
+    x, y = blobs(1, seed=1)[0]
+
+    def no_room(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(event_log_module.os, "write", no_room)
+        full.setattr("fl_elastic.state.archive.write_atomically", no_room)
+        assert learner.observe_batch([x], [y], names=["door-1"])[0].sample_id is None
+    seen = learner.observe_batch([x], [y], names=["door-1"])[0]
+    assert seen.sample_id is not None and not seen.again
+    abandoned(learner)
+    again = learner_in(tmp_path, trigger=NEVER)
+    (kept,) = again._memory.known([seen.sample_id])
+    assert np.array_equal(kept.x, x) and kept.y == y
+    assert again.observe_batch([x], [y], names=["door-1"])[0].again
+    closed(again)
+
+
 def learner_state_after_a_kill(folder: Path) -> Any:
     """A learner in a copy of a folder."""
     copy = folder / "copy"

@@ -248,9 +248,12 @@ def test_the_log_counts_steps_losses_and_times() -> None:
     results = []
     for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]:
         results.append(log.step(batch, plan, lambda _: next(losses)))
+        log.weigh(len(batch[0]))
         log.count(dict.fromkeys(names, stepped) | {"c": passed_by})
     assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]
     assert log.losses == [3.0, 2.0, 1.0, 0.5]
+    assert log.mean_loss(2, summed=False) == pytest.approx((4 * 1.0 + 3 * 0.5) / 7)
+    assert log.mean_loss(3, summed=True) == pytest.approx((2.0 + 1.0 + 0.5) / 11)
     assert log.tensor_steps == {"a": 2, "b": 3}
     assert log.seconds == 6.5 and log.predicted_seconds == pytest.approx(2.8)
     assert log.median_step_seconds == 2.0

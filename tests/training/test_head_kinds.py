@@ -236,6 +236,20 @@ class Detector(nn.Module):
         return [{"boxes": self.box(row[None])} for row in x]
 
 
+class InUnits(nn.Module):
+    """Brings the layer's output to the targets' units, in place: it is the same tensor afterwards."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        y *= 5.0
+        y += 100.0
+        return y
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -253,6 +267,14 @@ class Tied(nn.Module):
         (lambda: next_words(tied=False), "predicts the next token"),
         (lambda: (Detector(), (torch.randn(3, 4), torch.zeros(3, 4))), "is that of a linear layer"),
         (lambda: (Tied(), (torch.randn(3, 4), torch.zeros(3, 4))), "another layer as well"),
+        (lambda: (InUnits(), (torch.randn(3, 4), torch.zeros(3, 1))), "no linear layer put out"),
+        (
+            lambda: (
+                nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True)),
+                (torch.randn(3, 4), torch.tensor([0, 1, 2])),
+            ),
+            "no linear layer put out",
+        ),
         (
             lambda: (nn.Linear(200, 100_000), (torch.randn(2, 200), torch.tensor([0, 1]))),
             "too large to send",

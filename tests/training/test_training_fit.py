@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,13 +26,14 @@ from small_models import (
     weights_of,
 )
 from torch import nn
+from torch.nn.functional import cross_entropy
 from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
-from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions
+from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions, evaluate
 from fl_elastic.update.partial import trained_part
 
 
@@ -348,3 +351,31 @@ def test_a_fit_that_would_train_everything_is_refused_where_not_even_the_head_fi
     )  # fmt: skip
     with pytest.raises(BudgetError, match="not even the head"):
         trainer.fit(batches)
+
+
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [
+        (cross_entropy, 1), (cross_entropy, 8), (nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0])), 3),
+        (partial(cross_entropy, reduction="sum"), 3), (nn.CrossEntropyLoss(ignore_index=2), 5),
+        (lambda outputs, targets: cross_entropy(outputs, targets), 3),
+    ],
+)  # fmt: skip
+def test_the_loss_is_the_mean_over_examples_and_not_over_batches(
+    loss: Callable[..., torch.Tensor], last: int
+) -> None:
+    draw = torch.Generator().manual_seed(3)
+    batches = [
+        (5 * torch.randn(size, 4, generator=draw), torch.randint(3, (size,), generator=draw))
+        for size in (8, 8, last)
+    ]
+    batches[0][1][:6] = -100 if loss is cross_entropy else batches[0][1][:6]
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    frozen_by_its_rate = partial(torch.optim.SGD, lr=0.0)
+    trainer = ElasticTrainer(model, loss, frozen_by_its_rate, budget=Budget())
+    report = trainer.fit(batches, epochs=2)
+    expected = evaluate(model, loss, batches).loss
+    with pytest.raises(TrainingError, match="Target 7 is out of bounds"):
+        trainer.fit([(batches[0][0], torch.full_like(batches[0][1], 7))])
+    assert report.loss == pytest.approx(expected, rel=1e-5)
+    assert report.to_metrics()["train-loss"] == report.loss

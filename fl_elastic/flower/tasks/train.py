@@ -57,7 +57,7 @@ class Train(RoundTask):
         """Train; return the update."""
         client, data = work.client, work.data
         if client.unlearning.pending:
-            client.state.forget_examples()
+            client.state.forget_examples(client.unlearning.digest(client.client_id))
         options, profile = work.options, work.known_profile()
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
         epochs = _epochs(work)

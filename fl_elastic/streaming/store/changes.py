@@ -198,6 +198,7 @@ class _Transaction:
         if form is None:
             form = Encoding.of(self._writer.encoding, x)
             x = checked_sample(x, form)
+        form.refuse_beyond(x)
         label = kept_label(checked_label(offer.y))
         size = form.row_bytes
         if size > self._bounds.largest_row:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fl_elastic.streaming.intake import Refused
 from fl_elastic.training.feature_codec import FeatureCodec
 
 ENCODINGS = ("raw", "fp16", "int8")
@@ -48,6 +49,12 @@ class Encoding:
             if (codec := self._codec)
             else math.prod(self.shape) * self.dtype.itemsize
         )
+
+    def refuse_beyond(self, x: NDArray[Any]) -> None:
+        """Raise Refused if a number of a sample is too large for the encoding, which would keep another one."""
+        codec = self._codec
+        if codec is not None and x.size and float(np.abs(x).max()) > codec.most:
+            raise Refused(f"a number is beyond the range of the encoding {self.name}")
 
     def encode(self, x: NDArray[Any]) -> bytes:
         """Return the bytes of a sample of this shape and type."""

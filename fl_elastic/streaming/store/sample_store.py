@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -67,7 +67,8 @@ class SampleStore(AbstractContextManager["SampleStore"]):
     policy : {"reservoir", "class_balanced"}
         Which samples stay when it is full: each with equal probability, or equally many of each class.
     encoding : {"raw", "fp16", "int8"}
-        ``raw`` keeps inputs unchanged; the others are for features.
+        ``raw`` keeps inputs unchanged; the others are for features. Samples with numbers beyond the range of the
+        encoding (65,504 for ``fp16``) are rejected.
     seed : int
         Seed of the lottery that decides which samples stay.
 
@@ -204,6 +205,11 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         form = self._writer.form() or Encoding.of(self.encoding, x)
         return np.asarray(form.decode([form.encode(x)])[0])
 
+    def refuse_beyond(self, x: NDArray[Any]) -> None:
+        """Raise Refused if the store's encoding has no room for a number of this sample."""
+        if self.encoding != "raw":
+            Encoding.of(self.encoding, x).refuse_beyond(x)
+
     def fits(self, row_bytes: int) -> bool:
         """Return whether a sample of that many bytes is small enough for the capacity."""
         return self._database.bounds.largest_row >= row_bytes
@@ -327,6 +333,12 @@ class SampleStore(AbstractContextManager["SampleStore"]):
         """Write the gathered changes and close the file."""
         self._settle()
         self._database.connection.close()
+
+
+def settings_of(path: Path) -> dict[str, str]:
+    """Return the settings with which a store was made, by name; sqlite3.Error if the file cannot be read."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened:
+        return dict(opened.execute("SELECT key, value FROM meta").fetchall())
 
 
 def _samples(rows: Sequence[Any], form: Encoding | None) -> Samples:

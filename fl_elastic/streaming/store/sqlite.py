@@ -305,7 +305,9 @@ def _prepare(connection: sqlite3.Connection, page_size: int, settings: Mapping[s
         if not settings.keys() & made.keys():
             note(connection, settings)
         elif other := [
-            f"{key} {made.get(key)}" for key in settings if made.get(key) != settings[key]
+            f"{key.removesuffix('_name')} {made.get(key)}"
+            for key in settings
+            if made.get(key) != settings[key]
         ]:
             raise StoreError(
                 f"it was made with {', '.join(other)}: open it with that, or use another file"

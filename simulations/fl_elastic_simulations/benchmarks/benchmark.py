@@ -262,6 +262,11 @@ def fill(text: str, benchmark: Benchmark, rows: Rows) -> str:
     r"""Return a document with the tables of a benchmark inserted between their marks.
 
     The table ``birds`` of the benchmark ``read`` goes between ``<!-- read birds -->`` and ``<!-- end -->``.
+
+    Raises
+    ------
+    ScenarioError
+        If the benchmark has no such table, or a mark has no end before the next one.
     """
     tables = benchmark.tables(rows)
 
@@ -271,5 +276,10 @@ def fill(text: str, benchmark: Benchmark, rows: Rows) -> str:
             raise ScenarioError(f"no table {found[2]!r} of {benchmark.name}: known are {known}")
         return "\n".join([found[1], markdown(tables[found[2]]), found[3]])
 
-    marked = rf"(<!-- {benchmark.name} (\S+) -->)\n.*?(<!-- end -->)"
-    return re.sub(marked, table, text, flags=re.DOTALL)
+    began = rf"(<!-- {benchmark.name} (\S+) -->)"
+    # Up to the next mark of any kind: a mark without an end must not take the text up to another's.
+    marked = re.compile(rf"{began}\n(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
+    for found in re.finditer(began, text):
+        if not marked.match(text, found.start()):
+            raise ScenarioError(f"{found[1]} has no <!-- end --> below it, before the next mark")
+    return marked.sub(table, text)

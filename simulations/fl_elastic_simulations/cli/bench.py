@@ -128,7 +128,10 @@ def fill(
     from fl_elastic_simulations.benchmarks.benchmark import fill as filled
 
     for document in documents:
-        text = before = document.read_text("utf-8")
+        try:
+            text = before = document.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScenarioError(f"cannot read the document {document}: {error}") from None
         for benchmark in map(load, BENCHMARKS):
             if f"<!-- {benchmark.name} " in text:
                 text = filled(text, benchmark, Results(_rows_file(benchmark)).rows)

@@ -18,6 +18,9 @@ from fl_elastic.errors import ScenarioError
 DAY = 86_400.0
 """Number of seconds of a day."""
 
+# Number of periods after which devices that repeat at different intervals are taken never to meet.
+_MANY_PERIODS = 1000
+
 COLUMNS = ("client", "from", "to")
 
 
@@ -138,8 +141,9 @@ def when_enough(devices: Sequence[Availability], time: float, count: int) -> flo
     >>> when_enough([one, other], 0.0, 1), when_enough([one, other], 0.0, 2)
     (0.0, 3.0)
     """
-    # After two periods, everything that repeats has been seen.
-    end = time + 2 * max((each.period or 0.0 for each in devices), default=0.0)
+    periods = {each.period for each in devices if each.period is not None}
+    # After two periods, everything that repeats has been seen, unless devices repeat at different intervals.
+    end = time + (2 if len(periods) < 2 else _MANY_PERIODS) * max(periods, default=0.0)
     last = max(
         (ends for each in devices for _, ends in each.intervals if ends < math.inf), default=0.0
     )

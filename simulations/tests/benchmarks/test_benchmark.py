@@ -28,6 +28,7 @@ from fl_elastic_simulations.benchmarks.benchmark import (
     markdown,
 )
 from fl_elastic_simulations.cli.bench import BENCHMARKS, bench, load
+from fl_elastic_simulations.cli.bench import fill as fill_documents
 
 
 def cell(folder: str, number: int, seconds: float) -> dict[str, int]:
@@ -187,6 +188,14 @@ def test_tables_stand_between_their_marks_alone() -> None:
     assert fill(text, Squares(), {"two": {"square": 4}}) == filled
     with pytest.raises(ScenarioError, match="no table 'some' of squares: known are all, none"):
         fill(text.replace("all", "some"), Squares(), {})
+    for endless in (
+        text.replace("<!-- end -->", ""),
+        text.replace("<!-- end -->", "<!-- squares all -->", 1),
+        text.replace("<!-- end -->", "<!-- other all -->", 1),
+        text.replace("all -->\n", "all --> "),
+    ):
+        with pytest.raises(ScenarioError, match="<!-- squares all --> has no <!-- end -->"):
+            fill(endless, Squares(), {"two": {"square": 4}})
     assert markdown(pd.DataFrame()) == "No row of this table is measured yet."
 
 
@@ -216,3 +225,11 @@ def test_committed_rows_are_shown_without_measuring(name: str) -> None:
     if name == min(BENCHMARKS):
         as_json = CliRunner().invoke(bench, [name, "--show", "--json", "--output", str(rows)])
         assert json.loads(as_json.output) == json.loads(before)["rows"]
+
+
+def test_a_document_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"cannot read the document .*none\.md"):
+        fill_documents([tmp_path / "none.md"])
+    (tmp_path / "latin.md").write_bytes(b"\xe9")
+    with pytest.raises(ScenarioError, match=r"cannot read the document .*latin\.md"):
+        fill_documents([tmp_path / "latin.md"])

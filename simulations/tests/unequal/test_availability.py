@@ -58,6 +58,15 @@ def test_enough_are_there_when_a_list_of_seconds_says_so(
         assert when_enough(devices, time, count) == first
 
 
+def test_devices_that_repeat_at_different_intervals_meet_later() -> None:
+    one, other = Availability(((0.0, 1.0),), 10.0), Availability(((5.0, 6.0),), 11.0)
+    both = [n for n in range(500) if one.there(n) and other.there(n)]
+    assert when_enough([one, other], 0.0, 2) == both[0] == 60
+    assert when_enough([one, other], 61.0, 2) == both[1] == 170
+    with pytest.raises(ScenarioError, match="never there at the same time"):
+        when_enough([one, Availability(((5.0, 6.0),), 20.0)], 0.0, 2)
+
+
 def test_who_is_always_there_never_leaves() -> None:
     assert ALWAYS.there(1e12) and ALWAYS.leaves(5.0) == math.inf and ALWAYS.comes(5.0) == 5.0
     whole_day = Availability(((0.0, DAY),), DAY)
