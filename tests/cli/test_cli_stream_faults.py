@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call as call_here
-from processes import start, wait_until
+from processes import start
+from real_processes import free_port, wait_until
 from small_disk import small_disk
 
 from fl_elastic.state.codec import to_archive
@@ -160,11 +161,6 @@ class Client:
             self._connection.sendall(json.dumps(line).encode() + b"\n")
             answers.append(json.loads(self._answers.readline()))
         return answers
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def test_a_full_disk_costs_what_cannot_be_kept_and_the_service_goes_on(place: Path) -> None:

@@ -26,6 +26,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from real_processes import free_port
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
@@ -68,12 +69,6 @@ def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     profile: CostProfile = steady(measure_profile(scenario(1), None))
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @contextmanager
