@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_loop import plain_steps
 from small_federation import as_weights, quiet, run
 from torch import Tensor, nn
 
@@ -151,10 +152,7 @@ def test_adapters_of_unequal_depth_travel_alone_and_are_merged(kind: str) -> Non
         own = {name for group in names[node] for name in parameters[group]}
         optimizer = sgd([each for name, each in model.named_parameters() if name in own])
         model.train()
-        for inputs, targets in data(node):
-            optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data(node), loss_fn)
     found, manifest = as_weights(result.arrays), Manifest.of(start)
     moved = 0
     for name, before in weights_of(start, manifest, manifest.names).items():

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Chosen, sgd
+from plain_loop import assert_weights
+from small_models import Chosen, same_weights, sgd
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
@@ -113,11 +114,8 @@ def test_adapters_are_trained_on_kept_features_as_ever(kind: str) -> None:
     report = fitted(kept, batches, names, ForwardOptions(1 << 22, "fp32")).forward
     assert report is not None and report.refused == ""
     assert (report.computed, report.found) == (_EXAMPLES, 2 * _EXAMPLES)
-    moved = 0
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(kept.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
-        moved += not torch.equal(start.state_dict()[name], value)
-    assert moved > 0
+    assert_weights(kept, plain, rtol=1e-4, atol=1e-5)
+    assert not same_weights(start.state_dict(), plain)
 
 
 def test_rows_under_another_mask_are_other_examples() -> None:
@@ -141,8 +139,7 @@ def test_what_all_examples_share_is_handed_through() -> None:
     fitted(plain, batches, names, None)
     report = fitted(kept, batches, names, ForwardOptions(1 << 22, "fp32")).forward
     assert report is not None and report.found == 2 * _EXAMPLES
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(kept.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert_weights(kept, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_of_another_layout_is_computed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_steps
 from slow_ones import slow_unless
 from small_models import (
     Residual,
@@ -57,10 +58,7 @@ def plainly(model: nn.Module, batches: Any, trained: set[str], *, kept_statistic
         if isinstance(module, NormWithStatistics) and (kept_statistics or frozen):
             module.eval()
     optimizer = sgd([each for each in model.parameters() if each.requires_grad])
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss_fn(model(inputs), targets).backward()
-        optimizer.step()
+    plain_steps(model, optimizer, batches, loss_fn)
 
 
 @pytest.mark.parametrize("name", slow_unless({"batch norms", "residual"}.__contains__, MODELS))

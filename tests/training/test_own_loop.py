@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields, replace
 import numpy as np
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from small_models import conv_net
 from torch import Tensor, nn
 
@@ -69,10 +70,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 def own_loop(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
     optimizer = sgd(model.parameters())
     with apply_plan(model, plan, optimizer):
-        for inputs, targets in data:
-            optimizer.zero_grad()
-            LOSS(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data, LOSS)
 
 
 def masked(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
@@ -116,8 +114,7 @@ def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
     mine, reference = copy.deepcopy(model), copy.deepcopy(model)
     own_loop(mine, plan, data)
     masked(reference, plan, data)
-    for name, value in reference.state_dict().items():
-        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert_weights(mine, reference, rtol=1e-4, atol=1e-6)
     assert all(p.requires_grad for p in mine.parameters())
     assert all(module.training for module in mine.modules())
 
