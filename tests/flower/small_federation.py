@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from in_process_grid import InProcessGrid
 from numpy.typing import NDArray
-from small_models import Batch, images, loss_fn
+from small_models import Batch, conv_net, images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
@@ -30,6 +30,12 @@ Alter = Callable[[Message], Message]
 
 EXAMPLES = (6, 18, 12, 24)
 """Unequal example counts of four clients."""
+
+
+def build(norm: str = "batch", seed: int = 7) -> nn.Sequential:
+    """The network of convolutions, with the same weights each time."""
+    torch.manual_seed(seed)
+    return conv_net(norm)
 
 
 def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

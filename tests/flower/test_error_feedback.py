@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from small_federation import Weights, elastic_client
-from small_models import conv_net
-from torch import nn
+from small_federation import Weights, build, elastic_client
 
 from fl_elastic.flower import ElasticClient
 from fl_elastic.flower.records import PACKED
@@ -21,11 +18,6 @@ from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import encode_weights
 
 ROUNDS = 8
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("batch")
 
 
 MANIFEST = Manifest.of(build())

@@ -15,23 +15,19 @@ from small_federation import (
     arrays_of,
     as_weights,
     assert_close,
+    build,
     elastic_client,
     local_data,
     plain_sgd,
     quiet,
     run,
 )
-from small_models import conv_net, loss_fn
+from small_models import loss_fn
 from torch import nn
 
 from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.downlink import MessagePacker
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net()
 
 
 def trained(model: nn.Module, node: int, rate: float = 0.05) -> int:

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from in_process_grid import InProcessGrid
-from small_federation import EXAMPLES, elastic_client, local_data, plain_sgd
-from small_models import conv_net, flat_profile
-from torch import nn
+from small_federation import EXAMPLES, build, elastic_client, local_data, plain_sgd
+from small_models import flat_profile
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
@@ -38,11 +36,6 @@ GROUPS = config_key("groups")
 NODES = (1, 2, 3)
 QUANTUM = 2e-5
 """Secure aggregation rounds weights, multiplied by examples over ``max_weight``, to 16 / 2**22."""
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("batch")
 
 
 MANIFEST = Manifest.of(build())
