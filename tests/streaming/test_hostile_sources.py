@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from line_client import Client
 from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamError
@@ -270,23 +271,6 @@ def service(tmp_path: Path) -> Iterator[int]:
     thread.join(60)
     assert not failed and not thread.is_alive()
     closed(learner)
-
-
-class Client:
-    """One who sends lines and reads answers."""
-
-    def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self.answers = self.connection.makefile()
-
-    def ask(self, line: Any) -> Any:
-        said = line if isinstance(line, bytes) else json.dumps(line).encode()
-        self.connection.sendall(said + b"\n")
-        return json.loads(self.answers.readline())
-
-    def close(self) -> None:
-        self.answers.close()
-        self.connection.close()
 
 
 def test_lines_of_any_kind_are_answered(service: int) -> None:
