@@ -253,9 +253,8 @@ class PartialUpdates(Strategy):
     def begin_with(self, arrays: ArrayRecord) -> None:
         """Choose the settings by the model, if a preset leaves that open."""
         preset, self._preset = self._preset, None
-        settings = None if preset is None else preset.for_model(arrays)
-        if settings is not None:
-            self._begin(settings)
+        if preset is not None and trained_before(arrays):
+            self._begin(preset.pretrained())
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
