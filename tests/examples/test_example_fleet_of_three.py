@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from example_copies import copied, ran
 from flwr.app import Context, RecordDict
 from in_process_grid import InProcessGrid
@@ -25,12 +23,7 @@ from fl_elastic.operations.journal import read_journal
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = copied("fleet_of_three", tmp_path)
     monkeypatch.syspath_prepend(str(place / "app"))
-    logger, threads = logging.getLogger("fl_elastic"), torch.get_num_threads()
-    handlers, level = list(logger.handlers), logger.level
     yield place
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-    torch.set_num_threads(threads)
     for name in [each for each in sys.modules if each.split(".")[0] == "fleet_of_three"]:
         del sys.modules[name]
 
