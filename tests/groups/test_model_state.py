@@ -19,7 +19,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget, ElasticTrainer, fine_tune, forget
-from fl_elastic.errors import ModelError, UpdateError
+from fl_elastic.errors import ModelError
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.profiling import profile_model
@@ -194,14 +194,6 @@ def test_an_own_loop_and_a_solved_head_know_the_state_by_its_names(kind: str) ->
     ) < 6
     _, weight = solve_head(model, data())
     assert weight in head
-
-
-def test_a_model_made_in_inference_mode_is_refused_before_anything_is_written() -> None:
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Linear(4, 2))
-    manifest = Manifest.of(model)
-    with pytest.raises(UpdateError, match="made in inference mode"):
-        load_weights(model, manifest, weights_of(model, manifest))
 
 
 def test_views_that_show_other_numbers_are_told_apart() -> None:
