@@ -79,26 +79,6 @@ def run(place: Path, *more: object) -> tuple[dict[str, Any], str]:
     return json.loads(out), err
 
 
-def test_killed_and_started_again_it_misses_no_row(place: Path) -> None:
-    state = place / "state" / "learner.state"
-    for _ in range(3):
-        before = state.read_bytes() if state.exists() else b""
-        service = start(
-            place, *arguments(place, f"csv:{place}/table.csv", "--follow", "--batch", "8")
-        )
-        try:
-            # Each life gets so far that it saves, or has nothing left to do.
-            wait_until(lambda b=before: state.exists() and state.read_bytes() != b, 60)  # type: ignore[misc]
-        finally:
-            os.kill(service.pid, signal.SIGKILL)
-            service.communicate(timeout=60)
-    said, err = run(place)
-    assert said["observed"] == ROWS - 1 and sum(said["refused"].values()) == 1
-    assert "Traceback" not in err and not list((place / "state").glob("*.damaged*"))
-    with SampleStore(place / "state" / "samples.db", 64 * 2**20) as store:
-        assert store.seen >= said["observed"] - 32 and store.used_bytes <= store.capacity_bytes
-
-
 def test_damaged_files_are_put_aside_and_said(place: Path) -> None:
     first, _ = run(place)
     folder = place / "state"
