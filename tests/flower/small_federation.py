@@ -11,7 +11,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedYogi,
+    Result,
+    Strategy,
+)  # fmt: skip
 from in_process_grid import InProcessGrid
 from numpy.typing import NDArray
 from small_models import Batch, conv_net, images, loss_fn
@@ -78,6 +86,16 @@ def quiet(kind: type[FedAvg] = FedAvg, nodes: int = 4, **options: Any) -> FedAvg
     """An inner strategy that trains all nodes and lets none evaluate."""
     options = {"fraction_evaluate": 0.0, "min_available_nodes": nodes} | options
     return kind(**options)
+
+
+SERVERS: dict[str, Callable[[], FedAvg]] = {
+    "fedavg": lambda: quiet(FedAvg),
+    "fedavgm": lambda: quiet(FedAvgM, server_momentum=0.9),
+    "fedadam": lambda: quiet(FedAdam, eta=0.05, tau=0.01),
+    "fedyogi": lambda: quiet(FedYogi, eta=0.05, tau=0.01),
+    "fedadagrad": lambda: quiet(FedAdagrad, eta=0.05, tau=0.01),
+}
+"""Server optimisers of Flower's own."""
 
 
 def run(
