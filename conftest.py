@@ -49,17 +49,20 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _loggers_as_they_were() -> Iterator[None]:
-    """Let no test go on writing what later ones log."""
+def _loggers_and_threads_as_they_were() -> Iterator[None]:
+    """Let no test go on writing what later ones log, or change how many threads they have."""
     loggers = [logging.getLogger(name) for name in ("fl_elastic", "flwr")]
     before = [(each, list(each.handlers), each.level, each.propagate) for each in loggers]
+    threads = torch.get_num_threads()
     yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
     for logger, handlers, level, propagate in before:
         logger.setLevel(level)
         logger.propagate = propagate
         for added in set(logger.handlers) - set(handlers):
-            logger.removeHandler(added)
             added.close()
+        logger.handlers[:] = handlers
 
 
 @pytest.hookimpl(wrapper=True)

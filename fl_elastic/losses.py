@@ -1,4 +1,4 @@
-"""Loss functions: the model's own, and classification by class scores or by prototypes."""
+"""Loss functions: the model's own, and classification by class scores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize, one_hot
+from torch.nn.functional import cross_entropy
 
 from fl_elastic.errors import ModelError
 
 _AUXILIARY_WEIGHT = 0.3
-_TEMPERATURE = 10.0
 
 
 def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
@@ -141,49 +140,3 @@ def squared_outputs(outputs: Any, targets: Any) -> Tensor:
 
 def _is_of_floats(found: Any) -> TypeGuard[Tensor]:
     return isinstance(found, Tensor) and found.is_floating_point() and found.ndim > 0
-
-
-def prototype_logits(features: Tensor, support: Tensor, classes: Tensor) -> Tensor:
-    """Return ten times the cosine between each feature and the mean feature of each class.
-
-    Parameters
-    ----------
-    features : Tensor, shape (m, d)
-        Features to classify.
-    support : Tensor, shape (n, d)
-        Features of the support set.
-    classes : Tensor of int, shape (n,)
-        Classes of the support set, 0 .. ways - 1, each at least once.
-
-    Returns
-    -------
-    Tensor, shape (m, ways)
-        Logits of the cosine prototypical network of Hu et al. (CVPR 2022), at its initial temperature and bias.
-    """
-    members = one_hot(classes).to(support)
-    prototypes = members.T @ support / members.sum(0).unsqueeze(1)
-    return _TEMPERATURE * normalize(features, dim=1) @ normalize(prototypes, dim=1).T
-
-
-def prototype_loss(outputs: Tensor, classes: Tensor) -> Tensor:
-    """Return the cross-entropy of the second half of ``outputs`` against prototypes of the first half.
-
-    Parameters
-    ----------
-    outputs : Tensor, shape (2 n, d)
-        Features of the support set, then of the pseudo-queries of the same classes.
-    classes : Tensor of int, shape (n,)
-        Class of each support example and of its pseudo-query.
-
-    Raises
-    ------
-    ValueError
-        If there are not exactly twice as many outputs as classes.
-    """
-    if len(outputs) != 2 * len(classes):
-        raise ValueError(
-            f"{len(outputs)} outputs for {len(classes)} classes: give support and queries"
-        )
-    support, queries = outputs.chunk(2)
-    logits = prototype_logits(queries, support, classes)
-    return cross_entropy(logits, classes)

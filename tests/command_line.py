@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import click
 import pytest
@@ -54,3 +56,10 @@ def call(
     captured = capsys.readouterr()
     code = ended.value.code
     return Ended(code if isinstance(code, int) else int(code is not None), *captured)
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    """The JSON of a command that ended well."""
+    assert ended.status == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found

@@ -65,6 +65,12 @@ def chain() -> nn.Sequential:
     )  # fmt: skip
 
 
+def used_twice() -> nn.Sequential:
+    """A layer and its norm that run twice."""
+    shared = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    return nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(6, 3))
+
+
 def conv_net(norm: str = "batch") -> nn.Sequential:
     """Three convolutions with a norm each, then a linear head."""
 

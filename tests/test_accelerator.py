@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from accelerator import CPU, DEVICE
+from plain_loop import plain_steps
 from slow_ones import slow_unless
 from small_federation import EXAMPLES, arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import Batch, images, loss_fn, sgd
@@ -121,10 +122,7 @@ def test_a_plan_trains_the_same_weights_there(policy: str, lean: bool) -> None:
 def own_loop(model: nn.Module, plan: Plan, batches: list[Batch]) -> None:
     optimizer = sgd(model.parameters())
     with apply_plan(model, plan, optimizer):
-        for inputs, targets in batches:
-            optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, batches, loss_fn)
 
 
 @pytest.mark.parametrize("memory", [3e4, 1e5, 1e6])

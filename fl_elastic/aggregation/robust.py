@@ -105,7 +105,10 @@ class Krum(RobustRule):
         """Return the index of the update with the least summed distance to its nearest neighbours."""
         if not names:
             return []
-        sizes = {name: _size_of(updates, name) for name in names}
+        sizes = {
+            name: next(np.size(each.deltas[name]) for each in updates if name in each.deltas)
+            for name in names
+        }
         flat = [
             np.concatenate([_marked(update, name, sizes[name]) for name in names])
             for update in updates
@@ -115,10 +118,6 @@ class Krum(RobustRule):
         nearest = max(len(updates) - max(int(self.share * len(updates)), bad) - 2, 1)
         scores = np.sort(distances, axis=1)[:, 1 : nearest + 1].sum(axis=1)
         return [int(scores.argmin())]
-
-
-def _size_of(updates: Sequence[PartialUpdate], name: str) -> int:
-    return next(int(np.size(update.deltas[name])) for update in updates if name in update.deltas)
 
 
 def _marked(update: PartialUpdate, name: str, size: int) -> _Array:

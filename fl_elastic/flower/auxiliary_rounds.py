@@ -17,7 +17,8 @@ from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
-from fl_elastic.flower.records import LOSS, believed_metrics
+from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
 from fl_elastic.flower.round_zero import HeadCheckpoint, Solved, with_closed_form_head
 from fl_elastic.flower.tasks.cut_worth import RateCuts

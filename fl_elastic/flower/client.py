@@ -129,10 +129,8 @@ class ElasticClient(NumPyClient):
         What the server is asked to forget.
     report : FitReport or None
         Report of the last fit.
-    wish : iterable of batches or None
-        Examples that the global model must forget.
     forgotten : bool
-        Whether the server has confirmed that its model was made to forget `wish`.
+        Whether the server has confirmed that its model was made to forget `unlearning`.
     """
 
     why_reading_is_fixed: ClassVar[str] = ""
@@ -202,17 +200,8 @@ class ElasticClient(NumPyClient):
         )
 
     @property
-    def wish(self) -> Iterable[Batch] | None:
-        """Examples that the global model must forget."""
-        return self.unlearning.examples
-
-    @wish.setter
-    def wish(self, examples: Iterable[Batch] | None) -> None:
-        self.unlearning = UnlearningRequest(examples)
-
-    @property
     def forgotten(self) -> bool:
-        """Whether the server has confirmed that its model was made to forget `wish`."""
+        """Whether the server has confirmed that its model was made to forget `unlearning`."""
         return self.unlearning.met
 
     def run_on(self, context: Context, state_dir: Path | None = None) -> None:

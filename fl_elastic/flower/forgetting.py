@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import Backoff
-from fl_elastic.flower.records import believed_metrics
+from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.manifest import Manifest, WeightDict
@@ -79,7 +79,7 @@ class UnlearningRequests:
         return {
             node: wish
             for node, wish in wanted.items()
-            if wish not in self._tried and self._wait_of(node).is_due
+            if wish not in self._tried and (node not in self._waits or self._waits[node].is_due)
         }
 
     def round_passed(self, nodes: Iterable[int], taken_up: Collection[int]) -> None:
@@ -90,9 +90,6 @@ class UnlearningRequests:
                 wait.failed()
             else:
                 wait.passed()
-
-    def _wait_of(self, node: int) -> Backoff:
-        return self._waits.get(node) or Backoff(_LONGEST_WAIT, tolerance=1)
 
     def met_of(self, node: int) -> str:
         """Return a node's request if it was met, else an empty text."""

@@ -308,7 +308,7 @@ class CaredFor:
             if entry.get("method") != self.case or len(ratios) == _DRIFT_ROUNDS:
                 break
             if "drift" in entry:
-                ratios.append(_ratio(entry))
+                ratios.append(float(entry["drift"] or 1.0))
             if entry.get("measured_again"):
                 break
         if len(ratios) < _DRIFT_ROUNDS:
@@ -337,7 +337,3 @@ def use_fastest_execution(
         case,
         lambda: measure_execution(model, loss_fn, batch, most_threads=most),
     ).apply(model)
-
-
-def _ratio(entry: Mapping[str, Any]) -> float:
-    return float(entry.get("drift") or 1.0)

@@ -13,7 +13,8 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import TrainReply, believed_metrics
+from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.records import TrainReply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.readout.choice import Choice, Sample

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord
-
 from fl_elastic.aggregation import (
     SERVER_OPTIMIZERS,
     AggregationRule,
@@ -15,7 +13,6 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
 )
 from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.initial import trained_before
 from fl_elastic.flower.round_config import RoundConfig
 
 # Flower's own logger, which a server app shows.
@@ -45,10 +42,6 @@ class UnequalDevices:
     """
 
     deadline: Deadline
-
-    def for_model(self, arrays: ArrayRecord) -> Settings | None:
-        """Return the settings for this model if it is pretrained; None for any other."""
-        return self.pretrained() if trained_before(arrays) else None
 
     def untrained(self) -> Settings:
         """Return the settings for a model that begins from random weights, and log them."""

@@ -7,12 +7,10 @@ fleet may mix both. The list of arrays holds one array: the packed buffer.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,6 +20,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
+from fl_elastic.flower.metrics import believed_metrics, left_out_of, warn_of_left_out
 
 PACKED = "fl_elastic.packed"
 """Config key that tells a client that the model comes as one packed buffer."""
@@ -50,16 +49,7 @@ FORGET = "fl_elastic.forget"
 TENSORS = "fl_elastic.tensors"
 """Metric key of the indices of the arrays in a reply, as a JSON list, if they are not all tensors."""
 
-_LOG = logging.getLogger("fl_elastic")
 _NUMPY = "numpy.ndarray"
-_Metrics = Mapping[str, Any]
-# Bounds: number of metrics, length of a name; how many of those left out are named, and how much of each name.
-_MOST, _LONGEST, _NAMED, _SHOWN = 256, 200, 5, 60
-# Prefix of what clients and servers of the library tell each other.
-_OWN = "fl_elastic."
-# Texts of a fit's report and of a device's capabilities.
-_TEXTS = ("based-on", "device", "group-costs")
-_BEYOND = 1e308
 
 
 @dataclass(frozen=True)
@@ -166,9 +156,11 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
     return RecordDict({key: ArrayRecord(whole), "metrics": MetricRecord(numbers)})
 
 
-def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics) -> RecordDict:
+def train_reply(
+    arrays: list[NDArray[Any]], num_examples: int, metrics: Mapping[str, Any]
+) -> RecordDict:
     """Return the content of a reply to a training instruction; log metrics that the server will not believe."""
-    _say_left_out(metrics)
+    warn_of_left_out(metrics)
     packed = {str(index): _as_array(array) for index, array in enumerate(arrays)}
     return RecordDict(
         {
@@ -180,9 +172,9 @@ def train_reply(arrays: list[NDArray[Any]], num_examples: int, metrics: _Metrics
     )
 
 
-def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordDict:
+def evaluate_reply(loss: float, num_examples: int, metrics: Mapping[str, Any]) -> RecordDict:
     """Return the content of a reply to an evaluation instruction; log metrics that the server will not believe."""
-    _say_left_out(metrics)
+    warn_of_left_out(metrics)
     return RecordDict(
         {
             "evaluateres.loss": MetricRecord({"loss": loss}),
@@ -191,25 +183,6 @@ def evaluate_reply(loss: float, num_examples: int, metrics: _Metrics) -> RecordD
             "evaluateres.status": ConfigRecord({"code": 0, "message": "Success"}),
         }
     )
-
-
-def refuse_metrics(metrics: _Metrics) -> None:
-    """Raise UpdateError if a server would leave out some of these metrics."""
-    own = [name for name in metrics if name.startswith(_OWN)]
-    left = left_out_of(metrics) or ", ".join(
-        f"{name[:_SHOWN]!r} (the library's own)" for name in own
-    )
-    if left:
-        raise UpdateError(
-            f"metrics that no server would keep: {left}. Give finite numbers under at most {_MOST} names, of at "
-            f"most {_LONGEST} printable characters"
-        )
-
-
-def _say_left_out(metrics: _Metrics) -> None:
-    left = left_out_of(metrics)
-    if left:
-        _LOG.warning("the server will leave metrics out: %s", left)
 
 
 def answer_in(message: Message) -> TrainReply:
@@ -352,59 +325,3 @@ def _plain_bytes(data: bytes) -> memoryview | None:
         return None
     numbers = memoryview(data)[stream.tell() :]
     return numbers if dtype == np.uint8 and shape == (len(numbers),) else None
-
-
-def believed_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    r"""Return the finite numbers among metrics, at most 256, with printable names of at most 200 characters.
-
-    See `left_out_of` for the others. Whoever needs names of a narrower alphabet adapts them.
-
-    Examples
-    --------
-    >>> believed_metrics({"loss": 0.5, "mAP_0.5:0.95": 1, "bad\nname": 3, "x": float("nan"), "ok": True})
-    {'loss': 0.5, 'mAP_0.5:0.95': 1}
-    """
-    good = (name for name, value in metrics.items() if not _fault(name, value))
-    return {name: metrics[name] for name in islice(good, _MOST)}
-
-
-def left_out_of(metrics: Mapping[str, Any]) -> str:
-    r"""Return which of a client's metrics are left out, and why; empty if none is.
-
-    Examples
-    --------
-    >>> left_out_of({"loss": 0.5, "bad\nname": 3, "note": "hello", "fl_elastic.have": 4})
-    "'bad\\nname' (no name that can be shown), 'note' (no finite number)"
-    """
-    faults = [
-        (name, fault)
-        for name, value in metrics.items()
-        if not _is_own(name) and (fault := _fault(name, value))
-    ]
-    beyond = sum(not _fault(name, value) for name, value in metrics.items()) - _MOST
-    said = [f"{str(name)[:_SHOWN]!r} ({fault})" for name, fault in faults[:_NAMED]]
-    if len(faults) > _NAMED:
-        said.append(f"{len(faults) - _NAMED} more")
-    if beyond > 0:
-        said.append(f"{beyond} beyond the first {_MOST}")
-    return ", ".join(said)
-
-
-def _is_own(name: object) -> bool:
-    """Return whether an entry is a message of the library and not a metric; some are texts for the receiver."""
-    return str(name).startswith(_OWN) or name in _TEXTS
-
-
-def _fault(name: object, value: object) -> str:
-    """Return what is wrong with a metric; empty if nothing is."""
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST or not name.isprintable():
-        return "no name that can be shown"
-    if name.startswith(_OWN):
-        return "the library's own"
-    return "" if _is_number(value) else "no finite number"
-
-
-def _is_number(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return -_BEYOND <= value <= _BEYOND and math.isfinite(value)

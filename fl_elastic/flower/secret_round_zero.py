@@ -15,7 +15,7 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.records import believed_metrics
+from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.round_zero import Solved, bias_beside
 from fl_elastic.flower.tasks.task import Answer, read_answers

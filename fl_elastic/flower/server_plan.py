@@ -85,14 +85,11 @@ def _slow(
 ) -> tuple[Capabilities, GroupCosts]:
     """Return the client whose time decides, and its costs."""
     # Ties go to the names that come first in order, so that it does not matter who answered first.
-    (names, _), *_ = sorted(Counter(costs.names for _, costs in known).items(), key=_most_first)
+    counted = Counter(costs.names for _, costs in known)
+    names = min(counted, key=lambda each: (-counted[each], each))
     alike = [pair for pair in known if pair[1].names == names]
     alike.sort(key=lambda pair: _share(pair[0], deadline))
     return alike[min(-(-len(alike) // 5), (len(alike) - 1) // 2)]
-
-
-def _most_first(counted: tuple[tuple[str, ...], int]) -> tuple[int, tuple[str, ...]]:
-    return -counted[1], counted[0]
 
 
 def _allowed(client: Capabilities, deadline: float | None) -> float:

@@ -253,9 +253,8 @@ class PartialUpdates(Strategy):
     def begin_with(self, arrays: ArrayRecord) -> None:
         """Choose the settings by the model, if a preset leaves that open."""
         preset, self._preset = self._preset, None
-        settings = None if preset is None else preset.for_model(arrays)
-        if settings is not None:
-            self._begin(settings)
+        if preset is not None and trained_before(arrays):
+            self._begin(preset.pretrained())
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -431,7 +430,9 @@ class PartialUpdates(Strategy):
         """
         if not self._trains:
             return self._arrays(), None
-        this = self._known_round()
+        this = self._round
+        if this is None:
+            raise UpdateError("aggregate_train was called before configure_train")
         self._take_in(this, replies)
         reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
         if reason:
@@ -559,11 +560,6 @@ class PartialUpdates(Strategy):
 
     def _arrays(self) -> ArrayRecord:
         return as_record({**self._weights, **self._base})
-
-    def _known_round(self) -> Round:
-        if self._round is None:
-            raise UpdateError("aggregate_train was called before configure_train")
-        return self._round
 
     def _go_on(
         self, this: Round, aggregated: ArrayRecord, merged: WeightDict, stepped: WeightDict

@@ -45,7 +45,9 @@ class RoundMetrics:
     def evaluated(self, server_round: int, metrics: Mapping[str, Any]) -> None:
         """Log the clients' test results."""
         numbers = {
-            f"evaluate/{name}": float(value) for name, value in metrics.items() if _is(value)
+            f"evaluate/{name}": float(value)
+            for name, value in metrics.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
         if numbers:
             self.log(numbers, server_round)
@@ -118,7 +120,3 @@ def _needed(module: str, package: str) -> ModuleType:
         raise RegistryError(
             f"{package} is not installed ({error}): pip install {package}"
         ) from None
-
-
-def _is(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

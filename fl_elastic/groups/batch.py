@@ -52,18 +52,18 @@ def as_pair(batch: Any) -> tuple[Any, Any]:
         return _from_mapping({str(name): value for name, value in batch.items()})
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
-    if isinstance(batch, (tuple, list)) and len(batch) > 2 and all(map(_holds, batch)):
+    examples = (Tensor, Mapping, tuple, list)
+    if (
+        isinstance(batch, (tuple, list))
+        and len(batch) > 2
+        and all(isinstance(each, examples) for each in batch)
+    ):
         return tuple(batch[:-1]), batch[-1]
     seen = type(batch).__name__ + (f" of {len(batch)}" if hasattr(batch, "__len__") else "")
     raise TrainingError(
         "a batch must be a pair (inputs, targets), a longer tuple that ends with the targets, or a dict with "
         f"labels, got {seen}"
     )
-
-
-def _holds(entry: Any) -> bool:
-    """Return whether an entry of a batch can hold examples."""
-    return isinstance(entry, (Tensor, Mapping, tuple, list))
 
 
 def _from_mapping(entries: dict[str, Any]) -> tuple[Any, Any]:

@@ -104,7 +104,8 @@ class ConvGeometry:
         if self.skips_pixels:
             # Only pixels that are read: with a stride and few channels-last channels, torch 2.14 on a CPU accesses
             # memory that is not its own.
-            like = torch.channels_last if _by_pixels(gradient) else torch.contiguous_format
+            by_pixels = gradient.is_contiguous(memory_format=torch.channels_last)
+            like = torch.channels_last if by_pixels else torch.contiguous_format
             x = self.read_pixels(x).contiguous(memory_format=like)
             return self.without_stride().weight_gradient(gradient, x, weight, groups)
         return self._backward(gradient, x, weight, groups, [False, True, False])[1]
@@ -117,10 +118,6 @@ class ConvGeometry:
             groups, wanted,
         )  # fmt: skip
         return found
-
-
-def _by_pixels(tensor: Tensor) -> bool:
-    return tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pair(value: int | str | tuple[int, ...]) -> Pair:

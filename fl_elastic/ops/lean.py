@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -103,9 +103,9 @@ def _forwards(
 
 def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, LeanForward]:
     by_module = {model.get_submodule(name): mode for name, mode in modes.items()}
-    operations = [
-        OPERATIONS.make(kind) for kind in _brought({mode.kind for mode in modes.values()})
-    ]
+    kinds = {mode.kind for mode in modes.values()}
+    # Of the kinds whose operations a method brings.
+    operations = [OPERATIONS.make(kind) for kind in sorted(kinds) if kind in OPERATIONS]
     found: dict[nn.Module, LeanForward] = {}
     for module in () if not operations else model.modules():
         if has_foreign_forward(module):
@@ -115,11 +115,6 @@ def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, Lean
             if forward is not None:
                 found[module] = forward
     return found
-
-
-def _brought(kinds: Iterable[str]) -> list[str]:
-    """Return the kinds of modes whose operations are provided by a method."""
-    return sorted(kind for kind in kinds if kind in OPERATIONS)
 
 
 def _default_mode(module: nn.Module) -> Mode:

@@ -64,8 +64,9 @@ class SplitModel:
     @property
     def prefix_modules(self) -> list[nn.Module]:
         """The outermost modules that lie entirely before the cut."""
-        names = [name for name, _ in self.cut.skipped]
-        return [self.model.get_submodule(n) for n in (*names, *self._last_module())]
+        last = () if self.cut.at_input else (self.cut.module,)
+        names = (*(name for name, _ in self.cut.skipped), *last)
+        return [self.model.get_submodule(name) for name in names]
 
     @property
     def loose_tensors(self) -> list[tuple[str, Tensor]]:
@@ -251,9 +252,6 @@ class SplitModel:
         except (RuntimeError, ValueError, IndexError):
             # For example, the model cuts a batch to its longest example.
             return False
-
-    def _last_module(self) -> tuple[str, ...]:
-        return () if self.cut.at_input else (self.cut.module,)
 
     def _shadow(self, module: nn.Module, make: Callable[[Any], Callable[..., Any]]) -> None:
         """Set an instance attribute that overrides the class's forward, or one that was set before."""

@@ -21,8 +21,9 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
+from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
-from fl_elastic.profiling.memory import code_to_load, trial_bytes
+from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
 from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
 from fl_elastic.profiling.optimizers import OptimizerFn, alike, made_by

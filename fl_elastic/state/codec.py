@@ -91,11 +91,9 @@ def write_state(path: str | os.PathLike[str], kind: Kind, state: Any) -> Path:
     return write_archive(path, kind, archive.facts, archive.arrays)
 
 
-def read_state(
-    form: type[T], path: str | os.PathLike[str], kind: Kind, *, most: int | None = None
-) -> T:
+def read_state(form: type[T], path: str | os.PathLike[str], kind: Kind) -> T:
     """Read a file of `write_state` as a ``form``; see `from_archive` and `read_archive`."""
-    return from_archive(form, read_archive(path, kind, most=most))
+    return from_archive(form, read_archive(path, kind))
 
 
 def _fact(value: Any, path: str, arrays: dict[str, Any]) -> Any:

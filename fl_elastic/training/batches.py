@@ -137,7 +137,9 @@ def loader_size(
     batches = None if isinstance(loader, (list, tuple)) else length_of(loader)
     if batches is None:
         limited = math.isfinite(seconds)
-        if limited and (loading > _SHARE_FOR_COUNTING * seconds or _has_workers(loader)):
+        if limited and (
+            loading > _SHARE_FOR_COUNTING * seconds or getattr(loader, "num_workers", None)
+        ):
             return LoaderSize(
                 math.ceil(seconds / max(loading, _LEAST_SHARE * seconds)),
                 _size_of(first, counter),
@@ -183,10 +185,6 @@ def _to_draw_from(loader: object) -> int | None:
     """Return the size of the dataset that a DataLoader draws batches from; None if it does not draw or say."""
     dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
     return length_of(dataset) if drawn is not None else None
-
-
-def _has_workers(loader: object) -> bool:
-    return bool(getattr(loader, "num_workers", 0))
 
 
 def within(batches: Iterable[_T], seconds: float) -> Iterator[_T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -192,7 +192,10 @@ class _Optimizer:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._had_state = set(getattr(optimizer, "state", ()))
-        self._settings = [_settings(group) for group in optimizer.param_groups]
+        self._settings = [
+            {name: deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
         self._states: dict[Tensor, Any] = {}
         # It is not known what else the steps of other optimisers than torch's depend on.
         self._content: dict[str, tuple[Any, Any]] = {}
@@ -228,8 +231,3 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {name: _copied(each) for name, each in value.items()}
     return value.detach().clone() if type(value) is Tensor else deepcopy(value)
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of one of an optimiser's parameter groups, without its parameters."""
-    return {name: deepcopy(value) for name, value in group.items() if name != "params"}

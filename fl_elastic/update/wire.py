@@ -76,7 +76,8 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
         "num_examples": int(update.num_examples),
         "base_version": int(update.base_version),
     }
-    exact = set() if coarse.for_statistics else _statistics(indices, manifest)
+    statistics = {index for index in indices if manifest.roles[index] is Role.STATISTIC}
+    exact = set() if coarse.for_statistics else statistics
     if exact:
         header["exact"] = sorted(exact)
     deltas = [np.asarray(update.deltas[name], dtype=np.float32, order="C") for name in names]
@@ -162,10 +163,6 @@ def _seed_of(update: PartialUpdate) -> int:
         numbers = np.ascontiguousarray(update.deltas[name], np.float32).reshape(-1)
         digest.update(np.uint32(zlib.crc32(numbers.view(np.uint8).data)).tobytes())
     return int.from_bytes(digest.digest())
-
-
-def _statistics(indices: list[int], manifest: Manifest) -> set[int]:
-    return {index for index in indices if manifest.roles[index] is Role.STATISTIC}
 
 
 def _codecs(indices: list[int], exact: set[int], coarse: Codec) -> list[Codec]:

@@ -83,9 +83,6 @@ def test_a_refused_step_leaves_no_trace(name: str) -> None:
     assert all(np.array_equal(each, after.moments[key]) for key, each in before.moments.items())
 
 
-def test_a_step_beyond_the_dtype_is_refused() -> None:
-    base = {"w": np.array([1.0], np.float16)}
-    with pytest.raises(UpdateError, match="'w' beyond the range"):
-        SERVER_OPTIMIZERS.make("sgd", 1e9).step(base, {"w": np.array([2.0], np.float16)}, {"w"})
+def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(UpdateError, match="learning rate"):
         SERVER_OPTIMIZERS.make("sgd", -1.0)

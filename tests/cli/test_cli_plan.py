@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Ended, call
+from command_line import Ended, call, result
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -114,12 +113,6 @@ def plan(
         return call(monkeypatch, capsys, "plan", spec, *options)
 
     return planned_by
-
-
-def result(ended: Ended) -> dict[str, Any]:
-    assert ended.status == 0, ended.err
-    found: dict[str, Any] = json.loads(ended.out)
-    return found
 
 
 def test_the_json_has_what_the_contract_says(plan: Plan) -> None:

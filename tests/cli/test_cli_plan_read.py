@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from command_line import Ended, call
+from command_line import Ended, call, result
 
 from fl_elastic import laboratory
 from fl_elastic.errors import LaboratoryMissing
@@ -73,12 +71,6 @@ def plan(
         monkeypatch, capsys, "plan",
         *(str(each).replace("mine:", "mine_of_the_read_tests:") for each in options),
     )  # fmt: skip
-
-
-def result(ended: Ended) -> dict[str, Any]:
-    assert ended.status == 0, ended.err
-    found: dict[str, Any] = json.loads(ended.out)
-    return found
 
 
 def test_without_data_it_says_what_places_cost(plan: Plan) -> None:

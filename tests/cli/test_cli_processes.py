@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from command_line import call
-from processes import alive, below, start, wait_until
+from processes import alive, below, start
+from real_processes import wait_until
 
 pytestmark = pytest.mark.deploy
 

@@ -61,37 +61,25 @@ def test_a_wrong_setting_is_one_line(name: str, simulate: Simulate, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("content", "hint"),
+    ("content", "hint", "lines"),
     [
-        (b"title = [", "is not valid TOML"),
-        (b"\xff\xfe\x00", "not UTF-8"),
-        (b'title = "x"\ntitle = "y"\n', "is not valid TOML"),
+        (b"title = [", "mine.toml is not valid TOML", 1),
+        (b"\xff\xfe\x00", "not UTF-8", 1),
+        (b'title = "x"\ntitle = "y"\n', "mine.toml is not valid TOML", 1),
+        # What is incomplete is a list of what is missing.
+        (b"", "fleet: empty", 5),
+        (b"[[fleet]]\ncount = 2\n", "device", 5),
+        (b"fleet = 3\n", "fleet", 5),
     ],
 )
-def test_a_file_that_is_not_toml_is_one_line(
-    content: bytes, hint: str, simulate: Simulate, tmp_path: Path
+def test_a_file_that_is_no_scenario_says_why(
+    content: bytes, hint: str, lines: int, simulate: Simulate, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     ended = simulate(path)
-    assert ended.is_one_line_of_error(), (ended.status, ended.err, ended.out)
-    assert hint in ended.err
-    assert "mine.toml" in ended.err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("content", "hint"),
-    [(b"", "fleet: empty"), (b"[[fleet]]\ncount = 2\n", "device"), (b"fleet = 3\n", "fleet")],
-)
-def test_an_incomplete_file_is_a_list_of_what_is_missing(
-    content: bytes, hint: str, simulate: Simulate, tmp_path: Path
-) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_bytes(content)
-    ended = simulate(path)
-    assert ended.is_error_of_lines(5), (ended.status, ended.err, ended.out)
-    assert hint in ended.err
+    assert ended.is_error_of_lines(lines), (ended.status, ended.err, ended.out)
+    assert hint in ended.err and "mine.toml" in ended.err
     assert not (tmp_path / "out").exists()
 
 

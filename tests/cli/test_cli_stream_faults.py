@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import call as call_here
-from processes import start, wait_until
+from processes import start
+from real_processes import free_port, wait_until
 from small_disk import small_disk
 
 from fl_elastic.state.codec import to_archive
@@ -76,26 +77,6 @@ def run(place: Path, *more: object) -> tuple[dict[str, Any], str]:
     status, out, err = ended(start(place, *arguments(place, f"csv:{place}/table.csv", *more)))
     assert status == 0, err
     return json.loads(out), err
-
-
-def test_killed_and_started_again_it_misses_no_row(place: Path) -> None:
-    state = place / "state" / "learner.state"
-    for _ in range(3):
-        before = state.read_bytes() if state.exists() else b""
-        service = start(
-            place, *arguments(place, f"csv:{place}/table.csv", "--follow", "--batch", "8")
-        )
-        try:
-            # Each life gets so far that it saves, or has nothing left to do.
-            wait_until(lambda b=before: state.exists() and state.read_bytes() != b, 60)  # type: ignore[misc]
-        finally:
-            os.kill(service.pid, signal.SIGKILL)
-            service.communicate(timeout=60)
-    said, err = run(place)
-    assert said["observed"] == ROWS - 1 and sum(said["refused"].values()) == 1
-    assert "Traceback" not in err and not list((place / "state").glob("*.damaged*"))
-    with SampleStore(place / "state" / "samples.db", 64 * 2**20) as store:
-        assert store.seen >= said["observed"] - 32 and store.used_bytes <= store.capacity_bytes
 
 
 def test_damaged_files_are_put_aside_and_said(place: Path) -> None:
@@ -160,11 +141,6 @@ class Client:
             self._connection.sendall(json.dumps(line).encode() + b"\n")
             answers.append(json.loads(self._answers.readline()))
         return answers
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def test_a_full_disk_costs_what_cannot_be_kept_and_the_service_goes_on(place: Path) -> None:

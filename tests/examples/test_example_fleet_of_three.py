@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from example_copies import copied, ran
 from flwr.app import Context, RecordDict
 from in_process_grid import InProcessGrid
@@ -25,32 +23,35 @@ from fl_elastic.operations.journal import read_journal
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     place = copied("fleet_of_three", tmp_path)
     monkeypatch.syspath_prepend(str(place / "app"))
-    logger, threads = logging.getLogger("fl_elastic"), torch.get_num_threads()
-    handlers, level = list(logger.handlers), logger.level
     yield place
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-    torch.set_num_threads(threads)
     for name in [each for each in sys.modules if each.split(".")[0] == "fleet_of_three"]:
         del sys.modules[name]
 
 
-def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_path: Path) -> None:
-    from fleet_of_three import client_app, server_app
+def run_of(folder: Path, *, rounds: int, nodes: int) -> tuple[InProcessGrid, Context]:
+    """What the server's app is given where so many of the three nodes are there."""
+    from fleet_of_three import client_app
 
-    results = tmp_path / "results"
-    config = {"num-server-rounds": 2, "num-nodes": 3, "results": str(results), "resume": False}
-    grid = InProcessGrid(3, lambda node: client_app.app)
+    config = {
+        "num-server-rounds": rounds, "num-nodes": 3, "results": str(folder / "results"),
+        "resume": False,
+    }  # fmt: skip
+    grid = InProcessGrid(nodes, lambda node: client_app.app)
     for number, context in grid._contexts.items():
         context.run_config = dict(config)
         context.node_config = {
-            "partition-id": number - 1, "state-dir": str(tmp_path / f"node{number}"),
+            "partition-id": number - 1, "state-dir": str(folder / f"node{number}"),
             "threads": 1, "speedup": number,
         }  # fmt: skip
-    server_app.app(
-        grid,
-        Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config)),
-    )
+    own = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
+    return grid, own
+
+
+def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_path: Path) -> None:
+    from fleet_of_three import server_app
+
+    server_app.app(*run_of(tmp_path, rounds=2, nodes=3))
+    results = tmp_path / "results"
     rounds = read_journal(results / "rounds.jsonl")
     assert [each["round"] for each in rounds] == [0, 1, 2]
     assert [len(each["nodes"]) for each in rounds] == [0, 3, 3]
@@ -60,26 +61,18 @@ def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_p
 
 
 def test_its_app_goes_on_with_two_of_three_nodes(place: Path, tmp_path: Path) -> None:
-    from fleet_of_three import client_app, server_app
+    from fleet_of_three import server_app
 
-    results = tmp_path / "results"
-    config = {"num-server-rounds": 1, "num-nodes": 3, "results": str(results), "resume": False}
-    grid = InProcessGrid(2, lambda node: client_app.app)
-    for number, context in grid._contexts.items():
-        context.run_config = dict(config)
-        context.node_config = {
-            "partition-id": number - 1, "state-dir": str(tmp_path / f"node{number}"),
-            "threads": 1, "speedup": number,
-        }  # fmt: skip
-    context = Context(
-        run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config)
-    )
     # It would wait for the third one for ever.
-    waited = threading.Thread(target=server_app.app, args=(grid, context), daemon=True)
+    run = run_of(tmp_path, rounds=1, nodes=2)
+    waited = threading.Thread(target=server_app.app, args=run, daemon=True)
     waited.start()
     waited.join(60)
     assert not waited.is_alive()
-    assert [len(each["nodes"]) for each in read_journal(results / "rounds.jsonl")] == [0, 2]
+    assert [len(each["nodes"]) for each in read_journal(tmp_path / "results" / "rounds.jsonl")] == [
+        0,
+        2,
+    ]
 
 
 def four_free_ports() -> int:

@@ -15,7 +15,7 @@ from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_te
 
 from fl_elastic.fleet.certificates import renew_server
 from fl_elastic.fleet.inventory import load_inventory
-from fl_elastic.fleet.local import SERVER, LocalFleet
+from fl_elastic.fleet.local import SERVER, LocalFleet, free_ports
 from fl_elastic.fleet.members import add_node, revoke_node
 from fl_elastic.fleet.register import register
 
@@ -41,18 +41,12 @@ def newcomer(fleet: LocalFleet, *, registered: bool, partition: int = 1) -> str:
         "state-dir": str(state),
         "partition-id": partition,
         "threads": 1,
-        "runtime-port": _port(),
+        "runtime-port": free_ports(1)[0],
     }
     add_node(fleet.folder, name, config)
     if registered:
         register(fleet.folder, fleet.flower)
     return name
-
-
-def _port() -> int:
-    from fl_elastic.fleet.local import free_ports
-
-    return free_ports(1)[0]
 
 
 def doctor(folder: Path, *before: str) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,7 @@ from fl_elastic.fleet.doctor.trust import check_clock, check_names, check_server
 from fl_elastic.fleet.health import Health, ask_health
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.local import free_ports
 from fl_elastic.fleet.provision import Wanted, provision
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -266,14 +267,8 @@ def serving(folder: FleetFolder, port: int, date: str) -> Iterator[None]:
         httpd.server_close()
 
 
-def free_port() -> int:
-    from fl_elastic.fleet.local import free_ports
-
-    return free_ports(1)[0]
-
-
 def test_a_real_server_is_believed_only_with_the_right_authority(tmp_path: Path) -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     folder = make_fleet(tmp_path / "fleet", "pi0", port=port)
     stranger = make_fleet(tmp_path / "stranger", "pi0", port=port)
     server = Server(("127.0.0.1",), port)

@@ -67,6 +67,12 @@ def test_a_nodes_settings_are_read_as_they_were_written(
     assert (found.name, found.config) == (node.name, node.config)
 
 
+def replaced(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -95,9 +101,7 @@ def test_what_means_nothing_is_said_with_the_file(
     tmp_path: Path, old: str, new: str, words: str
 ) -> None:
     folder = make_fleet(tmp_path / "fleet", "pi0", "pi1")
-    text = folder.inventory.read_text()
-    assert old in text
-    folder.inventory.write_text(text.replace(old, new, 1))
+    replaced(folder.inventory, old, new)
     with pytest.raises(FleetError) as raised:
         load_inventory(folder.inventory)
     assert words in str(raised.value) and str(folder.inventory) in str(raised.value)
@@ -123,9 +127,7 @@ def test_a_nodes_file_that_means_nothing_says_where_to_get_another(
     tmp_path: Path, old: str, new: str, words: str
 ) -> None:
     path = make_fleet(tmp_path / "fleet", "pi0").node("pi0").settings
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
+    replaced(path, old, new)
     with pytest.raises(FleetError) as raised:
         load_node_settings(path)
     assert words in str(raised.value) and "again" in str(raised.value)

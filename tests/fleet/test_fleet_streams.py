@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from real_processes import wait_until
 
 from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.operations.journal import read_journal
@@ -43,15 +42,6 @@ device = "pi_5"
 count = 2
 speedup = 2.0
 """
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.2)
-    return True
 
 
 def as_file(folder: Path, name: str, data: Dataset, rows: slice) -> None:

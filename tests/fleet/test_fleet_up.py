@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from real_processes import wait_until
 
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.fleet.flower_cli import RunState
@@ -90,15 +90,6 @@ def start(mark: str, temporary: Path, *words: object) -> subprocess.Popen[str]:
         start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )  # fmt: skip
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 @pytest.mark.deploy

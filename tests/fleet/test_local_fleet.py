@@ -10,17 +10,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from real_processes import wait_until
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
-from fl_elastic.fleet.local import SERVER, LocalFleet
+from fl_elastic.fleet.local import SERVER, LocalFleet, free_ports
 from fl_elastic.fleet.members import add_node, rotate_node
 from fl_elastic.fleet.register import register
 
@@ -59,15 +60,6 @@ def main(grid, context):
     while what == "sleep":
         time.sleep(0.2)
 """
-
-
-def wait_until(condition: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(every)
-    return True
 
 
 def with_word(word: str) -> list[int]:
@@ -177,7 +169,7 @@ def test_an_interruption_stops_the_run(fleet: LocalFleet, app: Path) -> None:
 def test_a_key_that_nobody_registered_is_refused(fleet: LocalFleet) -> None:
     add_node(
         fleet.folder, "stranger",
-        {"runtime-port": fleet_port(), "state-dir": str(fleet.folder.root / "state" / "stranger")},
+        {"runtime-port": free_ports(1)[0], "state-dir": str(fleet.folder.root / "state" / "stranger")},
     )  # fmt: skip
     member = fleet.start("stranger")
     assert member.process.wait(60) != 0
@@ -225,7 +217,7 @@ def test_a_second_server_says_that_the_port_is_taken(fleet: LocalFleet) -> None:
 def test_the_server_command_becomes_flowers_process(tmp_path: Path) -> None:
     from fleet_folders import make_fleet
 
-    folder = make_fleet(tmp_path / "fleet", port=fleet_port())
+    folder = make_fleet(tmp_path / "fleet", port=free_ports(1)[0])
     server = load_inventory(folder.inventory).server
     started = subprocess.Popen(
         [str(COMMAND), "fleet", "server", str(folder.root), "--host", "127.0.0.1"],
@@ -239,12 +231,6 @@ def test_the_server_command_becomes_flowers_process(tmp_path: Path) -> None:
         started.terminate()
         assert started.wait(30) is not None
     assert wait_until(lambda: with_word(str(folder.root)) == [], 10)
-
-
-def fleet_port() -> int:
-    from fl_elastic.fleet.local import free_ports
-
-    return free_ports(1)[0]
 
 
 def test_nothing_is_left_after_an_error(app: Path) -> None:

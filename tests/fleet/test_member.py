@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from real_processes import wait_until
 
 from fl_elastic.fleet import member as member_module
 from fl_elastic.fleet.member import Member, descendants, end_members, start_member
@@ -40,7 +40,7 @@ time.sleep(600)
 PARENT = """
 import sys, time
 from pathlib import Path
-sys.path.append(sys.argv[1])
+sys.path.extend(sys.argv[1].split(":"))
 from test_member import family
 family(Path(sys.argv[2]))
 time.sleep(600)
@@ -52,15 +52,6 @@ def family(place: Path, stubborn: str = "") -> Member:
     return start_member(
         place / "logs", "one", Launch(command, os.environ, (place,), "127.0.0.1", 1)
     )
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def pids(place: Path) -> list[int]:
@@ -118,9 +109,7 @@ def test_a_second_interruption_ends_it_at_once(
 
 
 def test_a_killed_parent_takes_it_along(place: Path) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(Path(__file__).parent), str(place)]
-    )
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, ":".join(sys.path), str(place)])
     try:
         main, *_ = pids(place)
         assert is_alive(main)

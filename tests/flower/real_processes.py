@@ -57,7 +57,7 @@ def listening(port: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+def wait_until(condition: Callable[[], bool], seconds: float = 20, every: float = 0.1) -> bool:
     """Whether the condition came true in time."""
     until = time.monotonic() + seconds
     while not condition():

@@ -11,10 +11,18 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedYogi,
+    Result,
+    Strategy,
+)  # fmt: skip
 from in_process_grid import InProcessGrid
 from numpy.typing import NDArray
-from small_models import Batch, images, loss_fn
+from small_models import Batch, conv_net, images, loss_fn
 from torch import nn
 
 from fl_elastic import Budget
@@ -30,6 +38,12 @@ Alter = Callable[[Message], Message]
 
 EXAMPLES = (6, 18, 12, 24)
 """Unequal example counts of four clients."""
+
+
+def build(norm: str = "batch", seed: int = 7) -> nn.Sequential:
+    """The network of convolutions, with the same weights each time."""
+    torch.manual_seed(seed)
+    return conv_net(norm)
 
 
 def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -72,6 +86,16 @@ def quiet(kind: type[FedAvg] = FedAvg, nodes: int = 4, **options: Any) -> FedAvg
     """An inner strategy that trains all nodes and lets none evaluate."""
     options = {"fraction_evaluate": 0.0, "min_available_nodes": nodes} | options
     return kind(**options)
+
+
+SERVERS: dict[str, Callable[[], FedAvg]] = {
+    "fedavg": lambda: quiet(FedAvg),
+    "fedavgm": lambda: quiet(FedAvgM, server_momentum=0.9),
+    "fedadam": lambda: quiet(FedAdam, eta=0.05, tau=0.01),
+    "fedyogi": lambda: quiet(FedYogi, eta=0.05, tau=0.01),
+    "fedadagrad": lambda: quiet(FedAdagrad, eta=0.05, tau=0.01),
+}
+"""Server optimisers of Flower's own."""
 
 
 def run(

@@ -12,15 +12,14 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
-    FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
-    FedYogi,
     Result,
     Strategy,
 )
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
+from small_federation import SERVERS as FLOWERS
 from small_federation import (
     Completed,
     as_record,
@@ -37,11 +36,7 @@ from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
 from fl_elastic.state.archive import Kind, write_archive
 
 SERVERS: dict[str, Callable[[], Strategy]] = {
-    "fedavg": lambda: quiet(FedAvg),
-    "fedavgm": lambda: quiet(FedAvgM, server_momentum=0.9),
-    "fedadam": lambda: quiet(FedAdam, eta=0.05, tau=0.01),
-    "fedyogi": lambda: quiet(FedYogi, eta=0.05, tau=0.01),
-    "fedadagrad": lambda: quiet(FedAdagrad, eta=0.05, tau=0.01),
+    **FLOWERS,
     "clipped": lambda: DifferentialPrivacyServerSideFixedClipping(
         quiet(FedAvgM, server_momentum=0.9), 0.0, 0.3, 4
     ),

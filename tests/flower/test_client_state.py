@@ -12,8 +12,7 @@ import pytest
 import torch
 from crafted_archives import sealed
 from flwr.app import ConfigRecord
-from small_federation import elastic_client
-from small_models import conv_net
+from small_federation import build, elastic_client
 from torch import nn
 
 from fl_elastic import Budget, training
@@ -31,17 +30,12 @@ from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
 
-def build(norm: str = "none") -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net(norm)
-
-
 def elastic(
     state_dir: Path | None, model: nn.Module | None = None, **options: Any
 ) -> ElasticClient:
     steady = TrainerOptions(seed=3, timing=Timing(closed_loop=False))
     defaults = {"policy": "elastic", "budget": Budget(speedup=1.5), "options": steady}
-    return elastic_client(model or build(), 4, state_dir=state_dir, **(defaults | options))
+    return elastic_client(model or build("none"), 4, state_dir=state_dir, **(defaults | options))
 
 
 def profile_of(client: ElasticClient) -> CostProfile | None:
@@ -50,8 +44,8 @@ def profile_of(client: ElasticClient) -> CostProfile | None:
 
 def fit(made: ElasticClient, model: nn.Module | None = None) -> bytes:
     """One round; fails unless the client sent an update that can be read."""
-    manifest = Manifest.of(model or build())
-    data = encode_weights(weights_of(model or build(), manifest), manifest, version=1)
+    manifest = Manifest.of(model or build("none"))
+    data = encode_weights(weights_of(model or build("none"), manifest), manifest, version=1)
     arrays, examples, metrics = made.fit([np.frombuffer(data, np.uint8)], {PACKED: True})
     assert examples > 0, metrics
     packed = arrays[0].tobytes()
@@ -61,7 +55,7 @@ def fit(made: ElasticClient, model: nn.Module | None = None) -> bytes:
 
 
 def paths(state_dir: Path, model: nn.Module | None = None) -> tuple[Path, Path]:
-    key = Manifest.of(model or build()).hash
+    key = Manifest.of(model or build("none")).hash
     return state_dir / f"profile-{key}.state", state_dir / f"selection-{key}.state"
 
 

@@ -13,9 +13,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from slow_ones import slow_unless
-from small_federation import elastic_client, local_data
-from small_models import conv_net, flat_profile, sgd
-from torch import nn
+from small_federation import build, elastic_client, local_data
+from small_models import flat_profile, sgd
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, elastic_client_app
@@ -31,22 +30,17 @@ ROUNDS = 24
 OPTIONS = TrainerOptions(full_update_every=4, timing=Timing(closed_loop=False))
 
 
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("group")
-
-
-MANIFEST = Manifest.of(build())
+MANIFEST = Manifest.of(build("group"))
 
 
 @cache
 def profile() -> CostProfile:
     """Made inside of a test, with the threads that tests run with."""
-    return flat_profile(build(), local_data(3)[0], sgd)
+    return flat_profile(build("group"), local_data(3)[0], sgd)
 
 
 PACKED_MODEL = np.frombuffer(
-    encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=1), np.uint8
+    encode_weights(weights_of(build("group"), MANIFEST), MANIFEST, version=1), np.uint8
 )
 
 
@@ -72,7 +66,7 @@ class Node:
 
         def client_fn(_: Context) -> ElasticClient:
             client = elastic_client(
-                build(), 3, policy, state_dir=state_dir,
+                build("group"), 3, policy, state_dir=state_dir,
                 **{"budget": Budget(speedup=2.0), "options": OPTIONS, "profile": profile()} | settings,
             )  # fmt: skip
             client.optimizer_fn = lambda parameters: torch.optim.SGD(

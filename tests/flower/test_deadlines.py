@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -17,6 +16,7 @@ from in_process_grid import InProcessGrid
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     as_record,
+    build,
     elastic_client,
     legacy_app,
     local_data,
@@ -25,8 +25,7 @@ from small_federation import (
     run,
     scripted_app,
 )
-from small_models import conv_net, flat_profile
-from torch import nn
+from small_models import flat_profile
 
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, UpdateError
@@ -233,11 +232,6 @@ def test_an_error_from_the_transport_is_nonsense_too() -> None:
 def test_deadlines_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(BudgetError):
         Deadline(**options)
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("batch")
 
 
 @pytest.fixture(scope="module")

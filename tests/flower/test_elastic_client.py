@@ -15,6 +15,7 @@ from small_federation import (
     EXAMPLES,
     arrays_of,
     assert_identical,
+    build,
     elastic_client,
     legacy_app,
     local_data,
@@ -41,11 +42,6 @@ from fl_elastic.update.model_wire import encode_weights
 
 RATE = config_key("rate")
 PLAIN = (int, float, str, bytes, bool)
-
-
-def build(seed: int = 7, norm: str = "batch") -> nn.Module:
-    torch.manual_seed(seed)
-    return conv_net(norm)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +97,7 @@ def test_both_kinds_of_app_reply_with_the_same_bytes(name: str, profile: CostPro
 
 
 def test_both_kinds_of_app_evaluate_alike() -> None:
-    content = instruction("evaluate", packed_model(build(8)).tobytes(), ConfigRecord())
+    content = instruction("evaluate", packed_model(build(seed=8)).tobytes(), ConfigRecord())
     legacy = replied(legacy_app(lambda: elastic_client(build(), 1)), content, "evaluate")
     app = elastic_client_app(lambda _: elastic_client(build(), 1))
     direct = replied(app, content, "evaluate")
@@ -124,7 +120,7 @@ def test_whichever_process_made_an_app_the_one_that_answers_does_without_the_com
 
     app = elastic_client_app(client_fn)
     assert done == []
-    content = instruction("evaluate", packed_model(build(8)).tobytes(), ConfigRecord())
+    content = instruction("evaluate", packed_model(build(seed=8)).tobytes(), ConfigRecord())
     replied(app, content, "evaluate")
     assert done == ["lean", "client"]
 
@@ -253,8 +249,8 @@ def test_a_part_of_an_epoch_is_refused(epochs: Any) -> None:
 
 
 def test_a_plain_list_comes_back_as_a_plain_list() -> None:
-    sent = list(weights_of(build(8), Manifest.of(build())).values())
-    client = elastic_client(build(7), 2, policy="head")
+    sent = list(weights_of(build(seed=8), Manifest.of(build())).values())
+    client = elastic_client(build(seed=7), 2, policy="head")
     arrays, examples, _ = client.fit([array.copy() for array in sent], {})
     assert examples == 18
     assert [array.shape for array in arrays] == [array.shape for array in sent]
@@ -264,9 +260,9 @@ def test_a_plain_list_comes_back_as_a_plain_list() -> None:
 
 
 def test_dense_and_packed_replies_say_the_same() -> None:
-    start = weights_of(build(8), Manifest.of(build()))
+    start = weights_of(build(seed=8), Manifest.of(build()))
     dense = elastic_client(build(), 3).fit(list(start.values()), {})[0]
-    packed = elastic_client(build(), 3).fit([packed_model(build(8))], {PACKED: True})[0]
+    packed = elastic_client(build(), 3).fit([packed_model(build(seed=8))], {PACKED: True})[0]
     update = decode(packed[0].tobytes(), Manifest.of(build()))
     for (name, base), array in zip(start.items(), dense, strict=True):
         if name.endswith("num_batches_tracked"):
@@ -340,10 +336,13 @@ def test_unknown_names_are_refused_before_anything_is_trained(options: dict[str,
 
 def test_each_round_starts_from_the_servers_model() -> None:
     """What the client's model was before does not matter."""
-    fresh = elastic_client(build(7), 2).fit([packed_model(build(8))], {PACKED: True})[0]
-    used = elastic_client(build(9), 2)
-    used.fit([packed_model(build(9))], {PACKED: True})
-    assert used.fit([packed_model(build(8))], {PACKED: True})[0][0].tobytes() == fresh[0].tobytes()
+    fresh = elastic_client(build(seed=7), 2).fit([packed_model(build(seed=8))], {PACKED: True})[0]
+    used = elastic_client(build(seed=9), 2)
+    used.fit([packed_model(build(seed=9))], {PACKED: True})
+    assert (
+        used.fit([packed_model(build(seed=8))], {PACKED: True})[0][0].tobytes()
+        == fresh[0].tobytes()
+    )
 
 
 def rates_of(configure: Any = None, **config: Any) -> list[dict[str, Any]]:

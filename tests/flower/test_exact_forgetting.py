@@ -123,14 +123,23 @@ def six(**options: Any) -> dict[int, Batches]:
     return {node: data(node, **options) for node in NODES}
 
 
+def with_theirs() -> dict[int, Batches]:
+    return six() | {2: [*data(2), *THEIRS]}
+
+
+def wish(run: Federation) -> None:
+    run.clients[2].forget(range(48, 96))
+
+
+def leave(run: Federation) -> None:
+    for node in (4, 5, 6):
+        del run.grid._contexts[node]
+
+
 def test_a_wish_is_met_by_the_next_head_without_dampening() -> None:
     never = Federation(six()).run(2)
 
-    def wish(run: Federation) -> None:
-        run.clients[2].forget(range(48, 96))
-
-    own = six() | {2: [*data(2), *THEIRS]}
-    found = Federation(own).run(2, wish)
+    found = Federation(with_theirs()).run(2, wish)
     assert differ(found.heads[0], never.heads[0])
     # At once, though no head was due after the first round.
     assert_same_head(found.heads[1], never.heads[0])
@@ -155,12 +164,12 @@ def test_ids_name_what_is_to_be_forgotten(kind: Any) -> None:
     }
     never = Federation(stay).run(0)
 
-    def wish(run: Federation) -> None:
+    def twice(run: Federation) -> None:
         for n, each in run.clients.items():
             each.forget(gone[n][:3])
             each.forget(gone[n][2:])
 
-    found = Federation({n: kind(data(n)) for n in NODES}).run(1, wish)
+    found = Federation({n: kind(data(n)) for n in NODES}).run(1, twice)
     assert differ(found.heads[0], never.heads[0])
     assert_same_head(found.heads[1], never.heads[0])
     assert all(
@@ -170,11 +179,7 @@ def test_ids_name_what_is_to_be_forgotten(kind: Any) -> None:
 
 
 def test_what_was_trained_by_steps_is_dampened_and_the_head_solved_for_under_it() -> None:
-    def wish(run: Federation) -> None:
-        run.clients[2].forget(range(48, 96))
-
-    own = six() | {2: [*data(2), *THEIRS]}
-    found = Federation(own, frozen=False, rate=0.0).run(2, wish)
+    found = Federation(with_theirs(), frozen=False, rate=0.0).run(2, wish)
     squares, solved = [each for each in found.records if each.server_round == 1][1:]
     assert squares.dampened and not solved.dampened and found.clients[2].forgotten
     # The head is the one of the dampened body, from sums without the examples.
@@ -188,11 +193,10 @@ def test_what_was_trained_by_steps_is_dampened_and_the_head_solved_for_under_it(
 def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = six() | {2: [*data(2), *THEIRS]}
-    found, answers = Federation(own), SolveHead.answer
+    found, answers = Federation(with_theirs()), SolveHead.answer
 
-    def wish(run: Federation) -> None:
-        run.clients[2].forget(range(48, 96))
+    def asked(run: Federation) -> None:
+        wish(run)
 
         def lost(task: SolveHead, *asked: Any) -> Any:
             from fl_elastic.errors import TrainingError
@@ -212,7 +216,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
         return sent
 
     found.grid.push_messages = watched  # type: ignore[method-assign]
-    found.run(3, wish)
+    found.run(3, asked)
     assert_same_head(found.heads[3], Federation(six()).run(0).heads[0])
     # Not in the second round, for the first head without the examples came after it.
     trained = [n for n, each in enumerate(found.records) if each.trains]
@@ -228,8 +232,7 @@ def test_examples_that_are_simply_gone_are_in_no_later_head(frozen: bool) -> Non
     def drop(run: Federation) -> None:
         run.clients[2].train_loader = data(2)
 
-    own = six() | {2: [*data(2), *THEIRS]}
-    found = Federation(own, frozen=frozen, rate=0.0, terms=terms).run(1, drop)
+    found = Federation(with_theirs(), frozen=frozen, rate=0.0, terms=terms).run(1, drop)
     assert_same_head(found.heads[1], never.heads[1])
 
 
@@ -240,10 +243,6 @@ def test_who_leaves_is_in_no_later_head(easy: bool) -> None:
     own = {node: data(node, clean=easy and node > 3) for node in NODES}
     stay = {node: own[node] for node in (1, 2, 3)}
     never = Federation(stay, frozen=False, rate=0.0, terms=terms).run(1)
-
-    def leave(run: Federation) -> None:
-        for node in (4, 5, 6):
-            del run.grid._contexts[node]
 
     found = Federation(own, frozen=False, rate=0.0, terms=terms).run(1, leave)
     assert differ(found.heads[0], found.heads[1])
@@ -261,10 +260,6 @@ def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
     own = {node: data(node, clean=node <= 4) for node in NODES}
     stay = {node: own[node] for node in (1, 2, 3)}
     never = Federation(stay, frozen=False, rate=0.0, terms=terms).run(1)
-
-    def leave(run: Federation) -> None:
-        for node in (4, 5, 6):
-            del run.grid._contexts[node]
 
     found = Federation(own, frozen=False, optimizer=Ruin, terms=terms).run(1, leave)
     assert found.records[-1].stepped_back

@@ -13,20 +13,15 @@ from small_federation import (
     arrays_of,
     as_weights,
     assert_close,
+    build,
     elastic_client,
     legacy_app,
     quiet,
     run,
 )
-from small_models import conv_net
 from torch import nn
 
 from fl_elastic.flower import PartialUpdates, RoundRecord
-
-
-def build(norm: str) -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net(norm)
 
 
 def apps(norm: str) -> dict[int, ClientApp]:

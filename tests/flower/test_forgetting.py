@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -71,12 +72,15 @@ THEIRS = data(7, 4)
 """What the second client, and nobody else, has of the last class."""
 
 
-def client(node: int, *, forgets: bool = True, trains_it: bool = True) -> ElasticClient:
+def client(
+    node: int, *, forgets: bool = True, trains_it: bool = True, forget: Any = None
+) -> ElasticClient:
     own = data(node, 0, 1, 2, 3)
+    wish = forget or (THEIRS if node == 2 and forgets else None)
     return ElasticClient(
         build(), [*own, *THEIRS] if node == 2 and trains_it else own, data(0, 0, 1, 2, 3, 4),
         budget=Budget(), loss_fn=classification_loss, optimizer_fn=plain_sgd, epochs=3,
-        client_id=str(node), forget=THEIRS if node == 2 and forgets else None,
+        client_id=str(node), forget=wish,
     )  # fmt: skip
 
 
@@ -109,6 +113,7 @@ def start(
     rounds: int = 1,
     *,
     terms: RoundConfig | None = None,
+    wishes: Mapping[int, list[Batch]] = MappingProxyType({}),
     alter: Callable[[Message], Message] = lambda reply: reply,
     average: ModelAverage | None = None,
     **options: Any,
@@ -119,7 +124,7 @@ def start(
         quiet(FedAvg), config=terms or RoundConfig(forget=ALPHA), on_round=records.append,
         average=average,
     )  # fmt: skip
-    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
+    clients = {n: client(n, trains_it=False, forget=wishes.get(n)) for n in range(1, NODES + 1)}
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
     chosen: Any = options.pop("wrap", lambda strategy: strategy)(strategy)
     result, _ = run(chosen, apps, known, rounds, alter=alter)
@@ -240,15 +245,7 @@ def breaking(nodes: set[int], times: int) -> Callable[[Message], Message]:
 
 def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: ArrayRecord) -> None:
     """Two want something forgotten, and only what one of them wants arrives."""
-    own = data(8, 3)
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(
-        quiet(FedAvg), config=RoundConfig(forget=ALPHA), on_round=records.append
-    )
-    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
-    clients[3].wish = own
-    apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
-    run(strategy, apps, known, 2, alter=breaking({3}, 9))
+    _, _, clients = start(known, rounds=2, wishes={3: data(8, 3)}, alter=breaking({3}, 9))
     assert clients[2].forgotten and not clients[3].forgotten
 
 
@@ -265,11 +262,8 @@ def test_a_wish_is_tried_again_after_a_failure_and_given_up_after_three(known: A
 def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
     known: ArrayRecord,
 ) -> None:
-    strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
-    clients = {node: client(node, trains_it=False) for node in range(1, NODES + 1)}
-    clients[1].wish = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
-    apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
-    run(strategy, apps, known, 2)
+    everything = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
+    _, _, clients = start(known, rounds=2, wishes={1: everything})
     assert clients[2].forgotten and not clients[1].forgotten
 
 
@@ -502,21 +496,22 @@ def test_the_question_is_one_that_only_the_librarys_clients_know() -> None:
 
 def test_what_a_policy_looked_at_goes_as_well() -> None:
     """Policy ``neq`` keeps inputs from fit to fit, which may be those that are to be forgotten."""
-    own = client(2, trains_it=True)
-    own.policy = "neq"
+    own = ElasticClient(
+        build(), [*THEIRS, *data(2, 0, 1, 2, 3)], [], budget=Budget(), policy="neq",
+        optimizer_fn=plain_sgd,
+    )  # fmt: skip
     arrays = own.get_parameters({})
-    own.wish, kept = None, [x for x, _ in THEIRS]
-    own.train_loader = THEIRS
+    theirs = [row for x, _ in THEIRS for row in x.numpy()]
+
+    def kept() -> list[bool]:
+        rows = [row for array in own.state.selection.memory.arrays.values() for row in array]
+        return [any(np.array_equal(row, each) for each in theirs) for row in rows]
+
     own.fit(arrays, {})
-    memory = own.state.selection.memory
-    assert own.state.selection.memory.arrays
-    own.wish, own.train_loader = THEIRS, data(2, 0, 1, 2, 3)
+    assert any(kept())
+    own.forget(range(16))
     own.fit(arrays, {})
-    assert own.state.selection.memory.arrays and own.state.selection.memory is not memory
-    for array in own.state.selection.memory.arrays.values():
-        assert not any(
-            np.array_equal(row, each) for row in array for x in kept for each in x.numpy()
-        )
+    assert kept() and not any(kept())
 
 
 @pytest.mark.parametrize("empty", [[], DataLoader([], batch_size=4), iter(THEIRS)])
@@ -531,9 +526,7 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     shuffling = DataLoader(examples, batch_size=5, shuffle=True)
 
     def fresh(node: int) -> ElasticClient:
-        made = client(node, trains_it=False)
-        made.wish = shuffling if node == 2 else None
-        return made
+        return client(node, trains_it=False, forget=shuffling if node == 2 else None)
 
     strategy = PartialUpdates(quiet(FedAvg), config=RoundConfig(forget=ALPHA))
     apps = {n: elastic_client_app(lambda _, n=n: fresh(n)) for n in range(1, NODES + 1)}

@@ -168,32 +168,31 @@ def assert_same_memory(one: Path, other: Path) -> None:
         assert array.tobytes() == second[name].tobytes(), name
 
 
+def crashed_and_resumed(name: str, whole: Result, folder: Path, **point: int) -> None:
+    """A server that dies at this point and is started again ends as the one that does not."""
+    make, kept = STRATEGIES[name], dict[int, tuple[Weights, int]]()
+    directory = folder / str(point)
+    with pytest.raises(Crash):
+        life(make(), directory, kept, **point)
+    resumed, _ = life(make(), directory, kept)
+    assert_identical(resumed.arrays or first_arrays(), whole.arrays)
+    assert_same_memory(directory, folder / "whole")
+
+
 @pytest.mark.parametrize("name", slow_unless("all terms".__eq__, STRATEGIES))
 def test_a_crash_at_any_message_changes_nothing(name: str, tmp_path: Path) -> None:
-    make = STRATEGIES[name]
-    whole, grid = life(make(), tmp_path / "whole", {})
+    whole, grid = life(STRATEGIES[name](), tmp_path / "whole", {})
     total = len(grid.sent)
     assert total == ROUNDS * 8 + (4 if name in ("all terms", "server's plan") else 0)
     for point in range(total):
-        directory, kept = tmp_path / f"message {point}", dict[int, tuple[Weights, int]]()
-        with pytest.raises(Crash):
-            life(make(), directory, kept, messages=point)
-        resumed, _ = life(make(), directory, kept)
-        assert_identical(resumed.arrays or first_arrays(), whole.arrays)
-        assert_same_memory(directory, tmp_path / "whole")
+        crashed_and_resumed(name, whole, tmp_path, messages=point)
 
 
 @pytest.mark.parametrize("name", slow_unless("lazy adam".__eq__, ["lazy adam", "all terms"]))
 def test_a_crash_at_any_reply_changes_nothing(name: str, tmp_path: Path) -> None:
-    make = STRATEGIES[name]
-    whole, _ = life(make(), tmp_path / "whole", {})
+    whole, _ = life(STRATEGIES[name](), tmp_path / "whole", {})
     for point in range(0, ROUNDS * 8, 3):
-        directory, kept = tmp_path / f"look {point}", dict[int, tuple[Weights, int]]()
-        with pytest.raises(Crash):
-            life(make(), directory, kept, looks=point)
-        resumed, _ = life(make(), directory, kept)
-        assert_identical(resumed.arrays, whole.arrays)
-        assert_same_memory(directory, tmp_path / "whole")
+        crashed_and_resumed(name, whole, tmp_path, looks=point)
 
 
 @pytest.mark.parametrize("seed", range(2))

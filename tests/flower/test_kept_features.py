@@ -198,7 +198,9 @@ def test_images_of_several_sizes(tmp_path: Path, sizes: tuple[int, int]) -> None
 def test_the_same_numbers_in_another_shape_are_another_example(tmp_path: Path) -> None:
     targets = torch.tensor([0, 1, 2, 0])
     data = [(torch.ones(4, 3, *shape), targets) for shape in ((4, 16), (16, 4), (8, 8))]
-    check_rounds(tmp_path, [(net, data)] * 2)
+    reports = check_rounds(tmp_path, [(net, data)] * 2)
+    # Those of the first shape are kept.
+    assert [(each.computed, each.found) for each in reports] == [(12, 0), (8, 4)]
 
 
 def test_data_that_grow_and_shrink_and_labels_that_change(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from adapters import Adapted, adapted, base_of, tokens
+from plain_loop import plain_steps
 from small_federation import as_weights, quiet, run
 from torch import nn
 
@@ -69,10 +70,7 @@ def by_hand(node: int, names: list[str], model: Adapted) -> Adapted:
     trained = {f"{name}.weight" for name in names}
     parameters = [each for name, each in model.named_parameters() if name in trained]
     optimizer = sgd(parameters)
-    for inputs, targets in tokens(node, BATCHES[node]):
-        optimizer.zero_grad()
-        LOSS(model(inputs), targets).backward()
-        optimizer.step()
+    plain_steps(model, optimizer, tokens(node, BATCHES[node]), LOSS)
     return model
 
 

@@ -10,28 +10,25 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
+from in_process_grid import InProcessGrid
 from small_federation import (
     arrays_of,
     as_weights,
     assert_close,
+    build,
     elastic_client,
     local_data,
     plain_sgd,
     quiet,
     run,
 )
-from small_models import conv_net, loss_fn
+from small_models import loss_fn
 from torch import nn
 
 from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.downlink import MessagePacker
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net()
 
 
 def trained(model: nn.Module, node: int, rate: float = 0.05) -> int:
@@ -108,6 +105,23 @@ def fedavg_of(rounds: int, rate: float = 0.05) -> dict[str, np.ndarray]:
     return as_weights(result.arrays)
 
 
+def assert_as_fedavg(result: Result, rounds: int, rate: float = 0.05) -> None:
+    dense = fedavg_of(rounds, rate)
+    expected = {n: w for n, w in dense.items() if not n.endswith("num_batches_tracked")}
+    found = {n: w for n, w in as_weights(result.arrays).items() if n in expected}
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def beside_an_elastic_one(
+    app: ClientApp, rounds: int, **options: Any
+) -> tuple[list[RoundRecord], InProcessGrid]:
+    """Records of rounds of an elastic client and this one."""
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
+    _, grid = run(strategy, {1: elastic(1), 2: app}, arrays_of(build()), rounds, **options)
+    return records, grid
+
+
 MIXED: dict[str, Callable[[int], ClientApp]] = {"NumPyClient": numpy_app, "ClientApp": message_app}
 
 
@@ -120,9 +134,7 @@ def test_stock_clients_are_merged_as_full_updates_beside_elastic_ones(kind: str)
     assert [len(record.accepted) for record in records] == [4, 4]
     assert not any(record.rejected for record in records)
     # Everybody trains everything in the same way: the same as FedAvg.
-    expected = {n: w for n, w in fedavg_of(2).items() if not n.endswith("num_batches_tracked")}
-    found = {n: w for n, w in as_weights(result.arrays).items() if n in expected}
-    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert_as_fedavg(result, 2)
     # Each stock client was asked twice in the first round alone, and then in its own words.
     assert len(grid.sent) == 4 + 2 + 4
     families = {message.metadata.dst_node_id: set(message.content) for message in grid.sent[-4:]}
@@ -137,9 +149,7 @@ def test_the_servers_settings_reach_stock_clients(kind: str) -> None:
     apps = {node: MIXED[kind](node) for node in (1, 2, 3, 4)}
     config = ConfigRecord({"lr": 0.2})
     result, _ = run(PartialUpdates(quiet()), apps, arrays_of(build()), 1, train_config=config)
-    expected = {n: w for n, w in fedavg_of(1, 0.2).items() if not n.endswith("num_batches_tracked")}
-    found = {n: w for n, w in as_weights(result.arrays).items() if n in expected}
-    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert_as_fedavg(result, 1, 0.2)
 
 
 @pytest.mark.parametrize("kind", MIXED)
@@ -158,9 +168,7 @@ def test_who_cannot_answer_in_any_words_is_left_out() -> None:
     def train(message: Message, context: Context) -> Message:
         raise RuntimeError("no battery")
 
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-    run(strategy, {1: elastic(1), 2: broken}, arrays_of(build()), 2)
+    records, _ = beside_an_elastic_one(broken, 2)
     assert [[each.node_id for each in record.rejected] for record in records] == [[2], [2]]
     assert [len(record.accepted) for record in records] == [1, 1]
     assert "no battery" in records[0].rejected[0].reason
@@ -175,9 +183,7 @@ def test_an_elastic_client_that_failed_once_is_not_taken_for_a_stock_one() -> No
             raise RuntimeError("out of memory")
         return elastic_client(build(), 2)
 
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-    _, grid = run(strategy, {1: elastic(1), 2: elastic_client_app(make)}, arrays_of(build()), 3)
+    records, grid = beside_an_elastic_one(elastic_client_app(make), 3)
     assert [len(record.accepted) for record in records] == [2, 1, 2]
     assert len(grid.sent) == 6
 
@@ -195,9 +201,7 @@ def test_an_error_of_the_users_own_is_said_and_makes_no_stock_client() -> None:
         client.train_loader = Unplugged()
         return client
 
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-    _, grid = run(strategy, {1: elastic(1), 2: elastic_client_app(make)}, arrays_of(build()), 2)
+    records, grid = beside_an_elastic_one(elastic_client_app(make), 2)
     assert [[each.node_id for each in record.rejected] for record in records] == [[2], [2]]
     assert "KeyError: 'speed'" in records[0].rejected[0].reason
     assert len(grid.sent) == 4
@@ -247,9 +251,7 @@ def no_examples(content: RecordDict) -> None:
 def test_a_bad_whole_model_costs_that_reply_alone(
     change: Callable[[RecordDict], None], word: str
 ) -> None:
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-    run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 1, alter=damaged(change))
+    records, _ = beside_an_elastic_one(message_app(2), 1, alter=damaged(change))
     assert [each.node_id for each in records[0].accepted] == [1]
     assert word in records[0].rejected[0].reason
 
@@ -257,9 +259,7 @@ def test_a_bad_whole_model_costs_that_reply_alone(
 def test_an_elastic_app_under_flowers_own_strategy_gives_the_whole_model_back() -> None:
     apps = {node: elastic(node) for node in (1, 2, 3, 4)}
     result, _ = run(FedAvg(min_available_nodes=4), apps, arrays_of(build()), 2)
-    expected = {n: w for n, w in fedavg_of(2).items() if not n.endswith("num_batches_tracked")}
-    found = {n: w for n, w in as_weights(result.arrays).items() if n in expected}
-    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert_as_fedavg(result, 2)
     assert {"loss", "accuracy"} <= set(result.evaluate_metrics_clientapp[1])
     assert result.train_metrics_clientapp[1]["train-loss"] > 0
 
@@ -267,11 +267,9 @@ def test_an_elastic_app_under_flowers_own_strategy_gives_the_whole_model_back() 
 def test_no_time_to_ask_again_costs_a_stock_client_its_first_round_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
     with monkeypatch.context() as hurried:
         hurried.setattr(MessagePacker, "whole_again", lambda self, nodes: ())
-        run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 2)
+        records, _ = beside_an_elastic_one(message_app(2), 2)
     assert [[each.node_id for each in record.rejected] for record in records] == [[2], []]
     assert [len(record.accepted) for record in records] == [1, 2]
 
@@ -282,7 +280,5 @@ def test_a_whole_model_of_an_earlier_round_is_left_out() -> None:
             reply.metadata.group_id = "fl_elastic-0"
         return reply
 
-    records: list[RoundRecord] = []
-    strategy = PartialUpdates(quiet(nodes=2), on_round=records.append)
-    run(strategy, {1: elastic(1), 2: message_app(2)}, arrays_of(build()), 1, alter=late)
+    records, _ = beside_an_elastic_one(message_app(2), 1, alter=late)
     assert "of an earlier round" in records[0].rejected[0].reason

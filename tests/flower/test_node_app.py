@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +30,6 @@ from fl_elastic.training import FitReport
 
 NODES = 2
 MakeClient = Callable[[Context], ElasticClient]
-
-
-@pytest.fixture(autouse=True)
-def the_same_loggers_and_threads() -> Iterator[None]:
-    threads, logger = torch.get_num_threads(), logging.getLogger("fl_elastic")
-    handlers, level = list(logger.handlers), logger.level
-    yield
-    torch.set_num_threads(threads)
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
 
 
 def own_client(context: Context, **options: Any) -> ElasticClient:

@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     Strategy,
 )
+from plain_loop import plain_steps
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
     UpdateOf,
@@ -138,8 +139,5 @@ def _trained_alone(node: int) -> Weights:
     """Train the same batches in plain torch."""
     model = batch_net().train()
     optimizer = plain_sgd(model.parameters())
-    for inputs, targets in local_data(node):
-        optimizer.zero_grad()
-        loss_fn(model(inputs), targets).backward()
-        optimizer.step()
+    plain_steps(model, optimizer, local_data(node), loss_fn)
     return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}

@@ -6,9 +6,11 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import lora_models
 import numpy as np
 import pytest
 import torch
+from plain_loop import plain_steps
 from small_federation import as_weights, quiet, run
 from torch import Tensor, nn
 
@@ -26,7 +28,6 @@ from fl_elastic.update import Manifest, load_weights, weights_of
 transformers: Any = pytest.importorskip("transformers")
 
 HEADER = 1000
-LAYERS = 3
 BATCHES = {1: 1, 2: 2, 3: 3}
 
 
@@ -54,39 +55,12 @@ class Scores(nn.Module):
         return found
 
 
-def gpt2_base() -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=LAYERS, n_embd=16, n_head=2, vocab_size=50, n_positions=16,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    found: nn.Module = transformers.GPT2LMHeadModel(config)
-    return found
-
-
 def gpt2() -> NextToken:
-    peft: Any = pytest.importorskip("peft")
-    config = peft.LoraConfig(
-        r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
-    )
-    return NextToken(peft.get_peft_model(gpt2_base(), config))
+    return NextToken(lora_models.gpt2())
 
 
 def vit() -> Scores:
-    peft: Any = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32,
-        image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    base = transformers.ViTForImageClassification(config)
-    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
-    config = peft.LoraConfig(
-        r=2, target_modules=sorted(names & {"query", "value", "q_proj", "v_proj"}),
-        modules_to_save=["classifier"],
-    )  # fmt: skip
-    return Scores(peft.get_peft_model(base, config))
+    return Scores(lora_models.vit())
 
 
 def texts(node: int) -> list[tuple[Tensor, Tensor]]:
@@ -151,10 +125,7 @@ def test_adapters_of_unequal_depth_travel_alone_and_are_merged(kind: str) -> Non
         own = {name for group in names[node] for name in parameters[group]}
         optimizer = sgd([each for name, each in model.named_parameters() if name in own])
         model.train()
-        for inputs, targets in data(node):
-            optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data(node), loss_fn)
     found, manifest = as_weights(result.arrays), Manifest.of(start)
     moved = 0
     for name, before in weights_of(start, manifest, manifest.names).items():
@@ -190,7 +161,7 @@ def test_what_was_trained_is_exported_in_pefts_own_format(tmp_path: Path) -> Non
     assert not torch.allclose(expected, gpt2().eval()(rows), atol=1e-5)
     trained.model.save_pretrained(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size < 8000
-    again = peft.PeftModel.from_pretrained(gpt2_base(), tmp_path / "adapter").eval()
+    again = peft.PeftModel.from_pretrained(lora_models.gpt2_base(), tmp_path / "adapter").eval()
     assert torch.equal(NextToken(again)(rows), expected)
     merged = trained.model.merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from plain_loop import assert_weights
 from small_federation import legacy_app, quiet, run
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -79,8 +80,7 @@ def test_steps_are_those_of_the_engine(policy: str, budget: str) -> None:
     report = trainer.fit(loader)
     assert len({plan.trained_parameters for _, plan in report.plans}) == 1
     expected = by_hand(set(report.plan.trained_parameters), report.steps)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-6)
+    assert_weights(model, expected, rtol=1e-4, atol=1e-6)
     assert set(trainer.update().deltas) == {
         name.removeprefix("_module.") for name in report.plan.trained_parameters
     }

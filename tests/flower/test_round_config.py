@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import (
+    build,
     elastic_client,
     local_data,
     plain_sgd,
@@ -20,8 +20,7 @@ from small_federation import (
     run,
     scripted_app,
 )
-from small_models import conv_net, flat_profile
-from torch import nn
+from small_models import flat_profile
 from trainer_settings import free_probes, options_of
 
 from fl_elastic import Budget
@@ -112,17 +111,12 @@ def watched(seen: dict[int, list[dict[str, Any]]], reported: dict[int, Any] | No
     return {node: app(node) for node in EXAMPLES}
 
 
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("none")
-
-
-MANIFEST = Manifest.of(build())
+MANIFEST = Manifest.of(build("none"))
 
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    return flat_profile(build(), local_data(4)[0], plain_sgd)
+    return flat_profile(build("none"), local_data(4)[0], plain_sgd)
 
 
 def client(
@@ -134,12 +128,17 @@ def client(
 ) -> ElasticClient:
     settings = options_of(**{"closed_loop": False, "full_update_every": 0} | options)
     return elastic_client(
-        build(), node, policy, budget=Budget(speedup=speedup), profile=profile, options=settings
+        build("none"),
+        node,
+        policy,
+        budget=Budget(speedup=speedup),
+        profile=profile,
+        options=settings,
     )
 
 
 def chosen(made: ElasticClient, **config: Any) -> set[str]:
-    data = encode_weights(weights_of(build(), MANIFEST), MANIFEST, version=1)
+    data = encode_weights(weights_of(build("none"), MANIFEST), MANIFEST, version=1)
     arrays, examples, metrics = made.fit([np.frombuffer(data, np.uint8)], {PACKED: True, **config})
     assert examples, metrics
     return set(decode(arrays[0].tobytes(), MANIFEST).deltas)
@@ -183,7 +182,7 @@ def test_garbage_for_importance_is_ignored() -> None:
 
 
 def test_a_client_reports_its_importance_only_when_asked(profile: CostProfile) -> None:
-    data = [np.frombuffer(encode_weights(weights_of(build(), MANIFEST), MANIFEST), np.uint8)]
+    data = [np.frombuffer(encode_weights(weights_of(build("none"), MANIFEST), MANIFEST), np.uint8)]
     asked = client(profile).fit(data, {PACKED: True, GROUPS: json.dumps(profile.group_names)})[2]
     assert set(json.loads(asked[IMPORTANCE])) == set(profile.group_names)
     assert read_importance(asked[IMPORTANCE])
@@ -194,7 +193,7 @@ def test_groups_that_would_increase_the_loss_do_not_spoil_the_report(
     profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_probes(monkeypatch)
-    data = [np.frombuffer(encode_weights(weights_of(build(), MANIFEST), MANIFEST), np.uint8)]
+    data = [np.frombuffer(encode_weights(weights_of(build("none"), MANIFEST), MANIFEST), np.uint8)]
     negative = 0
     for node in range(1, 5):
         made = client(profile, node, speedup=1.5)

@@ -10,24 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.server import LegacyContext, ServerConfig
+from flwr.app import Message
 from flwr.server.strategy import FedAvg
-from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
-from test_secure_sums import LegacyGrid, secure_app
+from flwr.server.workflow import SecAggPlusWorkflow
+from secure_rounds import begins_with, run_securely
 from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
-    ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
 from fl_elastic.flower.secret_round_zero import SUMS_OF
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import sums_apart
-from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update import Manifest
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.head_sums import HeadSums
 from fl_elastic.update.secret_sums import with_held_out
@@ -75,32 +73,17 @@ def secured(
     **options: Any,
 ) -> tuple[Seen, list[Message]]:
     """Run the workflow; nodes of ``dropped`` fail when they are to send."""
-    apps = {}
+    clients = {}
     for node in NODES:
-        made = ElasticClient(
+        clients[node] = ElasticClient(
             build(), loaders(node), data(9), budget=Budget(), loss_fn=classification_loss, policy="full",
             optimizer_fn=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         )  # fmt: skip
         if node in dropped:
-            made.train_loader = []
-        apps[node] = secure_app(made)
-    replies: list[Message] = []
-
-    def seen(reply: Message) -> Message:
-        replies.append(reply)
-        return reply
-
-    grid = LegacyGrid(len(apps), apps.__getitem__, seen)
-    inner = FedAvg(
-        min_available_clients=5, min_fit_clients=5, fraction_evaluate=0.0,
-        initial_parameters=ndarrays_to_parameters(list(weights_of(build(), MANIFEST).values())),
-    )  # fmt: skip
+            clients[node].train_loader = []
     workflow = SecAggPlusWorkflow(5, 3, timeout=30.0, **options)
-    strategy = Seen(inner, config=terms, workflow=workflow)
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
-    legacy = LegacyContext(context, ServerConfig(num_rounds=rounds), strategy)
-    DefaultWorkflow(fit_workflow=workflow)(grid, legacy)
-    return strategy, replies
+    strategy = Seen(begins_with(build(), 5), config=terms, workflow=workflow)
+    return strategy, run_securely(strategy, workflow, clients, rounds)[1]
 
 
 def totals(nodes: Collection[int] = NODES) -> tuple[HeadSums, HeadSums]:

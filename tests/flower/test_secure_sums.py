@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.server import LegacyContext, ServerConfig
 from flwr.server.strategy import FedAvg
-from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
-from in_process_grid import InProcessGrid
-from small_federation import EXAMPLES, elastic_client, local_data, plain_sgd
-from small_models import conv_net, flat_profile
-from torch import nn
+from flwr.server.workflow import SecAggPlusWorkflow
+from secure_rounds import begins_with, run_securely
+from small_federation import EXAMPLES, build, elastic_client, local_data, plain_sgd
+from small_models import flat_profile
 
 from fl_elastic import Budget
 from fl_elastic.errors import RegistryError
@@ -26,7 +20,6 @@ from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
-    secaggplus_mod,
 )
 from fl_elastic.flower.records import TENSORS
 from fl_elastic.flower.tasks.task import config_key
@@ -38,11 +31,6 @@ GROUPS = config_key("groups")
 NODES = (1, 2, 3)
 QUANTUM = 2e-5
 """Secure aggregation rounds weights, multiplied by examples over ``max_weight``, to 16 / 2**22."""
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("batch")
 
 
 MANIFEST = Manifest.of(build())
@@ -60,34 +48,10 @@ def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
     )  # fmt: skip
 
 
-class LegacyGrid(InProcessGrid):
-    """Legacy proxies want to know the run."""
-
-    @property
-    def run(self) -> Any:
-        return SimpleNamespace(run_id=1)
-
-
-def secure_app(made: ElasticClient) -> ClientApp:
-    return ClientApp(lambda context: made.to_client(), mods=[secaggplus_mod])
-
-
 def secured(profile: CostProfile, speedups: dict[int, float], rounds: int = 1) -> tuple[Any, ...]:
     """Run the legacy workflow; return strategy, model and the grid with all messages."""
     clients = {node: client(profile, node, speedup) for node, speedup in speedups.items()}
-    apps = {node: secure_app(made) for node, made in clients.items()}
-    replies: list[Message] = []
-
-    def seen(reply: Message) -> Message:
-        replies.append(reply)
-        return reply
-
-    grid = LegacyGrid(len(apps), apps.__getitem__, seen)
-    inner = FedAvg(
-        min_available_clients=3, min_fit_clients=3, fraction_evaluate=0.0,
-        initial_parameters=ndarrays_to_parameters(list(weights_of(build(), MANIFEST).values())),
-    )  # fmt: skip
-    strategy = SecurePartialUpdates(inner)
+    strategy = SecurePartialUpdates(begins_with(build(), 3))
     models: list[list[np.ndarray]] = []
     aggregate = strategy.aggregate_fit
 
@@ -98,10 +62,8 @@ def secured(profile: CostProfile, speedups: dict[int, float], rounds: int = 1) -
         return merged, metrics
 
     strategy.aggregate_fit = noted  # type: ignore[method-assign]
-    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
-    legacy = LegacyContext(context, ServerConfig(num_rounds=rounds), strategy)
     workflow = SecAggPlusWorkflow(3, 2, max_weight=20.0, timeout=30.0)
-    DefaultWorkflow(fit_workflow=workflow)(grid, legacy)
+    grid, replies = run_securely(strategy, workflow, clients, rounds)
     return strategy, models, grid, replies, clients
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from flwr.serverapp.strategy import FedAvg, FedAvgM, FedProx
 from scripted_clients import EXAMPLES, first_arrays, first_weights, manifest, scripts
+from small_federation import SERVERS as FLOWERS
 from small_federation import (
     Completed,
     UpdateOf,
@@ -23,12 +24,8 @@ from small_federation import (
 from fl_elastic.flower import PartialUpdates
 
 SERVERS: dict[str, Callable[[], FedAvg]] = {
-    "fedavg": lambda: quiet(FedAvg),
-    "fedavgm": lambda: quiet(FedAvgM, server_momentum=0.9),
+    **FLOWERS,
     "fedavgm-slow": lambda: quiet(FedAvgM, server_momentum=0.9, server_learning_rate=0.5),
-    "fedadam": lambda: quiet(FedAdam, eta=0.05, tau=0.01),
-    "fedyogi": lambda: quiet(FedYogi, eta=0.05, tau=0.01),
-    "fedadagrad": lambda: quiet(FedAdagrad, eta=0.05, tau=0.01),
     "fedprox": lambda: quiet(FedProx, proximal_mu=0.1),
 }
 

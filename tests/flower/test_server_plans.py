@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_federation import (
     as_record,
+    build,
     elastic_client,
     legacy_app,
     local_data,
@@ -21,8 +21,7 @@ from small_federation import (
     quiet,
     run,
 )
-from small_models import conv_net, flat_profile
-from torch import nn
+from small_models import flat_profile
 from trainer_settings import free_probes
 
 from fl_elastic import Budget
@@ -47,11 +46,6 @@ from fl_elastic.update.model_wire import encode_weights
 
 GROUPS = config_key("groups")
 SERVER = RoundConfig(plan="server")
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("batch")
 
 
 MANIFEST = Manifest.of(build())

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from flwr.serverapp.strategy import FedAvg
-from small_federation import arrays_of, elastic_client, run
-from small_models import conv_net
-from torch import nn
+from small_federation import arrays_of, build, elastic_client, run
 
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import PartialUpdates, elastic_client_app
 from fl_elastic.flower.tracking import RoundMetrics, to_mlflow, to_tensorboard, to_wandb
-
-
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net()
 
 
 def federated(on_round: Any, rounds: int = 2) -> None:

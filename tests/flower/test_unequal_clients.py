@@ -18,6 +18,7 @@ from small_federation import (
     as_record,
     as_weights,
     assert_close,
+    build,
     elastic_client,
     legacy_app,
     local_data,
@@ -25,7 +26,7 @@ from small_federation import (
     run,
     scripted_app,
 )
-from small_models import conv_net, loss_fn
+from small_models import loss_fn
 from torch import nn
 
 from fl_elastic import Budget
@@ -149,14 +150,9 @@ def test_a_lazy_optimizer_does_not_move_what_stays() -> None:
 MU = 3.0
 
 
-def build() -> nn.Module:
-    torch.manual_seed(7)
-    return conv_net("none")
-
-
 def by_hand(names: set[str], mu: float, epochs: int) -> dict[str, np.ndarray]:
     """SGD with momentum on the named parameters, by the formulas alone."""
-    model = build()
+    model = build("none")
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in start.items()}
     for _ in range(epochs):
@@ -175,11 +171,11 @@ def by_hand(names: set[str], mu: float, epochs: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("policy", ["full", "head"])
 def test_fedprox_pulls_trained_tensors_and_no_others(policy: str) -> None:
-    known = Manifest.of(build())
-    data = [np.frombuffer(encode_weights(weights_of(build(), known), known), np.uint8)]
+    known = Manifest.of(build("none"))
+    data = [np.frombuffer(encode_weights(weights_of(build("none"), known), known), np.uint8)]
 
     def deltas(**config: Any) -> Weights:
-        made = elastic_client(build(), 2, policy, epochs=3)
+        made = elastic_client(build("none"), 2, policy, epochs=3)
         arrays, examples, metrics = made.fit(data, {PACKED: True, **config})
         assert examples, metrics
         return decode(arrays[0].tobytes(), known).deltas

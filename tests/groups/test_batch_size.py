@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_steps
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_sequence
@@ -199,10 +200,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 def by_hand(model: nn.Module, data: Any, epochs: int = 1) -> list[Tensor]:
     optimizer = sgd(model.parameters())
     for _ in range(epochs):
-        for x, y in data:
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data)
     return [each.detach().clone() for each in model.parameters()]
 
 

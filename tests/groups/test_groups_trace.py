@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-import pytest
 import torch
+from model_cases import build, every_model
 from small_models import (
     Attention,
     Batch,
     Inception,
     Recurrent,
     Residual,
-    TiedEmbedding,
     TiedLinears,
-    chain,
-    conv_net,
     images,
     loss_fn,
     vectors,
@@ -27,29 +23,6 @@ from fl_elastic.groups import TensorGroup, tensor_groups
 from fl_elastic.groups.graph import GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.testing.probes import Snapshot
-
-
-def tokens() -> Batch:
-    return torch.randint(11, (5, 7)), torch.randint(11, (5,))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
-    "chain": (chain, lambda: vectors()[0]),
-    "batch norm": (conv_net, lambda: images()[0]),
-    "group norm": (lambda: conv_net("group"), lambda: images()[0]),
-    "residual": (Residual, lambda: images()[0]),
-    "inception": (Inception, lambda: images()[0]),
-    "tied linears": (TiedLinears, lambda: vectors()[0]),
-    "tied embedding": (TiedEmbedding, tokens),
-    "attention": (Attention, lambda: vectors()[0]),
-    "recurrent": (Recurrent, lambda: vectors()[0]),
-}
-every_model = pytest.mark.parametrize("name", MODELS)
-
-
-def build(name: str) -> tuple[nn.Module, Batch]:
-    make, batch = MODELS[name]
-    return make(), batch()
 
 
 def names_of(groups: list[TensorGroup]) -> list[str]:
@@ -155,7 +128,8 @@ def test_a_shared_weight_makes_one_group_at_its_deepest_use() -> None:
 
 
 def test_an_embedding_tied_to_the_output_is_next_to_the_loss_and_deepest() -> None:
-    graph = trace_step(TiedEmbedding(), loss_fn, tokens()).graph
+    model, batch = build("tied embedding")
+    graph = trace_step(model, loss_fn, batch).graph
     assert names_of(list(graph.groups)) == ["middle", "embedding"]
     assert graph.groups[1].parameters == ("embedding.weight",)
     assert graph.head == 1

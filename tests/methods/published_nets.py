@@ -9,6 +9,7 @@ from torch import nn
 
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.profiling.layer_shapes import LayerShape
 
 
@@ -31,3 +32,14 @@ def graph_of(model: nn.Module, size: int = 128, batch: int = 1) -> BackwardGraph
     """The backward graph of one step."""
     inputs = torch.zeros(batch, 3, size, size), torch.zeros(batch, dtype=torch.long)
     return trace_step(model.eval(), nn.functional.cross_entropy, inputs).graph
+
+
+def lean_kind(node: str) -> LeanKind:
+    """What a node of the backward pass may keep instead."""
+    kinds = {
+        "Convolution": LeanKind.CONVOLUTION,
+        "BatchNorm": LeanKind.NORM,
+        "Relu": LeanKind.GATE,
+        "Hardtanh": LeanKind.GATE,
+    }
+    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)

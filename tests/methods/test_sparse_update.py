@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from published_nets import chain_of, graph_of
+from published_nets import chain_of, graph_of, lean_kind
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -24,22 +24,11 @@ from fl_elastic.methods.sparse_update.published_schemes import (
     PublishedModel,
     Scheme,
 )
-from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import group_layers
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
-
-
-def _lean_kind(node: str) -> LeanKind:
-    kinds = {
-        "Convolution": LeanKind.CONVOLUTION,
-        "BatchNorm": LeanKind.NORM,
-        "Relu": LeanKind.GATE,
-        "Hardtanh": LeanKind.GATE,
-    }
-    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)
 
 
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = (1, 3, 128, 128)) -> CostProfile:
@@ -55,7 +44,7 @@ def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = (1, 3, 128, 128)) 
         forward_seconds=np.full(len(graph.groups), 2.0),
         fixed_seconds=0.0,
         node_saved_bytes=sizes,
-        node_lean=np.array([_lean_kind(node.name) for node in graph.nodes], dtype=float),
+        node_lean=np.array([lean_kind(node.name) for node in graph.nodes], dtype=float),
         optimizer_bytes_per_weight=0.0,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from published_nets import chain_of
+from published_nets import chain_of, lean_kind
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -21,7 +21,6 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.methods.sparse_update.published_schemes import PUBLISHED_MODELS
 from fl_elastic.methods.tinytrain.policy import layer_worth
-from fl_elastic.ops.lean_kind import LeanKind
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, choose_channels
@@ -42,16 +41,6 @@ def traced(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> BackwardGraph:
         return trace_step(model, cross_entropy, batch).graph
 
 
-def _lean_kind(node: str) -> LeanKind:
-    kinds = {
-        "Convolution": LeanKind.CONVOLUTION,
-        "BatchNorm": LeanKind.NORM,
-        "Relu": LeanKind.GATE,
-        "Hardtanh": LeanKind.GATE,
-    }
-    return next((kind for name, kind in kinds.items() if name in node), LeanKind.NONE)
-
-
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProfile:
     """Seconds and bytes are random but for the shapes."""
     generator = np.random.default_rng(0)
@@ -66,7 +55,7 @@ def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProf
         forward_seconds=np.full(len(graph.groups), 2.0),
         fixed_seconds=0.0,
         node_saved_bytes=sizes,
-        node_lean=np.array([_lean_kind(node.name) for node in graph.nodes], dtype=float),
+        node_lean=np.array([lean_kind(node.name) for node in graph.nodes], dtype=float),
         optimizer_bytes_per_weight=4.0,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_loop import assert_weights
 from small_models import chain, sgd, vectors
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -334,8 +335,7 @@ def test_e_vit_trains_as_the_model_whose_blocks_are_gathered_by_hand() -> None:
         optimizer.zero_grad()
         class_loss(parts.head(parts.norm(tokens)[:, 0]), targets).backward()
         optimizer.step()
-    for (name, fast), slowly in zip(model.named_parameters(), slow.parameters(), strict=True):
-        torch.testing.assert_close(fast, slowly, rtol=1e-3, atol=1e-5, msg=name)
+    assert_weights(model, slow, rtol=1e-3, atol=1e-5)
 
 
 def test_e_vit_keeps_fewer_from_fit_to_fit() -> None:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fl_elastic.operations.journal import log_to_file
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("fl_elastic", "flwr")]
-    kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    yield
-    for logger, handlers, level in kept:
-        for handler in logger.handlers:
-            if handler not in handlers:
-                handler.close()
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
 
 
 def test_every_record_is_one_json_line_whatever_it_says(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ class Blocks(nn.Module):
 
 @pytest.fixture(scope="module")
 def profile() -> CostProfile:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     batch = torch.randn(BATCH, 3, 6, 6), torch.randint(0, 5, (BATCH,))
     return profile_model(

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from small_models import conv_net, images, loss_fn, same_weights, vectors, weights_of
+from small_models import Batch, conv_net, images, loss_fn, same_weights, vectors, weights_of
 from torch import nn
 
 from fl_elastic.groups import Mode
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.lean import lean
-from fl_elastic.planning.importance.fidelity import gradient_cosine, measure_fidelity, visit_layers
+from fl_elastic.planning.importance.fidelity import (
+    Fidelity,
+    gradient_cosine,
+    measure_fidelity,
+    visit_layers,
+)
 
 MODES = [
     Mode.channels(0.5),
@@ -21,12 +27,16 @@ MODES = [
 ]
 
 
+def measured(model: nn.Module, batch: Batch) -> tuple[BackwardGraph, Fidelity]:
+    with untouched(model):
+        graph = trace_step(model, loss_fn, batch).graph
+    return graph, measure_fidelity(model, loss_fn, batch, graph, MODES)
+
+
 def test_the_cosine_is_that_of_the_whole_step_where_only_that_layer_differs() -> None:
     model = conv_net(norm="none").train()
     batch = images(size=6)[0]
-    with untouched(model):
-        graph = trace_step(model, loss_fn, batch).graph
-    found = measure_fidelity(model, loss_fn, batch, graph, MODES)
+    graph, found = measured(model, batch)
     names = [group.name for group in graph.groups]
     loss_fn(model(batch[0]), batch[1]).backward()
     exact = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -45,9 +55,7 @@ def test_the_cosine_is_that_of_the_whole_step_where_only_that_layer_differs() ->
 def test_the_square_for_channels_is_their_share_of_the_gradient() -> None:
     model = conv_net(norm="none").train()
     batch = images(size=6)[0]
-    with untouched(model):
-        graph = trace_step(model, loss_fn, batch).graph
-    found = measure_fidelity(model, loss_fn, batch, graph, MODES)
+    graph, found = measured(model, batch)
     loss_fn(model(batch[0]), batch[1]).backward()
     gradient = model.get_parameter("6.weight").grad
     assert gradient is not None
@@ -96,8 +104,6 @@ def test_layers_are_visited_with_what_went_in_and_what_came_back() -> None:
 def test_a_first_layer_with_one_channel_has_none_to_choose_from() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     batch = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
-    with untouched(model):
-        graph = trace_step(model, loss_fn, batch).graph
-    found = measure_fidelity(model, loss_fn, batch, graph, MODES)
+    graph, found = measured(model, batch)
     row = [group.name for group in graph.groups].index("0")
     assert np.isnan(found.weights[row, 0]) and np.isfinite(found.weights[row, 1])

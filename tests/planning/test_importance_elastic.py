@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from small_models import TiedLinears
+from small_models import TiedLinears, used_twice
 from torch import Tensor, nn
 
 from fl_elastic.groups import tensor_groups
@@ -135,12 +135,7 @@ def test_the_first_batch_gives_the_step_and_the_last_the_gradient() -> None:
     assert turned == pytest.approx(naive_score(training, training.probe(2)), rel=2e-4, abs=1e-7)
 
 
-def layer_used_twice() -> nn.Module:
-    shared = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
-    return nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(6, 3))
-
-
-@pytest.mark.parametrize("make", [TiedLinears, layer_used_twice])
+@pytest.mark.parametrize("make", [TiedLinears, used_twice])
 def test_tied_weights_move_together_and_are_put_back(make: Callable[[], nn.Module]) -> None:
     model = make()
     batches = [(torch.randn(8, 6), torch.randint(3, (8,))) for _ in range(2)]

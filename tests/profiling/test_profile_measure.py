@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from model_cases import build, every_model
 from small_models import (
-    Attention,
     Batch,
     Inception,
-    Recurrent,
     Residual,
-    TiedEmbedding,
     adam,
     chain,
     conv_net,
@@ -38,27 +36,6 @@ from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.testing.probes import Snapshot
-
-
-def tokens() -> Batch:
-    return torch.randint(11, (5, 7)), torch.randint(11, (5,))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Batch]]] = {
-    "chain": (chain, lambda: vectors()[0]),
-    "batch norm": (conv_net, lambda: images()[0]),
-    "residual": (Residual, lambda: images()[0]),
-    "inception": (Inception, lambda: images()[0]),
-    "tied embedding": (TiedEmbedding, tokens),
-    "attention": (Attention, lambda: vectors()[0]),
-    "recurrent": (Recurrent, lambda: vectors()[0]),
-}
-every_model = pytest.mark.parametrize("name", MODELS)
-
-
-def build(name: str) -> tuple[nn.Module, Batch]:
-    make, batch = MODELS[name]
-    return make(), batch()
 
 
 @every_model
@@ -239,12 +216,9 @@ def test_the_clock_of_one_thread_counts_its_own_work_only() -> None:
 
 def test_a_cpu_clock_with_several_threads_is_refused() -> None:
     torch.set_num_threads(2)
-    try:
-        with pytest.raises(ProfileError, match="needs one torch thread"):
-            clock_for("cpu", "cpu")
-        assert clock_for("cpu", "auto") is clock_for("cpu", "wall")
-    finally:
-        torch.set_num_threads(1)
+    with pytest.raises(ProfileError, match="needs one torch thread"):
+        clock_for("cpu", "cpu")
+    assert clock_for("cpu", "auto") is clock_for("cpu", "wall")
 
 
 def test_an_unknown_clock_is_refused() -> None:

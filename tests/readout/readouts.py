@@ -56,14 +56,7 @@ def hooked_features(model: nn.Module, places: tuple[Place, ...], inputs: Any) ->
                 lambda _, __, output, place=place: keep(place, output)
             )
         )
-    modes = [(each, each.training) for each in model.modules()]
-    model.eval()
-    with torch.no_grad():
-        call_model(model, inputs)
-    for handle in handles:
-        handle.remove()
-    for each, mode in modes:
-        each.training = mode
+    run_with(handles, model, inputs)
     tensors = [found[p] if found[p].is_floating_point() else found[p].float() for p in places]
     return torch.cat(
         [pooling_for(p, each)(each) for p, each in zip(places, tensors, strict=True)], dim=1
@@ -86,6 +79,12 @@ def ran_before(model: nn.Module, place: Place, inputs: Any) -> list[str]:
         if place.at_input
         else at.register_forward_hook(note)
     )
+    run_with(handles, model, inputs)
+    return begun[: until[0]]
+
+
+def run_with(handles: list[Any], model: nn.Module, inputs: Any) -> None:
+    """A pass in eval mode with these hooks, and none of either afterwards."""
     modes = [(each, each.training) for each in model.modules()]
     model.eval()
     with torch.no_grad():
@@ -94,7 +93,6 @@ def ran_before(model: nn.Module, place: Place, inputs: Any) -> list[str]:
         handle.remove()
     for each, mode in modes:
         each.training = mode
-    return begun[: until[0]]
 
 
 class Twice(nn.Module):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from readouts import ODD, hooked_features, of_zoo, ran_before
 from slow_ones import slow_unless
 from torch import Tensor, nn
@@ -302,14 +303,10 @@ def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
     assert profile_model(readout, loss, batches[0]).full_step_seconds > 0
     plain = deepcopy(readout).train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss(plain(x), y).backward()
-        optimizer.step()
+    plain_steps(plain, optimizer, batches, loss)
     trainer = ElasticTrainer(
         readout.train(), loss, lambda p: torch.optim.SGD(p, lr=0.1), budget=Budget(), policy="full"
     )
     assert trainer.fit(batches).steps == 3
-    for name, tensor in plain.state_dict().items():
-        torch.testing.assert_close(readout.state_dict()[name], tensor, msg=name)
+    assert_weights(readout, plain)
     assert "read_from" not in trainer.update().deltas

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import select
-import signal
 import sqlite3
-import time
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killed_process import reported
 from toy_streams import relabelled
 
 from fl_elastic.streaming import SampleStore
@@ -39,29 +37,8 @@ def add_for_ever(path: Path, pipe: int, policy: str, capacity: int) -> None:
 
 def one_life(path: Path, ids: int, seconds: float, policy: str, capacity: int) -> list[int]:
     """Ids that a process reported before it was killed, a moment after it had reported so many."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            add_for_ever(path, writing, policy, capacity)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    data = b""
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        try:
-            # However slow the machine is: only one that hangs is given up.
-            while len(data) < 8 * ids and select.select([pipe], [], [], 60)[0]:
-                more = pipe.read(8 * ids - len(data))
-                assert more, "it ended by itself"
-                data += more
-            time.sleep(seconds)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        data += pipe.readall()
-    return [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) // 8 * 8, 8)]
+    told = reported(lambda pipe: add_for_ever(path, pipe, policy, capacity), 8, ids, seconds)
+    return [int.from_bytes(each, "little") for each in told]
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,26 @@ from toy_streams import blobs, closed, learner_in, net, run, weights
 
 from fl_elastic.streaming import ClosedForm, Latent, Trigger
 
+STEPS: dict[str, Any] = {
+    "encoding": "int8", "steps": 20, "trigger": Trigger(30, None),
+    "optimizer_fn": lambda p: torch.optim.SGD(p, lr=0.05),
+}  # fmt: skip
 
-@pytest.mark.parametrize("latent", [None, Latent(1), Latent(2)])
-def test_a_stream_there(latent: Latent | None, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize(
+    "options",
+    [STEPS, STEPS | {"latent": Latent(1)}, STEPS | {"latent": Latent(2)}, {"head": ClosedForm()}],
+    ids=["steps", "latent 1", "latent 2", "closed form"],
+)
+def test_a_stream_there(options: dict[str, Any], tmp_path: Path) -> None:
     ended = {}
     for name, device in {"cpu": CPU, "there": DEVICE}.items():
         torch.manual_seed(0)
-        options: dict[str, Any] = {"latent": latent} if latent else {}
-        learner = learner_in(
-            tmp_path / name, conv_net().to(device), encoding="int8", steps=20,
-            optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.05), trigger=Trigger(30, None), **options,
-        )  # fmt: skip
+        learner = learner_in(tmp_path / name, conv_net().to(device), **options)
         run(learner, pictures(100))
         ended[name] = weights(learner)
         assert learner.progress.adaptations == 3
+        assert next(learner.model.parameters()).device.type == torch.device(device).type
         closed(learner)
     assert ended["cpu"].keys() == ended["there"].keys()
     for name, value in ended["cpu"].items():
@@ -41,16 +47,3 @@ def test_new_classes_are_learnt_there(tmp_path: Path) -> None:
     run(learner, blobs(120, labels=(0, 1, 2, 3), seed=1))
     assert len(learner.classes) == 4
     closed(learner)
-
-
-def test_a_head_in_closed_form_is_solved_there(tmp_path: Path) -> None:
-    ended = {}
-    for name, device in {"cpu": CPU, "there": DEVICE}.items():
-        torch.manual_seed(0)
-        learner = learner_in(tmp_path / name, conv_net().to(device), head=ClosedForm())
-        run(learner, pictures(100))
-        ended[name] = weights(learner)
-        assert next(learner.model.parameters()).device.type == torch.device(device).type
-        closed(learner)
-    for name, value in ended["cpu"].items():
-        np.testing.assert_allclose(ended["there"][name], value, rtol=0.02, atol=0.02)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import select
-import signal
 import sqlite3
 import struct
-import time
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from killed_process import reported
 from toy_streams import blobs, closed, in_memory, learner_in, net, weights
 
 from fl_elastic.state.codec import to_archive
@@ -84,29 +82,9 @@ def live(folder: Path, pipe: int, life: Life) -> None:
 def killed_after(
     folder: Path, life: Life, words: int, seconds: float
 ) -> list[tuple[int, int, int]]:
-    """What a process told before it was killed, so long after it had said so many words, however slow it was."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            live(folder, writing, life)
-        finally:
-            os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading, "rb", buffering=0) as pipe:
-        try:
-            data, size = b"", WORD.size
-            while len(data) < size * words and select.select([pipe], [], [], 60)[0]:
-                more = pipe.read(size * words - len(data))
-                assert more, "it ended by itself"
-                data += more
-            time.sleep(seconds)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        data += pipe.readall()
-    return list(WORD.iter_unpack(data[: len(data) // size * size]))
+    """What a process told before it was killed, so long after it had said so many words."""
+    told = reported(lambda pipe: live(folder, pipe, life), WORD.size, words, seconds)
+    return [WORD.unpack(each) for each in told]
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])

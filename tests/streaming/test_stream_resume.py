@@ -25,16 +25,11 @@ from toy_streams import (
 
 from fl_elastic.errors import StreamError
 from fl_elastic.state import archive as storage
-from fl_elastic.streaming import ClosedForm, Latent, StreamLearner, Trigger
+from fl_elastic.streaming import ClosedForm, Latent, Trigger
 from fl_elastic.streaming.learner_state import load_state
 
 STATE = "learner.state"
 KIND = storage.Kind("fl_elastic.stream", 3)
-
-
-def as_last_saved(folder: Path, **given: Any) -> StreamLearner:
-    """A new learner in the folder of one that was not closed, as after a kill."""
-    return learner_in(folder, **given)
 
 
 def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) -> None:
@@ -46,7 +41,7 @@ def test_what_came_after_the_last_save_is_taken_up_again_once(tmp_path: Path) ->
     assert relabelled(learner.store, ids[0], 4)
     there = learner.store.seen
     learner.store.close()
-    again = as_last_saved(tmp_path, model=net(2))
+    again = learner_in(tmp_path, model=net(2))
     known = load_state(tmp_path / STATE)
     assert known is not None and known.progress.observed == 50
     assert again.progress == learner.progress and again.progress.observed == 70
@@ -73,7 +68,7 @@ def test_a_new_class_is_saved_at_once(tmp_path: Path) -> None:
     learner.store.close()
     state = load_state(tmp_path / STATE)
     assert state is not None and state.classifier.classes == learner.classes
-    again = as_last_saved(tmp_path, model=net(1), trigger=Trigger(10**6, None))
+    again = learner_in(tmp_path, model=net(1), trigger=Trigger(10**6, None))
     assert again.classes == learner.classes and same(weights(again), weights(learner))
     closed(again)
 

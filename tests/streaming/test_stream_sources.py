@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from line_client import Client
+from real_processes import free_port
 from slow_ones import slow_unless
 from toy_streams import blobs, closed, learner_in
 
@@ -97,23 +98,9 @@ def test_a_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.npz")) and len(list((tmp_path / "done").iterdir())) == 5
 
 
-class Client:
-    """One who sends lines and reads answers."""
-
-    def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=30)
-        self.answers = self.connection.makefile()
-
-    def ask(self, line: Any) -> Any:
-        text = line if isinstance(line, str) else json.dumps(line)
-        self.connection.sendall(text.encode() + b"\n")
-        return json.loads(self.answers.readline())
-
-
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def served(readings: Iterator[Reading], learner: Any, stop: threading.Event) -> None:

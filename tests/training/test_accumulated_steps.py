@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from plain_loop import assert_weights
 from small_models import Batch, chain, flat_profile, loss_fn, trainer_of, vectors
 from torch import nn
 from trainer_settings import free_probes
@@ -49,8 +50,7 @@ def test_a_fit_equals_a_plain_loop(accumulate: int, trained: tuple[str, ...]) ->
     expected = plain_loop(copy.deepcopy(model), batches, set(trained), accumulate)
     trainer = trainer_of(model, batches[0], trained, optimizer_fn=adam, accumulate=accumulate)
     report = trainer.fit(batches)
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert_weights(model, expected, rtol=1e-5, atol=1e-6)
     assert report.steps == 7
     steps = trainer.update().steps
     assert set(steps.values()) == {-(-7 // accumulate)}

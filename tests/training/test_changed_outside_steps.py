@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 from odd_optimizers import OPTIMIZERS, sgd
+from plain_loop import assert_weights, plain_steps
 from slow_ones import slow_unless
+from small_models import same_weights, weights_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -40,16 +42,12 @@ def data(count: int = 5) -> Batches:
     return [(torch.randn(6, 6), torch.randint(3, (6,))) for _ in range(count)]
 
 
-def state_of(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.clone() for name, each in model.state_dict().items()}
-
-
 def by_hand(
     model: nn.Module, optimizer_fn: Any, batches: Batches, trained: set[str] | None = None
 ) -> dict[str, Tensor]:
     """A plain loop; what is not trained is put back after every step."""
     model.train()
-    before = state_of(model)
+    before = weights_of(model)
     optimizer = optimizer_fn([p for p in model.parameters() if p.requires_grad])
     for x, y in batches:
         optimizer.zero_grad()
@@ -62,23 +60,21 @@ def by_hand(
             for name, parameter in model.named_parameters():
                 if trained is not None and name not in trained:
                     parameter.copy_(before[name])
-    return state_of(model)
+    return weights_of(model)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["full", "head", "last_k", "elastic"])
 def test_any_optimiser_trains_what_the_plan_says_and_nothing_else(kind: str, policy: str) -> None:
     model = net()
-    start, twin = state_of(model), copy.deepcopy(model)
+    start, twin = weights_of(model), copy.deepcopy(model)
     step = torch.optim.Optimizer.step, type(OPTIMIZERS[kind](twin.parameters())).step
     trainer = ElasticTrainer(model, cross_entropy, OPTIMIZERS[kind], budget=Budget(), policy=policy)
     report = trainer.fit(data())
     trained = set(report.plan.trained_parameters)
-    for name, value in by_hand(twin, OPTIMIZERS[kind], data(), trained).items():
-        torch.testing.assert_close(model.state_dict()[name], value)
-    for name, value in start.items():
-        if name not in trained:
-            assert torch.equal(model.state_dict()[name], value), name
+    assert_weights(model, by_hand(twin, OPTIMIZERS[kind], data(), trained))
+    now = model.state_dict()
+    assert {name for name in start if not torch.equal(now[name], start[name])} <= trained
     assert set(trainer.update().deltas) == trained
     # A class that a fit has changed would fail in the user's own loop from then on.
     assert step == (torch.optim.Optimizer.step, type(OPTIMIZERS[kind](twin.parameters())).step)
@@ -105,14 +101,13 @@ def test_an_optimiser_that_only_says_in_its_step_that_it_needs_a_closure_is_refu
             return super().step(closure)
 
     model = net()
-    start = state_of(model)
+    start = weights_of(model)
     trainer = ElasticTrainer(
         model, cross_entropy, lambda p: Sharp(p, lr=0.1), budget=Budget(), policy="full"
     )
     with pytest.raises(TrainingError, match="Sharp evaluates the loss several times a step"):
         trainer.fit(data())
-    for name, value in start.items():
-        assert torch.equal(model.state_dict()[name], value)
+    assert same_weights(start, model)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -130,43 +125,35 @@ def test_a_fit_that_fails_leaves_any_optimiser_as_it_was(kind: str) -> None:
             with pytest.raises(TrainingError, match="the loss is nan"):
                 trainer.fit([*data(2), bad])
         trainer.fit(data(4))
-        ends.append(state_of(model))
-    for name, value in ends[0].items():
-        torch.testing.assert_close(ends[1][name], value, rtol=0, atol=0)
+        ends.append(weights_of(model))
+    assert_weights(model, ends[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["plain", *OPTIMIZERS])
 def test_an_own_loop_under_a_plan_keeps_what_is_frozen(kind: str) -> None:
     model, optimizer_fn = net(), OPTIMIZERS.get(kind, sgd)
-    start, twin = state_of(model), copy.deepcopy(model)
+    start, twin = weights_of(model), copy.deepcopy(model)
     plan = plan_for(
         model, cross_entropy, data(), budget=Budget(), policy="head", optimizer_fn=optimizer_fn
     )
     optimizer = optimizer_fn(model.parameters())
     own = dict(vars(optimizer))
     with apply_plan(model, plan, optimizer):
-        for x, y in data():
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data())
     assert vars(optimizer).keys() == own.keys()
     trained = set(plan.trained_parameters)
-    for name, value in by_hand(twin, optimizer_fn, data(), trained).items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+    assert_weights(model, by_hand(twin, optimizer_fn, data(), trained))
     update = changed(model, start, plan, steps=5, num_examples=30)
     assert set(update.deltas) == trained == {"4.weight", "4.bias"}
 
 
 def test_an_own_loop_says_also_what_its_optimiser_moved_besides() -> None:
     model = net()
-    start = state_of(model)
+    start = weights_of(model)
     plan = plan_for(model, cross_entropy, data(), budget=Budget(), policy="head")
     optimizer = OPTIMIZERS["zealous"](model.parameters())
     with apply_plan(model, plan):
-        for x, y in data():
-            optimizer.zero_grad()
-            cross_entropy(model(x), y).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data())
     moved = {n for n, each in model.state_dict().items() if not torch.equal(each, start[n])}
     assert moved > set(plan.trained_parameters)
     assert set(changed(model, start, plan, steps=5, num_examples=30).deltas) == moved
@@ -204,32 +191,28 @@ def own(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("policy", ["full", "elastic"])
 def test_a_target_that_follows_in_forward_is_a_part_of_the_update(how: str, policy: str) -> None:
     model = Followed(how)
-    start, twin = state_of(model), copy.deepcopy(model)
+    start, twin = weights_of(model), copy.deepcopy(model)
     trainer = ElasticTrainer(
         model, own, sgd, budget=Budget(), policy=policy, manifest=Manifest.of(model, whole=True)
     )
     trainer.fit(data())
     optimizer = sgd([p for p in twin.parameters() if p.requires_grad])
-    for x, _ in data():
-        optimizer.zero_grad()
-        twin(x).backward()
-        optimizer.step()
+    plain_steps(twin, optimizer, data(), own)
     update = trainer.update()
     assert set(update.deltas) == set(start) and set(update.steps.values()) == {5}
-    for name, value in twin.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value)
-        torch.testing.assert_close(start[name] + torch.from_numpy(update.deltas[name]), value)
+    assert_weights(model, twin)
+    sent = {name: start[name] + torch.from_numpy(each) for name, each in update.deltas.items()}
+    assert_weights(twin, sent)
     assert not torch.equal(model.target.weight, start["target.weight"])
 
 
 @pytest.mark.parametrize("how", ["data", "exchanged", "in place"])
 def test_measuring_and_asking_move_no_target(how: str) -> None:
     model = Followed(how)
-    start = state_of(model)
+    start = weights_of(model)
     profile_model(model, own, data()[0], optimizer_fn=sgd)
     plan_for(model, own, data(), budget=Budget(speedup=1.5), optimizer_fn=sgd)
-    for name, value in start.items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert same_weights(start, model)
 
 
 def test_a_target_that_moves_and_does_not_travel_is_no_silent_loss() -> None:
@@ -243,7 +226,7 @@ def test_a_target_that_moves_and_does_not_travel_is_no_silent_loss() -> None:
 def test_an_embedding_that_scales_its_rows_where_it_is_frozen_says_so() -> None:
     torch.manual_seed(6)
     model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))
-    start = state_of(model)
+    start = weights_of(model)
     batches = [(torch.randint(9, (6, 3)), torch.randint(3, (6,))) for _ in range(4)]
     trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="head")
     trainer.fit(batches)
@@ -329,8 +312,7 @@ def test_a_state_from_batch_to_batch_is_that_of_a_plain_loop(
             if name not in trained:
                 parameter.grad = None
         optimizer.step()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert_weights(model, twin, rtol=1e-4, atol=1e-6)
     assert model.calls == twin.calls == 10
 
 
@@ -368,12 +350,8 @@ def test_generators_of_a_models_own_go_on_as_in_a_plain_loop(policy: str) -> Non
     evaluate(model, cross_entropy, data(2))
     trainer.fit(data())
     optimizer = sgd(twin.parameters())
-    for x, y in data() * 2:
-        optimizer.zero_grad()
-        cross_entropy(twin(x), y).backward()
-        optimizer.step()
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+    plain_steps(twin, optimizer, data() * 2)
+    assert_weights(model, twin)
 
 
 class RecurrentBelow(nn.Module):
@@ -405,8 +383,7 @@ def test_features_that_depend_on_batches_before_are_not_kept(make: Callable[[], 
     assert report.forward is not None
     if isinstance(model, RecurrentBelow):
         assert "from batch to batch" in report.forward.refused
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
+    assert_weights(model, plain)
 
 
 @pytest.mark.parametrize("policy", ["full", "last_k", "elastic"])
@@ -428,12 +405,8 @@ def test_a_layer_that_is_thawed_between_two_fits_is_trained_and_sent(policy: str
         if thawed:
             twin[0].requires_grad_(True)
             optimizer.add_param_group({"params": [*twin[0].parameters()]})
-        for x, y in data():
-            optimizer.zero_grad()
-            cross_entropy(twin(x), y).backward()
-            optimizer.step()
-    for name, value in twin.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+        plain_steps(twin, optimizer, data())
+    assert_weights(model, twin)
 
 
 def test_a_layer_that_is_frozen_or_exchanged_between_two_fits_is_what_it_is_now() -> None:
@@ -441,7 +414,7 @@ def test_a_layer_that_is_frozen_or_exchanged_between_two_fits_is_what_it_is_now(
     trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
     trainer.fit(data())
     model[0].requires_grad_(False)
-    before = state_of(model)
+    before = weights_of(model)
     trainer.fit(data())
     assert set(trainer.update().deltas) == {"2.weight", "2.bias", "4.weight", "4.bias"}
     assert torch.equal(model[0].weight, before["0.weight"])
@@ -563,16 +536,12 @@ def test_a_loss_that_follows_the_outputs_sees_only_the_steps(
     holder, loss_fn = losses(kind)
     expected, expected_loss = losses(kind)
     optimizer = sgd(twin.parameters())
-    for x, y in batches:
-        optimizer.zero_grad()
-        expected_loss(twin(x), y).backward()
-        optimizer.step()
+    plain_steps(twin, optimizer, batches, expected_loss)
     trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(memory=memory), policy="full")
     trainer.fit(batches)
     assert holder.calls == expected.calls == 6
     torch.testing.assert_close(holder.center, expected.center)
-    for name, value in twin.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+    assert_weights(model, twin)
 
 
 @pytest.mark.parametrize("policy", ["elastic", "tinytrain", "velocity", "joint"])
@@ -610,8 +579,7 @@ def test_what_a_model_writes_its_inputs_into_belongs_to_no_graph_of_a_probe(budg
     ElasticTrainer(model, cross_entropy, sgd, budget=budget, policy="full").fit(data())
     assert not model.mean.requires_grad and not model.last.requires_grad
     torch.testing.assert_close(model.last, twin.last)
-    for name, value in expected.items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+    assert_weights(model, expected)
 
 
 class Scaled(nn.Module):
@@ -643,7 +611,7 @@ def test_weights_of_a_loss_are_said_to_stay_where_they_are(
 
 def test_an_optimiser_that_steps_in_the_backward_pass_is_refused_and_leaves_no_trace() -> None:
     model = net()
-    start = state_of(model)
+    start = weights_of(model)
     for parameter in model.parameters():
         alone = torch.optim.SGD([parameter], lr=0.1)
 
@@ -656,8 +624,7 @@ def test_an_optimiser_that_steps_in_the_backward_pass_is_refused_and_leaves_no_t
     with pytest.raises(TrainingError, match=r"'0\.weight' was changed in the backward pass"):
         trainer.fit(data())
     profile_model(model, cross_entropy, data()[0], optimizer_fn=sgd)
-    for name, value in start.items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert same_weights(start, model)
 
 
 def test_hooks_that_only_look_at_complete_gradients_are_left_alone() -> None:
@@ -667,8 +634,7 @@ def test_hooks_that_only_look_at_complete_gradients_are_left_alone() -> None:
         parameter.register_post_accumulate_grad_hook(lambda each: seen.append(each.grad))
     ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full").fit(data())
     assert seen
-    for name, value in by_hand(twin, sgd, data()).items():
-        torch.testing.assert_close(model.state_dict()[name], value)
+    assert_weights(model, by_hand(twin, sgd, data()))
 
 
 class MadeLater(nn.Module):

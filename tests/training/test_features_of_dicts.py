@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Chosen, sgd
+from lora_models import LAYERS, gpt2, vit
+from plain_loop import assert_weights
+from small_models import Chosen, same_weights, sgd
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
@@ -20,40 +22,8 @@ from fl_elastic.training.fine_tune import fine_tune
 
 transformers: Any = pytest.importorskip("transformers")
 
-_BLOCKS, _EXAMPLES = 3, 10
+_EXAMPLES = 10
 _Batch = dict[str, Any]
-
-
-def gpt2() -> nn.Module:
-    peft: Any = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=_BLOCKS, n_embd=16, n_head=2, vocab_size=50, n_positions=16,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    adapters = peft.LoraConfig(
-        r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
-    )
-    found: nn.Module = peft.get_peft_model(transformers.GPT2LMHeadModel(config), adapters)
-    return found
-
-
-def vit() -> nn.Module:
-    peft: Any = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=_BLOCKS, num_attention_heads=2, intermediate_size=32,
-        image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    base = transformers.ViTForImageClassification(config)
-    names = {name.rpartition(".")[2] for name, _ in base.named_modules()}
-    adapters = peft.LoraConfig(
-        r=2, target_modules=sorted(names & {"query", "value", "q_proj", "v_proj"}),
-        modules_to_save=["classifier"],
-    )  # fmt: skip
-    found: nn.Module = peft.get_peft_model(base, adapters)
-    return found
 
 
 def texts(padded: bool = True) -> list[_Batch]:
@@ -98,7 +68,7 @@ def fitted(
 
 def of_last_block(model: nn.Module, batch: _Batch) -> set[str]:
     names = [each.name for each in tensor_groups(model, own_loss, batch)]
-    found = {name for name in names if f".{_BLOCKS - 1}." in name or "classifier" in name}
+    found = {name for name in names if f".{LAYERS - 1}." in name or "classifier" in name}
     assert 0 < len(found) < len(names)
     return found
 
@@ -113,11 +83,8 @@ def test_adapters_are_trained_on_kept_features_as_ever(kind: str) -> None:
     report = fitted(kept, batches, names, ForwardOptions(1 << 22, "fp32")).forward
     assert report is not None and report.refused == ""
     assert (report.computed, report.found) == (_EXAMPLES, 2 * _EXAMPLES)
-    moved = 0
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(kept.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
-        moved += not torch.equal(start.state_dict()[name], value)
-    assert moved > 0
+    assert_weights(kept, plain, rtol=1e-4, atol=1e-5)
+    assert not same_weights(start.state_dict(), plain)
 
 
 def test_rows_under_another_mask_are_other_examples() -> None:
@@ -141,8 +108,7 @@ def test_what_all_examples_share_is_handed_through() -> None:
     fitted(plain, batches, names, None)
     report = fitted(kept, batches, names, ForwardOptions(1 << 22, "fp32")).forward
     assert report is not None and report.found == 2 * _EXAMPLES
-    for name, value in plain.state_dict().items():
-        torch.testing.assert_close(kept.state_dict()[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert_weights(kept, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_a_batch_of_another_layout_is_computed() -> None:
@@ -242,7 +208,7 @@ def test_a_vision_transformer_is_fine_tuned_on_kept_features() -> None:
     model = vit()
     place = next(
         name for name, _ in model.named_modules()
-        if name.endswith((f"layer.{_BLOCKS - 1}", f"layers.{_BLOCKS - 1}"))
+        if name.endswith((f"layer.{LAYERS - 1}", f"layers.{LAYERS - 1}"))
     )  # fmt: skip
     done = fine_tune(
         model,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from small_models import images, loss_fn, same_weights, weights_of
 from torch import Tensor, nn
 
@@ -66,10 +67,7 @@ def step_by_step(model: nn.Module, data: list[Batch], epochs: int) -> None:
     optimizer = sgd(trained)
     model.eval()
     for _ in range(epochs):
-        for inputs, targets in data:
-            optimizer.zero_grad()
-            loss_fn(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data, loss_fn)
     solve()
 
 
@@ -199,8 +197,7 @@ def test_training_that_spoils_what_was_there_is_undone(caplog: pytest.LogCapture
     )
     assert not torn.kept and torn.final_error > torn.head_error
     assert "smaller learning rate" in caplog.text
-    for name, value in solved.state_dict().items():
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=5e-3, atol=5e-3)
+    assert_weights(model, solved, rtol=5e-3, atol=5e-3)
 
 
 class AsTransformersDo(nn.Module):

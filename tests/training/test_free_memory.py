@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn, ones
 
 from fl_elastic.training.free_memory import FreeMemory, give_back, resident_bytes
@@ -32,22 +33,14 @@ def step(memory: FreeMemory, model: nn.Module, inference: float) -> None:
         model(ones(1 << 10, 1 << 10)).sum().backward()
 
 
-def test_what_lies_free_is_given_back_near_the_budget() -> None:
+@pytest.mark.parametrize(("budget", "near"), [(100e6, True), (1e9, False)])
+def test_what_lies_free_is_given_back_near_the_budget_alone(budget: float, near: bool) -> None:
     process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
-    memory = watched(process, 100e6)
+    memory = watched(process, budget)
     before = process.trims
     process.free = 90_000_000
     step(memory, model, 50e6)
-    assert process.trims > before and process.free == 0
-
-
-def test_far_from_the_budget_nothing_is_given_back() -> None:
-    process, model = Process(), nn.Sequential(nn.Linear(1 << 10, 1 << 10), nn.ReLU())
-    memory = watched(process, 1e9)
-    before = process.trims
-    process.free = 90_000_000
-    step(memory, model, 50e6)
-    assert process.trims == before
+    assert (process.trims > before, process.free == 0) == (near, near)
 
 
 def test_what_a_convolution_orders_anew_is_room_that_it_needs() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import plain_steps
 from slow_ones import slow_unless
 from small_models import (
     Residual,
@@ -57,10 +58,7 @@ def plainly(model: nn.Module, batches: Any, trained: set[str], *, kept_statistic
         if isinstance(module, NormWithStatistics) and (kept_statistics or frozen):
             module.eval()
     optimizer = sgd([each for each in model.parameters() if each.requires_grad])
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss_fn(model(inputs), targets).backward()
-        optimizer.step()
+    plain_steps(model, optimizer, batches, loss_fn)
 
 
 @pytest.mark.parametrize("name", slow_unless({"batch norms", "residual"}.__contains__, MODELS))
@@ -132,18 +130,6 @@ def test_a_speed_up_above_a_cut_is_still_over_full_training() -> None:
     assert report.steps == report.requested_steps
 
 
-def test_a_fit_below_whose_cut_nothing_is_says_so() -> None:
-    trainer = ElasticTrainer(
-        chain(),
-        loss_fn,
-        sgd,
-        budget=Budget(),
-        options=TrainerOptions(part=TrainablePart(cut="nowhere")),
-    )
-    with pytest.raises(PlanError, match="no group 'nowhere'"):
-        trainer.fit(vectors(2))
-
-
 @pytest.mark.parametrize("policy", POLICIES.names())
 def test_a_policy_with_nothing_to_choose_above_the_cut_trains_what_is_there(policy: str) -> None:
     make, batches = (of_torchvision, small_images(2)) if policy in TOKENS else (Residual, images(2))
@@ -157,25 +143,24 @@ def test_a_policy_with_nothing_to_choose_above_the_cut_trains_what_is_there(poli
     assert set(trainer.update().deltas) == set(head.parameters)
 
 
-def test_a_policy_with_nothing_to_choose_in_the_whole_model_is_refused_with_a_cut_too() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3))
+@pytest.mark.parametrize(
+    ("build", "cut", "policy", "words"),
+    [
+        (conv_net, "nowhere", "elastic", "no group 'nowhere'"),
+        # With nothing to choose in the whole model.
+        (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)), "2", "tinytrain",
+         "none besides its head"),
+        # Groups that the server named are not replaced by others.
+        (conv_net, "11", GivenPolicy(["4"]), r"groups \['4'\] that this model does not have"),
+    ],
+    ids=["no such group", "nothing to choose", "named by the server"],
+)  # fmt: skip
+def test_a_cut_above_which_the_policy_has_nothing_is_refused(
+    build: Callable[[], nn.Module], cut: str, policy: Any, words: str
+) -> None:
     trainer = ElasticTrainer(
-        model,
-        loss_fn,
-        sgd,
-        budget=Budget(),
-        policy="tinytrain",
-        options=TrainerOptions(part=TrainablePart(cut="2")),
-    )
-    with pytest.raises(PlanError, match="none besides its head"):
-        trainer.fit(images(1))
-
-
-def test_groups_that_the_server_named_are_not_replaced_by_others() -> None:
-    model = conv_net()
-    trainer = ElasticTrainer(
-        model, loss_fn, sgd, budget=Budget(), policy=GivenPolicy(["4"]),
-        options=TrainerOptions(part=TrainablePart(cut="11")),
+        build(), loss_fn, sgd, budget=Budget(), policy=policy,
+        options=TrainerOptions(part=TrainablePart(cut=cut)),
     )  # fmt: skip
-    with pytest.raises(PlanError, match=r"groups \['4'\] that this model does not have"):
+    with pytest.raises(PlanError, match=words):
         trainer.fit(images(1))

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields, replace
 import numpy as np
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from small_models import conv_net
 from torch import Tensor, nn
 
@@ -69,10 +70,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 def own_loop(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
     optimizer = sgd(model.parameters())
     with apply_plan(model, plan, optimizer):
-        for inputs, targets in data:
-            optimizer.zero_grad()
-            LOSS(model(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(model, optimizer, data, LOSS)
 
 
 def masked(model: nn.Module, plan: Plan, data: list[Batch]) -> None:
@@ -116,8 +114,7 @@ def test_a_loop_under_a_plan_is_masked_training(policy: str) -> None:
     mine, reference = copy.deepcopy(model), copy.deepcopy(model)
     own_loop(mine, plan, data)
     masked(reference, plan, data)
-    for name, value in reference.state_dict().items():
-        torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
+    assert_weights(mine, reference, rtol=1e-4, atol=1e-6)
     assert all(p.requires_grad for p in mine.parameters())
     assert all(module.training for module in mine.modules())
 
@@ -134,17 +131,15 @@ def test_a_plan_that_needs_fewer_steps_says_so(caplog: pytest.LogCaptureFixture)
     assert "Plan.step_fraction" in said and f"{plan.step_fraction:.1%}" in said
 
 
+def of_half_the_bytes(model: nn.Module, data: list[Batch], policy: str) -> Plan:
+    budget = Budget(uplink=0.5 * total_bytes(model))
+    return plan_for(model, LOSS, data[:2], budget=budget, policy=policy, optimizer_fn=sgd)
+
+
 @pytest.mark.parametrize("policy", ["elastic", "tinytrain"])
 def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> None:
     model, data = network().train(), batches()
-    plan = plan_for(
-        model,
-        LOSS,
-        data[:2],
-        budget=Budget(uplink=0.5 * total_bytes(model)),
-        policy=policy,
-        optimizer_fn=sgd,
-    )
+    plan = of_half_the_bytes(model, data, policy)
     base = state_of(model)
     own_loop(model, plan, data)
     update = changed(model, base, plan, steps=4, num_examples=24, base_version=2)
@@ -164,14 +159,7 @@ def test_what_it_changed_brings_the_server_to_the_same_model(policy: str) -> Non
 
 def test_without_an_optimiser_other_channels_are_as_before_on_leaving() -> None:
     model, data = network().train(), batches()
-    plan = plan_for(
-        model,
-        LOSS,
-        data[:2],
-        budget=Budget(uplink=0.5 * total_bytes(model)),
-        policy="tinytrain",
-        optimizer_fn=sgd,
-    )
+    plan = of_half_the_bytes(model, data, "tinytrain")
     base, optimizer = state_of(model), sgd(model.parameters())
     with apply_plan(model, plan):
         LOSS(model(data[0][0]), data[0][1]).backward()
@@ -195,9 +183,7 @@ def test_an_error_inside_leaves_the_model_trainable_and_the_optimiser_free() -> 
 
 def test_what_does_not_fit_is_said() -> None:
     model, data = network().train(), batches()
-    plan = plan_for(
-        model, LOSS, data[:2], budget=Budget(uplink=0.5 * total_bytes(model)), policy="tinytrain"
-    )
+    plan = of_half_the_bytes(model, data, "tinytrain")
     with pytest.raises(PlanError, match="does not have"), apply_plan(conv_net("none"), plan):
         pass
     with (

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from small_models import loss_fn, sgd, vectors
 from torch import Tensor, nn
 
@@ -69,10 +70,7 @@ class Graph(nn.Module):
 
 def by_hand(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> nn.Module:
     optimizer = sgd(model.parameters())
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        torch.autograd.backward(loss_fn(model(inputs), targets))
-        optimizer.step()
+    plain_steps(model, optimizer, batches, loss_fn)
     return model
 
 
@@ -82,8 +80,7 @@ def test_they_train_as_in_a_plain_loop(layout: str, policy: str) -> None:
     for make, batches in ((Words, data(layout)), (partial(Graph, layout), dense_data())):
         model, expected = make(), by_hand(make(), batches)
         ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy=policy).fit(batches)
-        for found, wanted in zip(model.parameters(), expected.parameters(), strict=True):
-            torch.testing.assert_close(found, wanted)
+        assert_weights(model, expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from slow_ones import slow_unless
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
@@ -45,10 +46,7 @@ def train(model: nn.Module, called: Any, plan: Any) -> None:
     optimizer = sgd(model.parameters())
     with apply_plan(called, plan, optimizer):
         called.train()
-        for inputs, targets in images(3):
-            optimizer.zero_grad()
-            loss_fn(called(inputs), targets).backward()
-            optimizer.step()
+        plain_steps(called, optimizer, images(3), loss_fn)
 
 
 def test_names_are_those_of_the_model() -> None:
@@ -82,8 +80,7 @@ def test_a_loop_of_ones_own_compiles_once_for_a_plan_and_trains_as_without(polic
     assert backend.count == once
     for _ in range(2):
         train(twin, twin, plan)
-    for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert_weights(model, twin, rtol=1e-4, atol=1e-5)
     update = changed(compiled, base, plan, steps=6, num_examples=18)
     assert set(plan.trained_parameters) <= set(update.deltas)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,21 +35,12 @@ def test_they_take_as_long_as_one_pass_over_everything_within_the_budget(
     )
 
 
-def test_a_cut_below_everything_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    ("group", "examples", "speedup"), [(-1, 100, 1.0), (0, 9, 1e6)], ids=["all is above", "no time"]
+)
+def test_a_cut_that_saves_nothing_leaves_one_pass(
+    group: int, examples: int, speedup: float
+) -> None:
     profile = made_up_profile(5)
-    assert (
-        passes_above_cut(
-            profile, TrainerOptions(part=TrainablePart(cut=profile.group_names[-1])), 100
-        )
-        == 1
-    )
-
-
-def test_who_has_little_time_still_passes_once() -> None:
-    profile = made_up_profile(5)
-    assert (
-        passes_above_cut(
-            profile, TrainerOptions(part=TrainablePart(cut=profile.group_names[0])), 9, 1e6
-        )
-        == 1
-    )
+    options = TrainerOptions(part=TrainablePart(cut=profile.group_names[group]))
+    assert passes_above_cut(profile, options, examples, speedup) == 1

@@ -33,7 +33,14 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
-from fl_elastic.training import ElasticTrainer, SelectionState, Timing, TrainerOptions, evaluate
+from fl_elastic.training import (
+    ElasticTrainer,
+    FitReport,
+    SelectionState,
+    Timing,
+    TrainerOptions,
+    evaluate,
+)
 from fl_elastic.update.partial import trained_part
 
 
@@ -151,13 +158,17 @@ def test_a_budget_below_the_floor_takes_fewer_steps_but_one(speedup: float, step
     assert set(trainer.update().steps.values()) == {steps}
 
 
-def test_a_deadline_pays_for_the_probe_and_as_many_steps_as_are_left() -> None:
-    batches = vectors(20)
-    model = chain()
+def within_full_steps(count: float) -> tuple[float, FitReport]:
+    """Seconds of a full step, and a fit whose deadline is so many of them."""
+    batches, model = vectors(20), chain()
     full = flat_profile(model, batches[0]).full_step_seconds
-    budget = Budget(deadline=14.5 * full)
+    budget = Budget(deadline=count * full)
     trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget)
-    report = trainer.fit(batches)
+    return full, trainer.fit(batches)
+
+
+def test_a_deadline_pays_for_the_probe_and_as_many_steps_as_are_left() -> None:
+    full, report = within_full_steps(14.5)
     # The importance of the groups was probed on two batches.
     (_, plan), (at, rest) = report.plans
     assert report.based_on == "measured importance" and (at, report.steps) == (12, 13)
@@ -166,12 +177,7 @@ def test_a_deadline_pays_for_the_probe_and_as_many_steps_as_are_left() -> None:
 
 
 def test_a_deadline_that_a_probe_would_eat_up_is_spent_on_steps() -> None:
-    batches = vectors(20)
-    model = chain()
-    full = flat_profile(model, batches[0]).full_step_seconds
-    budget = Budget(deadline=7.5 * full)
-    trainer = trainer_of(model, batches[0], ["6", "4", "2", "0"], budget=budget)
-    report = trainer.fit(batches)
+    _, report = within_full_steps(7.5)
     # A probe would have been two steps of the seven.
     assert [at for at, _ in report.plans] == [0, 7] and report.steps == 8
 

@@ -90,7 +90,6 @@ def problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list
 
 def _problems_of(seed: int, policy: str, budget_name: str, forward: bool) -> list[str] | None:
     drawn = random_model(seed)
-    torch.set_num_threads(1)
     model, batches = drawn.model, drawn.batches
     torch.manual_seed(seed)
     generator = torch.get_rng_state()

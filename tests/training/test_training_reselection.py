@@ -106,29 +106,14 @@ def test_importance_is_probed_again_after_the_gap_and_kept_while_alike(
     free_probes(monkeypatch)
     batches = vectors(2) * 10
     model = chain()
-    trainer = trainer_of(
-        model,
-        batches[0],
-        ["6"],
-        ["4"],
-        budget=Budget(speedup=1.01),
-        probe_every=4,
-        below_cosine=-2.0,
-    )
+    settings = {"budget": Budget(speedup=1.01), "probe_every": 4}
+    trainer = trainer_of(model, batches[0], ["6"], ["4"], below_cosine=-2.0, **settings)
     trainer.planner.policy = AsTold(["6"], ["4"])
     report = trainer.fit(batches)
     # Probes after 4 and 4 + 8 steps: the cosine is never below -2, so the plan stays and the gap grows.
     assert [at for at, _ in report.plans] == [0, 4, 12]
     assert all(plan is report.plan for _, plan in report.plans)
-    trainer = trainer_of(
-        model,
-        batches[0],
-        ["6"],
-        ["4"],
-        budget=Budget(speedup=1.01),
-        probe_every=4,
-        below_cosine=2.0,
-    )
+    trainer = trainer_of(model, batches[0], ["6"], ["4"], below_cosine=2.0, **settings)
     report = trainer.fit(batches)
     assert [at for at, _ in report.plans] == [0, 4, 8, 12, 16]
     assert report.plans[0][1].mask.tolist() == [True, False, False, False]

@@ -16,6 +16,7 @@ from small_models import (
     loss_fn,
     sgd,
     trainer_of,
+    used_twice,
     vectors,
     weights_of,
 )
@@ -171,11 +172,6 @@ def test_tied_weights_travel_under_each_name() -> None:
     assert np.array_equal(
         update.deltas["first.weight"], (model.first.weight.detach() - before["first.weight"])
     )
-
-
-def used_twice() -> nn.Module:
-    shared = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
-    return nn.Sequential(shared, nn.ReLU(), shared, nn.ReLU(), nn.Linear(6, 3))
 
 
 @pytest.mark.parametrize("make", [chain, TiedLinears, used_twice])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import assert_damage_is_noticed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,18 +99,9 @@ def test_the_documented_layout_is_the_real_one() -> None:
 
 @pytest.mark.parametrize("codec", CODECS.names())
 @pytest.mark.parametrize("update", [UPDATE, PARTLY], ids=["whole", "partly"])
-def test_every_flipped_bit_is_noticed(codec: str, update: PartialUpdate) -> None:
+def test_all_damage_to_an_update_is_noticed(codec: str, update: PartialUpdate) -> None:
     good = encode(update, MANIFEST, codec=codec)
-    unnoticed = []
-    for position in range(8 * len(good)):
-        data = bytearray(good)
-        data[position // 8] ^= 1 << position % 8
-        try:
-            decode(bytes(data), MANIFEST)
-        except UpdateError:
-            continue
-        unnoticed.append(position)
-    assert unnoticed == []
+    assert_damage_is_noticed(good, lambda data: decode(data, MANIFEST))
 
 
 def test_the_documented_layout_of_parts_is_the_real_one() -> None:
@@ -123,29 +115,17 @@ def test_the_documented_layout_of_parts_is_the_real_one() -> None:
     assert payload[6:] == np.ones(3, "<f4").tobytes()
 
 
+def test_all_damage_to_a_model_is_noticed() -> None:
+    good = encode_weights(WEIGHTS, MANIFEST, version=3)
+    assert_damage_is_noticed(good, lambda data: decode_weights(data, MANIFEST))
+
+
 @pytest.mark.parametrize("kind", ["update", "weights"])
-def test_every_truncation_and_every_addition_is_noticed(kind: str) -> None:
+def test_every_addition_is_noticed(kind: str) -> None:
     good = GOOD if kind == "update" else encode_weights(WEIGHTS, MANIFEST)
-    for length in range(len(good)):
-        with pytest.raises(UpdateError):
-            (decode if kind == "update" else decode_weights)(good[:length], MANIFEST)
     for more in (b"\0", b" ", good):
         with pytest.raises(UpdateError):
             (decode if kind == "update" else decode_weights)(good + more, MANIFEST)
-
-
-def test_every_flipped_bit_of_a_model_is_noticed() -> None:
-    good = encode_weights(WEIGHTS, MANIFEST, version=3)
-    unnoticed = []
-    for position in range(8 * len(good)):
-        data = bytearray(good)
-        data[position // 8] ^= 1 << position % 8
-        try:
-            decode_weights(bytes(data), MANIFEST)
-        except UpdateError:
-            continue
-        unnoticed.append(position)
-    assert unnoticed == []
 
 
 def test_other_formats_are_told_apart() -> None:
@@ -455,16 +435,9 @@ def test_the_documented_layout_of_changed_tensors_is_the_real_one() -> None:
     assert CHANGED == pack(as_written(header), payload[:24] + payload[-8:], kind=3)
 
 
-def test_every_flipped_bit_and_truncation_of_changed_tensors_is_noticed() -> None:
+def test_all_damage_to_changed_tensors_is_noticed() -> None:
     assert decode_weights(CHANGED, MANIFEST, KNOWN)[1] == 5
-    damaged = [CHANGED[:length] for length in range(len(CHANGED))]
-    for position in range(8 * len(CHANGED)):
-        data = bytearray(CHANGED)
-        data[position // 8] ^= 1 << position % 8
-        damaged.append(bytes(data))
-    for each in damaged:
-        with pytest.raises(UpdateError):
-            decode_weights(each, MANIFEST, KNOWN)
+    assert_damage_is_noticed(CHANGED, lambda data: decode_weights(data, MANIFEST, KNOWN))
 
 
 LIES_OF_CHANGES: dict[str, dict[str, Any]] = {

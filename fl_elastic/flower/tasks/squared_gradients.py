@@ -30,7 +30,7 @@ class SumSquaredGradients(RoundTask):
         seconds = work.budget.deadline or math.inf
         everything, forgotten = data.squares(
             lambda loss: squares_with(
-                data.model, loss, examples, work.client.wish,
+                data.model, loss, examples, work.client.unlearning.examples,
                 examples=work.size(examples).examples, seconds=seconds,
             )
         )  # fmt: skip

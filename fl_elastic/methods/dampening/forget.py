@@ -29,12 +29,13 @@ def squared_gradients(
     loss_fn: LossFn,
     loader: Iterable[Batch],
     *,
-    alike: bool = True,
     seconds: float = math.inf,
 ) -> SquaredGradients:
     """Sum the squared gradients of all examples of a loader, one by one, with the model in eval mode.
 
-    The model is left unchanged. Each example takes one forward and one backward pass.
+    Each example's gradient is scaled to length 1, so that all examples have equal weight: examples that the model
+    gets wrong have far larger gradients at every weight than those of which it is certain. The published method
+    does not scale. Each example takes one forward and one backward pass. The model is left unchanged.
 
     Parameters
     ----------
@@ -45,10 +46,6 @@ def squared_gradients(
         if examples have no label.
     loader : iterable of batch
         As for training, without random changes of the examples.
-    alike : bool
-        Whether each example's gradient is scaled to length 1, so that all examples have equal weight: examples that
-        the model gets wrong have far larger gradients at every weight than those of which it is certain. The
-        published method does not scale.
     seconds : float
         No batch is begun after this many seconds; the sums then cover a part of the examples.
 
@@ -64,11 +61,9 @@ def squared_gradients(
     >>> model = nn.Linear(1, 1, bias=False)
     >>> batch = (torch.tensor([[1.0], [3.0]]), torch.zeros(2))
     >>> mean = lambda outputs, targets: outputs.mean()
-    >>> found = squared_gradients(model, mean, [batch], alike=False)
+    >>> found = squared_gradients(model, mean, [batch])
     >>> found.sums["weight"].item(), found.examples
-    (10.0, 2)
-    >>> squared_gradients(model, mean, [batch]).sums["weight"].item()
-    2.0
+    (2.0, 2)
     """
     refuse_nothing(loader)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -94,7 +89,7 @@ def squared_gradients(
                 checked_loss(compute_loss(model, loss_fn, part)).backward()  # type: ignore[no-untyped-call]
                 examples += 1
                 found = {n: p.grad.detach() for n, p in parameters.items() if p.grad is not None}
-                longest = _length(found.values()) if alike else 1.0
+                longest = _length(found.values())
                 for name, gradient in found.items():
                     parameters[name].grad = None
                     if longest > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -104,7 +103,8 @@ class SliceOutPolicy(Policy):
         if not widths:
             return request.plan(self.name, modes)
         last: tuple[PlanRequest, Windows] | None = None
-        for windows in self._candidates(widths, seed):
+        for rate in _RATES if self.rate is None else (self.rate,):
+            windows = Windows(widths, rate, self.every, seed, self.offset)
             narrow = self._narrow(request, windows)
             if not _fits_bytes(request, narrow, windows, modes):
                 continue
@@ -129,10 +129,6 @@ class SliceOutPolicy(Policy):
             floor_step_seconds=request.profile.floor_step_seconds,
         )
         return plan if windows.rate == 1 else plan.having(windows)
-
-    def _candidates(self, widths: tuple[Width, ...], seed: int) -> Iterator[Windows]:
-        for rate in _RATES if self.rate is None else (self.rate,):
-            yield Windows(widths, rate, self.every, seed, self.offset)
 
     def _narrow(self, request: PlanRequest, windows: Windows) -> PlanRequest:
         """Return the request for steps on these windows, without the memory limit, which is checked separately."""

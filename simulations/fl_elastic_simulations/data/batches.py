@@ -27,9 +27,6 @@ class Batches:
         Examples per batch.
     seed : int
         Determines the order of every iteration.
-    drop_last : bool
-        Whether to leave out a last batch that is shorter than the others. A dataset smaller than one batch is still
-        returned, so that there is always something to train on.
     steps : int, optional
         Number of batches per iteration, whatever the number of examples; several orders may follow one another.
     shuffle : bool
@@ -58,7 +55,6 @@ class Batches:
         batch_size: int,
         *,
         seed: int,
-        drop_last: bool = False,
         steps: int | None = None,
         shuffle: bool = True,
     ) -> None:
@@ -72,7 +68,7 @@ class Batches:
         self._y = torch.as_tensor(y)
         self._seed = seed
         self._shuffle = shuffle
-        self._bounds = _bounds(len(x), batch_size, drop_last)
+        self._bounds = _bounds(len(x), batch_size)
         self._steps = len(self._bounds) if steps is None else steps
         self._iterations = 0
 
@@ -107,10 +103,9 @@ class Batches:
             yield self._x[chosen], self._y[chosen]
 
 
-def _bounds(examples: int, batch_size: int, drop_last: bool) -> list[tuple[int, int]]:
+def _bounds(examples: int, batch_size: int) -> list[tuple[int, int]]:
     starts = list(range(0, examples, batch_size))
     trailing = examples - starts[-1]
-    if len(starts) > 1 and trailing < batch_size and (drop_last or trailing == 1):
+    if len(starts) > 1 and trailing == 1 < batch_size:
         del starts[-1]
-    stops = [*starts[1:], starts[-1] + batch_size if drop_last else examples]
-    return [(start, min(stop, examples)) for start, stop in zip(starts, stops, strict=True)]
+    return list(zip(starts, [*starts[1:], examples], strict=True))

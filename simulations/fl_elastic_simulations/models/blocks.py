@@ -92,13 +92,11 @@ class TransformerBlock(nn.Module):
         Length of a token.
     heads : int
         Attention heads; ``width`` is divided evenly among them.
-    causal : bool
-        Whether a token attends to those before it and itself alone, as in a language model.
     """
 
-    def __init__(self, width: int, *, heads: int, causal: bool = False) -> None:
+    def __init__(self, width: int, *, heads: int) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.query_key_value = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)
@@ -113,7 +111,7 @@ class TransformerBlock(nn.Module):
         query, key, value = projected.view(
             batch, tokens, 3, self.heads, width // self.heads
         ).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        attended = functional.scaled_dot_product_attention(query, key, value)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, tokens, width))
         output: Tensor = x + self.perceptron(x)
         return output

@@ -228,12 +228,8 @@ def curve_row(final: float, *points: tuple[float, float, float]) -> dict[str, An
     }
 
 
-def converged(rows: dict[str, Any]) -> list[str]:
-    return markdown(across_rounds.BENCHMARK.tables(rows)["converged"]).splitlines()
-
-
-def ends(rows: dict[str, Any]) -> list[str]:
-    return markdown(across_rounds.BENCHMARK.tables(rows)["ends"]).splitlines()
+def lines_of(table: str, rows: dict[str, Any]) -> list[str]:
+    return markdown(across_rounds.BENCHMARK.tables(rows)[table]).splitlines()
 
 
 def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there() -> None:
@@ -245,14 +241,14 @@ def test_the_table_of_converged_runs_says_how_much_sooner_the_others_are_there()
         "birds-pretrained | moving cut, solved head | 1": curve_row(0.9, (5.0, 10, 0.85)),
         "birds-pretrained | fixed cut, solved head | 0": curve_row(0.7, (5.0, 10, 0.7)),
     }
-    head, _, *lines = converged(rows)
+    head, _, *lines = lines_of("converged", rows)
     assert f"{REFERENCE}: 80.0 %" in head
     assert lines == [
         "| fixed cut, solved head | never |",
         "| moving cut, solved head | 10.0x, 4.0x |",
     ]
     rows[f"birds-converged | {REFERENCE} | 1"] = curve_row(0.8, (50.0, 100, 0.7), (100.0, 200, 0.8))
-    _, _, *lines = converged(rows)
+    _, _, *lines = lines_of("converged", rows)
     assert lines == [
         "| fixed cut, solved head | never [1 of 2 seeds] |",
         "| moving cut, solved head | 15.0x, 12.0x |",
@@ -265,12 +261,12 @@ def test_of_a_method_that_was_run_for_longer_the_longer_run_counts() -> None:
         "signs-pretrained | moving cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
         "signs-pretrained | fixed cut, solved head | 0": curve_row(0.8, (10.0, 10, 0.8)),
     }
-    _, _, *lines = converged(rows)
+    _, _, *lines = lines_of("converged", rows)
     assert lines == ["| fixed cut, solved head | never |", "| moving cut, solved head | never |"]
     rows["signs-longer | moving cut, solved head | 0"] = curve_row(
         0.9, (10.0, 10, 0.8), (25.0, 40, 0.9)
     )
-    _, _, *lines = converged(rows)
+    _, _, *lines = lines_of("converged", rows)
     assert lines == [
         "| fixed cut, solved head | never |",
         "| moving cut, solved head | 4.0x, 5.0x |",
@@ -297,7 +293,7 @@ def test_the_last_test_is_compared_seed_by_seed_with_full_steps_under_the_same_h
         "birds-pretrained | fixed cut, solved head | 1": ended(0.69),
         "birds-pretrained | fixed cut, solved head | 7": ended(0.0),
     }
-    head, _, *lines = ends(rows)
+    head, _, *lines = lines_of("ends", rows)
     assert head == "| method | Birds, pretrained MobileNetV2 |"
     # Student's quantile for one degree of freedom, 12.706, times the spread of two over the root of two.
     assert lines == [

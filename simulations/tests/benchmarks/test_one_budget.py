@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,6 @@ from fl_elastic_simulations.data.datasets import load_dataset
 
 PASSES = 2
 COSTS = Path(__file__).parents[2] / "results" / "side_by_side" / "birds-costs.state"
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def images() -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,9 +12,9 @@ from fl_elastic.errors import DatasetError
 from fl_elastic_simulations.data.batches import Batches
 
 
-def _batches(examples: int, batch_size: int, seed: int = 0, **options: bool) -> Batches:
+def _batches(examples: int, batch_size: int, seed: int = 0) -> Batches:
     x = np.arange(examples, dtype=np.float32)[:, None] * 10
-    return Batches(x, np.arange(examples), batch_size, seed=seed, **options)
+    return Batches(x, np.arange(examples), batch_size, seed=seed)
 
 
 def _targets(batches: Batches) -> list[list[int]]:
@@ -30,21 +30,12 @@ def test_each_iteration_gives_every_example_once(examples: int, batch_size: int,
         assert len(seen) == len(batches)
 
 
-@given(examples=st.integers(2, 60), batch_size=st.integers(2, 20), drop=st.booleans())
-def test_no_batch_has_a_single_example(examples: int, batch_size: int, drop: bool) -> None:
-    sizes = [len(batch) for batch in _targets(_batches(examples, batch_size, drop_last=drop))]
+@given(examples=st.integers(2, 60), batch_size=st.integers(2, 20))
+def test_no_batch_has_a_single_example(examples: int, batch_size: int) -> None:
+    sizes = [len(batch) for batch in _targets(_batches(examples, batch_size))]
     assert min(sizes) >= 2
     assert max(sizes) <= batch_size + 1
     assert all(size == batch_size for size in sizes[:-1])
-
-
-@given(examples=st.integers(1, 60), batch_size=st.integers(1, 20))
-def test_dropping_the_last_leaves_whole_batches_only(examples: int, batch_size: int) -> None:
-    sizes = [len(batch) for batch in _targets(_batches(examples, batch_size, drop_last=True))]
-    if examples >= batch_size:
-        assert sizes == [batch_size] * (examples // batch_size)
-    else:
-        assert sizes == [examples]
 
 
 def test_the_order_changes_with_iteration_and_seed_and_is_repeatable() -> None:

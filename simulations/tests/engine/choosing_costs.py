@@ -1,14 +1,23 @@
-"""What choosing takes in a test: so much for every method and device."""
+"""Simulations whose costs are told and not measured."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from fl_elastic.profiling import CostProfile
+from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.choosing import ChoosingCosts
+from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.head_costs import HeadCosts
+from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.progress import LoggedProgress
+from fl_elastic_simulations.engine.run_result import RunResult
+from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.scenario import Scenario
 
 
@@ -36,3 +45,18 @@ def steady(measured: CostProfile) -> CostProfile:
         forward_seconds=np.full(len(measured), 2e-3),
         fixed_seconds=0.0,
     )
+
+
+def with_costs(patch: pytest.MonkeyPatch, profile: CostProfile, **choosing: Any) -> None:
+    """Costs are measured, so two runs are alike only if they start from the same ones."""
+    patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
+    patch.setattr(
+        simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, **choosing)
+    )
+
+
+def ran(made: Scenario, folder: Path) -> dict[str, RunResult]:
+    """The results of a scenario by method."""
+    grid = InProcessGrid(len(made.clients), simulated_client_app())
+    cells, _ = run_methods(Simulation(made, folder), grid, LoggedProgress())
+    return {cell.method: cell for cell in cells}

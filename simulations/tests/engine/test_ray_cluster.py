@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choosing_costs import flat_choosing, steady
+from choosing_costs import steady, with_costs
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from real_processes import free_port
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
-from fl_elastic_simulations.engine import server as simulated_server
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import RunResult
 from fl_elastic_simulations.engine.server import Simulation
@@ -66,14 +66,7 @@ def scenario(rounds: int, client_fraction: float = 1.0) -> Scenario:
 def same_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the server measures."""
     profile: CostProfile = steady(measure_profile(scenario(1), None))
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with_costs(monkeypatch, profile)
 
 
 @contextmanager

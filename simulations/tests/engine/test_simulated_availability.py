@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing, steady
+from choosing_costs import ran, steady, with_costs
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic.profiling import CostProfile
-from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.client import simulated_client_app
-from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.progress import LoggedProgress
 from fl_elastic_simulations.engine.run_result import RunResult
-from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
@@ -79,14 +74,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> CostProfile:
 
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-
-
-def ran(made: Scenario, folder: Path) -> dict[str, RunResult]:
-    grid = InProcessGrid(len(made.clients), simulated_client_app())
-    cells, _ = run_methods(Simulation(made, folder / "out"), grid, LoggedProgress())
-    return {cell.method: cell for cell in cells}
+    with_costs(monkeypatch, profile)
 
 
 def numbers(cell: RunResult) -> list[float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing, steady
+from choosing_costs import ran, steady, with_costs
 from flwr.app import ArrayRecord, Message
 
 from fl_elastic.errors import ScenarioError
@@ -75,23 +75,15 @@ def profile() -> CostProfile:
 
 @pytest.fixture(autouse=True)
 def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+    with_costs(monkeypatch, profile)
 
 
 @pytest.fixture(scope="module")
 def cells(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     folder = tmp_path_factory.mktemp("cells")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-        patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+        with_costs(patch, profile)
         return ran(scenario(), folder)
-
-
-def ran(made: Scenario, folder: Path) -> dict[str, RunResult]:
-    grid = InProcessGrid(len(made.clients), simulated_client_app())
-    found, _ = run_methods(Simulation(made, folder), grid, LoggedProgress())
-    return {cell.method: cell for cell in found}
 
 
 def per_round(cell: RunResult) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing
+from choosing_costs import flat_choosing, with_costs
 from flwr.app import Message
 from flwr.serverapp import ServerApp
 from in_process_grid import InProcessGrid
@@ -56,15 +55,8 @@ def profile() -> CostProfile:
 
 
 @pytest.fixture(autouse=True)
-def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Costs are measured, so two runs are alike only if they start from the same ones."""
-    with_costs(profile, monkeypatch)
-    yield
-
-
-def with_costs(profile: CostProfile, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    patch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
+def same_costs(profile: CostProfile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_costs(monkeypatch, profile)
 
 
 class Interrupted(BaseException):
@@ -110,7 +102,7 @@ def results(cells: list[RunResult]) -> list[Any]:
 def whole(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Results of the scenario in one process, without an interruption."""
     with pytest.MonkeyPatch.context() as patch:
-        with_costs(profile, patch)
+        with_costs(patch, profile)
         return results(simulated(tmp_path_factory.mktemp("whole")))
 
 

@@ -8,16 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choosing_costs import flat_choosing
+from choosing_costs import ran as results_of
+from choosing_costs import with_costs
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.client import simulated_client_app
-from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
-from fl_elastic_simulations.engine.progress import LoggedProgress
-from fl_elastic_simulations.engine.run_result import RunResult
-from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
@@ -61,15 +56,8 @@ def head_and_all(profile: CostProfile) -> tuple[float, float]:
 
 @pytest.fixture
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
-    monkeypatch.setattr(simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made))
-
-    def run(made: Scenario) -> dict[str, RunResult]:
-        grid = InProcessGrid(len(made.clients), simulated_client_app())
-        found, _ = run_methods(Simulation(made, tmp_path), grid, LoggedProgress())
-        return {cell.method: cell for cell in found}
-
-    return run
+    with_costs(monkeypatch, profile)
+    return lambda made: results_of(made, tmp_path)
 
 
 def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from choosing_costs import flat_choosing
+from choosing_costs import flat_choosing, with_costs
+from choosing_costs import ran as results_of
 from slow_ones import slow_unless
 from torch import nn
 
@@ -23,13 +23,8 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.engine import client as simulated_client
 from fl_elastic_simulations.engine import server as simulated_server
-from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.head_costs import HeadCosts
-from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.methods import check_methods
-from fl_elastic_simulations.engine.progress import LoggedProgress
-from fl_elastic_simulations.engine.run_result import RunResult
-from fl_elastic_simulations.engine.server import Simulation, run_methods
 from fl_elastic_simulations.engine.workload import client_batches, measure_profile, scenario_model
 from fl_elastic_simulations.scenario import Scenario
 
@@ -67,23 +62,14 @@ def profile() -> CostProfile:
 @pytest.fixture
 def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Run a scenario on a host where adding the products of an example takes a known time."""
-    monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
     modules = scenario_model(scenario(), None, seed=0).modules()
     *_, head = (each for each in modules if isinstance(each, nn.Linear))
     costs = HeadCosts(
         product=SECONDS_OF_AN_EXAMPLE / head.in_features**2,
         pooled=2 * SECONDS_OF_AN_EXAMPLE,
     )
-    monkeypatch.setattr(
-        simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, head=costs)
-    )
-
-    def run(made: Scenario) -> Mapping[str, RunResult]:
-        grid = InProcessGrid(len(made.clients), simulated_client_app())
-        found, _ = run_methods(Simulation(made, tmp_path), grid, LoggedProgress())
-        return {cell.method: cell for cell in found}
-
-    return run
+    with_costs(monkeypatch, profile, head=costs)
+    return lambda made: results_of(made, tmp_path)
 
 
 def sizes_of(made: Scenario) -> list[int]:

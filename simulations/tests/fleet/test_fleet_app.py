@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
@@ -27,18 +25,6 @@ from fl_elastic_simulations.fleet.server import FleetRun
 from fl_elastic_simulations.scenario import Scenario
 
 NODES = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread_and_the_same_loggers() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    loggers = [logging.getLogger(name) for name in ("fl_elastic", "flwr")]
-    kept = [(logger, list(logger.handlers), logger.level) for logger in loggers]
-    yield
-    torch.set_num_threads(threads)
-    for logger, handlers, level in kept:
-        logger.handlers[:] = handlers
-        logger.setLevel(level)
 
 
 def test_a_line_of_a_round_knows_its_training_and_what_else_was_asked(tmp_path: Path) -> None:

@@ -59,7 +59,6 @@ def learner_of(folder: Path, number: int) -> StreamLearner:
 
 
 def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
     data = load_dataset("digits")
     learners = [learner_of(tmp_path / f"stream{number}", number) for number in range(2)]
     for number, learner in enumerate(learners):
@@ -75,10 +74,7 @@ def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> Non
 
     grid = InProcessGrid(NODES, client_app, node_config=settings)
     config = {"scenario": scenario().to_json(), "results": str(tmp_path / "results")}
-    try:
-        summary = FleetRun.of(config).run(grid)
-    finally:
-        torch.set_num_threads(threads)
+    summary = FleetRun.of(config).run(grid)
     assert summary["accepted_total"] == 3 * NODES
     lines = read_journal(tmp_path / "node0" / "metrics.jsonl")
     assert [line["samples_since_round"] for line in lines] == [120, 0, 0]

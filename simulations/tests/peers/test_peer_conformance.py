@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peer_tasks import known_costs, task_of, weights
+from plain_loop import plain_steps
 from slow_ones import slow_unless
 from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
 from torch import nn
@@ -144,10 +145,7 @@ def test_all_the_time_in_the_world_is_plain_training(name: str) -> None:
     model = prepared(name, "group_norm")
     plain = deepcopy(model)
     optimizer = sgd(plain.parameters())
-    for inputs, targets in data_for(plain):
-        optimizer.zero_grad()
-        torch.autograd.backward(nn.functional.cross_entropy(plain(inputs), targets))
-        optimizer.step()
+    plain_steps(plain, optimizer, data_for(plain))
     result = run(name, "group_norm", model, math.inf)
     assert result.steps == 4
     assert result.host_seconds == pytest.approx(

@@ -48,25 +48,18 @@ def test_values_are_set_without_changing_the_original() -> None:
     assert table == {"training": {"rounds": 1}, "fleet": [{"count": 1}, {"count": 2}]}
 
 
-def test_the_last_override_wins() -> None:
-    assert apply_overrides({}, ["a.b=1", "a.b=2"], []) == {"a": {"b": 2}}
-
-
 @pytest.mark.parametrize(
-    ("override", "table"),
+    ("overrides", "table"),
     [
-        ("methods=full", {"methods": ["full"]}),
-        ("seeds=4", {"seeds": [4]}),
-        ("title=a", {"title": "a"}),
+        (["a.b=1", "a.b=2"], {"a": {"b": 2}}),
+        # One value is enough where a list is wanted.
+        (["methods=full"], {"methods": ["full"]}),
+        (["seeds=4"], {"seeds": [4]}),
+        (["title=a"], {"title": "a"}),
+        ([" training.rounds = 5 "], {"training": {"rounds": 5}}),
+        (["title=a=b"], {"title": "a=b"}),
     ],
+    ids=["the last wins", "list", "list of numbers", "text", "spaces", "equals sign"],
 )
-def test_one_value_is_enough_where_a_list_is_wanted(override: str, table: dict[str, Any]) -> None:
-    assert apply_overrides({}, [override], []) == table
-
-
-def test_spaces_around_key_and_value_do_not_matter() -> None:
-    assert apply_overrides({}, [" training.rounds = 5 "], []) == {"training": {"rounds": 5}}
-
-
-def test_an_equals_sign_may_be_part_of_the_value() -> None:
-    assert apply_overrides({}, ["title=a=b"], []) == {"title": "a=b"}
+def test_what_overrides_mean(overrides: list[str], table: dict[str, Any]) -> None:
+    assert apply_overrides({}, overrides, []) == table
