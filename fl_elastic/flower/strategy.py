@@ -458,11 +458,15 @@ class PartialUpdates(Strategy):
 
     def _merge(self, this: Round) -> tuple[bool, MetricRecord | None]:
         """Go on from what the inner strategy makes of the updates; return whether it made anything, and metrics."""
-        merged = this.merged()
-        stepped = this.stepped(merged, self.server_optimizer)
-        aggregated, metrics = handed_on(self.inner, this, stepped)
+        # Under differential privacy the inner strategy merges the clipped replies itself.
+        merged = this.weights if self._each_seen else this.merged()
+        stepped = None if merged is None else this.stepped(merged, self.server_optimizer)
+        # Without a merged model no optimiser steps, not even along the momentum of earlier rounds.
+        aggregated, metrics = (
+            (None, None) if stepped is None else handed_on(self.inner, this, stepped)
+        )
         self._report(this)
-        if aggregated is None:
+        if merged is None or stepped is None or aggregated is None:
             self.sizes.forget()
             return False, metrics
         self._go_on(this, aggregated, merged, stepped)
