@@ -51,6 +51,7 @@ from fl_elastic.flower.wrapped_strategy import (
     longest_step,
     no_longer_than,
     parameters_of,
+    refuse_what_each_seen_ignores,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -121,7 +122,8 @@ class PartialUpdates(Strategy):
     Raises
     ------
     RegistryError
-        If the rule or codec is unknown, a setting is of another kind, or the inner strategy is not linear.
+        If the rule or codec is unknown, a setting is of another kind or has no effect under differential privacy,
+        or the inner strategy is not linear.
 
     Examples
     --------
@@ -183,8 +185,10 @@ class PartialUpdates(Strategy):
         self._each_seen = sees_each_client(self.inner)
         self.merge = settings.merge or MergeOptions()
         self.config = settings.config or RoundConfig()
-        if self.config.uncovered and self._each_seen:
-            raise RegistryError(self.config.uncovered)
+        if self._each_seen:
+            refuse_what_each_seen_ignores(self.merge, settings.server_optimizer)
+            if self.config.uncovered:
+                raise RegistryError(self.config.uncovered)
         # For the grid: whether late updates are merged, which clients answer, and how fast.
         self.merges_late = self.merge.late == "merge"
         self.fleet = ClientRegistry(self.config)
