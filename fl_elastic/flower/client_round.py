@@ -297,9 +297,9 @@ def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
 
 def _usual_rate(optimizer: torch.optim.Optimizer) -> float:
     """Return the rate that the optimiser was given for all groups, else that of the first; 0 if there is none."""
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    rates: list[Any] = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     # If every group names its own rate, the class's default is nobody's.
-    common = getattr(optimizer, "defaults", {}).get("lr")
+    common: Any = getattr(optimizer, "defaults", {}).get("lr")
     return float(common if common in rates else next(iter(rates), 0.0))
 
 
