@@ -140,7 +140,9 @@ class ServerOptimizer(ABC):
 
     def to_state(self) -> OptimizerState:
         """Return the state to be stored."""
-        return OptimizerState(dict(self._moments), dict(self._counts))
+        # numpy turns results of zero-dimensional arrays into plain scalars.
+        moments = {name: np.asarray(moment) for name, moment in self._moments.items()}
+        return OptimizerState(moments, dict(self._counts))
 
     def restore(self, state: OptimizerState) -> None:
         """Restore what `to_state` returned."""

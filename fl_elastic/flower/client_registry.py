@@ -239,13 +239,18 @@ class ClientRegistry:
         return self.config.deadline.among(times)
 
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
-        """Record what a node trained; return how often it has trained each tensor lately."""
+        """Record what a node trained; return how often it trained each tensor in the rounds before.
+
+        With this round among them, whatever it trained would look more probable than it is, so that weights of one
+        over the probability would be too small.
+        """
         if self._ledger is None:
             return {}
         known = self.capabilities.get(node)
         device = _UNKNOWN if known is None else known.device
+        before = self._ledger.probabilities(str(node))
         self._ledger.record(str(node), device, update.deltas)
-        return self._ledger.probabilities(str(node))
+        return before
 
     def weigh(self, reported: Iterable[Mapping[str, float]]) -> None:
         """Update the fleet's moving average of importance with the clients' scores of a round."""

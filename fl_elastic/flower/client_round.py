@@ -295,6 +295,14 @@ def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
     return replace(options, part=part, full_update_every=every)
 
 
+def _usual_rate(optimizer: torch.optim.Optimizer) -> float:
+    """Return the rate that the optimiser was given for all groups, else that of the first; 0 if there is none."""
+    rates: list[Any] = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    # If every group names its own rate, the class's default is nobody's.
+    common: Any = getattr(optimizer, "defaults", {}).get("lr")
+    return float(common if common in rates else next(iter(rates), 0.0))
+
+
 def round_optimizer(
     optimizer_fn: OptimizerFn,
     task: Train,
@@ -321,9 +329,10 @@ def round_optimizer(
     @wraps(optimizer_fn)
     def made(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = optimizer_fn(parameters)
-        usual = optimizer.defaults.get("lr") if isinstance(optimizer, torch.optim.Optimizer) else 0
+        usual = _usual_rate(optimizer)
         for group in optimizer.param_groups if task.lr is not None and usual else ():
-            group["lr"] = task.lr * (group["lr"] / usual)
+            if "lr" in group:
+                group["lr"] = task.lr * (group["lr"] / usual)
         if configure is not None:
             configure(optimizer, dict(config))
         for group in optimizer.param_groups if task.rate != 1.0 else ():

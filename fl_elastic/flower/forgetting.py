@@ -205,7 +205,8 @@ def dampened(
     )  # fmt: skip
     new = dict(weights)
     for name, factor in factors.items():
-        new[name] = (np.asarray(weights[name], np.float32) * factor).astype(weights[name].dtype)
+        # At least in fp32; weights in double precision keep all their digits.
+        new[name] = np.asarray(weights[name] * factor, weights[name].dtype)
     return new, came
 
 

@@ -75,17 +75,18 @@ class Round:
         """Manifest of the model."""
         return self.mean.manifest
 
-    def merged(self) -> WeightDict:
-        """Return the merged model, or the unchanged model if the updates cannot be merged."""
+    def merged(self) -> WeightDict | None:
+        """Return the merged model; None if the updates cannot be merged."""
         try:
             merged = self.mean.finish(self.weights)
             self.record.stayed = dict(self.mean.stayed)
             return merged
         except UpdateError as error:
-            return self._unchanged(error)
+            self._unchanged(error)
+            return None
 
-    def stepped(self, merged: WeightDict, optimizer: ServerOptimizer | None) -> WeightDict:
-        """Return the merged model after the server optimiser's step, if there is one."""
+    def stepped(self, merged: WeightDict, optimizer: ServerOptimizer | None) -> WeightDict | None:
+        """Return the merged model after the server optimiser's step, if there is one; None if it cannot step."""
         if optimizer is None:
             return merged
         roles = self.manifest.role
@@ -93,11 +94,11 @@ class Round:
         try:
             return optimizer.step(self.weights, merged, touched)
         except UpdateError as error:
-            return self._unchanged(error)
+            self._unchanged(error)
+            return None
 
-    def _unchanged(self, error: UpdateError) -> WeightDict:
+    def _unchanged(self, error: UpdateError) -> None:
         _LOG.warning("round %s changes nothing: %s", self.number, one_line(str(error)))
-        return dict(self.weights)
 
 
 @dataclass(frozen=True)

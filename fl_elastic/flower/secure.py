@@ -84,6 +84,10 @@ class SecurePartialUpdates(LegacyStrategy):
             raise RegistryError(
                 "under secure aggregation clients are sent the whole model: leave out delta_downlink and cut"
             )
+        if self.fleet.config.forget:
+            raise RegistryError(
+                "forgetting takes squared gradients of each client, which secure aggregation hides: forget=False"
+            )
         if self.fleet.config.reads_inside:
             raise RegistryError(
                 f"read {self.fleet.config.read!r} is chosen from features that the server sees: {GIVEN_PLACES}"

@@ -51,6 +51,7 @@ from fl_elastic.flower.wrapped_strategy import (
     longest_step,
     no_longer_than,
     parameters_of,
+    refuse_what_each_seen_ignores,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -86,8 +87,9 @@ class PartialUpdates(Strategy):
     Claims of clients are bounded by what the model, the fleet and earlier rounds make possible: changes many times
     larger than usual are shortened (`UpdateNormClipper`), a silent node is not waited for in every round
     (`ClientAvailability`), and the previous model is restored if the reported losses jump (`DivergenceRollback`). A
-    server optimiser moves a model with running statistics no further than its clients did. Under differential
-    privacy sizes and losses are ignored, because the noise does not cover decisions that the server bases on them.
+    server optimiser that multiplies the clients' change moves a model with running statistics no further than they
+    did. Under differential privacy sizes and losses are ignored, because the noise does not cover decisions that
+    the server bases on them.
 
     Replies are merged one by one as they arrive, and dropped: memory does not grow with the number of clients,
     unless a robust rule or differential privacy has to see them all, or the grid returns them together.
@@ -121,7 +123,8 @@ class PartialUpdates(Strategy):
     Raises
     ------
     RegistryError
-        If the rule or codec is unknown, a setting is of another kind, or the inner strategy is not linear.
+        If the rule or codec is unknown, a setting is of another kind or has no effect under differential privacy,
+        or the inner strategy is not linear.
 
     Examples
     --------
@@ -183,8 +186,10 @@ class PartialUpdates(Strategy):
         self._each_seen = sees_each_client(self.inner)
         self.merge = settings.merge or MergeOptions()
         self.config = settings.config or RoundConfig()
-        if self.config.uncovered and self._each_seen:
-            raise RegistryError(self.config.uncovered)
+        if self._each_seen:
+            refuse_what_each_seen_ignores(self.merge, settings.server_optimizer)
+            if self.config.uncovered:
+                raise RegistryError(self.config.uncovered)
         # For the grid: whether late updates are merged, which clients answer, and how fast.
         self.merges_late = self.merge.late == "merge"
         self.fleet = ClientRegistry(self.config)
@@ -459,11 +464,15 @@ class PartialUpdates(Strategy):
 
     def _merge(self, this: Round) -> tuple[bool, MetricRecord | None]:
         """Go on from what the inner strategy makes of the updates; return whether it made anything, and metrics."""
-        merged = this.merged()
-        stepped = this.stepped(merged, self.server_optimizer)
-        aggregated, metrics = handed_on(self.inner, this, stepped)
+        # Under differential privacy the inner strategy merges the clipped replies itself.
+        merged = this.weights if self._each_seen else this.merged()
+        stepped = None if merged is None else this.stepped(merged, self.server_optimizer)
+        # Without a merged model no optimiser steps, not even along the momentum of earlier rounds.
+        aggregated, metrics = (
+            (None, None) if stepped is None else handed_on(self.inner, this, stepped)
+        )
         self._report(this)
-        if aggregated is None:
+        if merged is None or stepped is None or aggregated is None:
             self.sizes.forget()
             return False, metrics
         self._go_on(this, aggregated, merged, stepped)

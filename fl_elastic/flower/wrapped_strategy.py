@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import (
 )
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import RULES, AggregationRule
+from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, RegistryError, UpdateError
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.update import Manifest, PartialUpdate
@@ -115,6 +115,22 @@ def sees_each_client(inner: Strategy) -> bool:
     Any other linear strategy gets the finished mean as one reply with the summed weight.
     """
     return any(isinstance(strategy, _SERVER_DP) for strategy in chain(inner))
+
+
+def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimizer | None) -> None:
+    """Raise RegistryError for settings without effect if the inner strategy merges the replies itself."""
+    ignored = {
+        "server_optimizer": optimizer is not None,
+        "weighting='uniform'": merge.weighting != "examples",
+        "normalise_steps=True": merge.normalise_steps,
+        "late='merge'": merge.late != "drop",
+    }
+    for name, is_given in ignored.items():
+        if is_given:
+            raise RegistryError(
+                f"{name} has no effect under differential privacy, where the inner strategy merges the clipped "
+                "replies: leave it out; for a server optimiser put FedAvgM, FedAdam or FedYogi inside"
+            )
 
 
 def say_what_it_sees(inner: Strategy) -> None:

@@ -63,7 +63,7 @@ def ordered(
     entering, leaving = (given[0] if given else ()), node.shape
     if len(leaving) < 3:
         return Ordered()
-    turned = _is_transposed(weight, entering, leaving)
+    turned = is_transposed(weight, entering, leaving)
     picture, features = (leaving, entering) if turned else (entering, leaving)
     strided = _places(picture) > _STRIDED * _places(features) > 0
     kernel, filters = max(weight[2:], default=2), float(_FLOAT * math.prod(weight))
@@ -128,7 +128,7 @@ def _is_depthwise(weight: tuple[int, ...]) -> bool:
     return len(weight) > 2 and weight[1] == 1 and weight[0] > 1
 
 
-def _is_transposed(
+def is_transposed(
     weight: tuple[int, ...], entering: tuple[int, ...], leaving: tuple[int, ...]
 ) -> bool:
     """Return whether the first axis of a convolution's weight is its input's channels, as far as shapes show."""

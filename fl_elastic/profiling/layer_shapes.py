@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.profiling.blocked_maps import is_transposed
 
 Size = tuple[int, int]
 
@@ -91,6 +92,8 @@ def _layer(
         len(weight) in (3, 4) and len(node.shape) == len(weight) and node.shape[1] == weight[0]
     )
     if group.kind is not GroupKind.CONV or not is_plain:
+        return None
+    if is_transposed(weight, given, node.shape):
         return None
     if len(given) != len(weight) or given[1] % weight[1]:
         given = (batch, weight[1], *node.shape[2:])

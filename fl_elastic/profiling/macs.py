@@ -9,6 +9,7 @@ import numpy as np
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.profiling.blocked_maps import is_transposed
 from fl_elastic.profiling.profile import Mask, Seconds
 
 
@@ -86,8 +87,8 @@ def _macs_of(graph: BackwardGraph, index: int) -> float:
         return 0.0
     positions = math.prod(node.shape[2:])
     given = graph.nodes[node.inputs[0]].shape if node.inputs else ()
-    # A transposed convolution has its input channels first, and one product per input position.
-    if len(given) > 2 and _weight_shape(graph, node.group)[0] != node.shape[1]:
+    # A transposed convolution has one product per input position.
+    if len(given) > 2 and is_transposed(_weight_shape(graph, node.group), given, node.shape):
         positions = math.prod(given[2:])
     return float(weights * node.shape[0] * positions)
 

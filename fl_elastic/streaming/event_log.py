@@ -73,15 +73,8 @@ class EventLog:
 
     def read(self) -> list[Event]:
         """Return all events and cut off an incomplete one of a killed process; none if the file cannot be read."""
-        try:
-            data = self._path.read_bytes()
-        except OSError:
-            return []
-        found, self.size = [], 0
-        while (one := _event(data, self.size)) is not None:
-            event, self.size = one
-            found.append(event)
-        if self.size < len(data):
+        found, self.size, length = _events_in(self._path)
+        if self.size < length:
             self._cut(self.size)
         return found
 
@@ -126,6 +119,24 @@ class EventLog:
             os.truncate(self._path if self._file is None else self._file, size)
         except OSError:
             return
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return all whole events in a file that another process may be writing."""
+    return _events_in(path)[0]
+
+
+def _events_in(path: Path) -> tuple[list[Event], int, int]:
+    """Return the whole events in a file, the bytes that they take, and those of the file."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return [], 0, 0
+    found, size = [], 0
+    while (one := _event(data, size)) is not None:
+        event, size = one
+        found.append(event)
+    return found, size, len(data)
 
 
 def _bytes(event: Event) -> bytes:

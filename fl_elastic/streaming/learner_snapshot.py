@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.store.sample_store import SampleStore, settings_of
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
+from fl_elastic.streaming.write_ahead import labelled_since
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums
@@ -61,8 +63,8 @@ class LearnerSnapshot:
         Record of earlier rounds whose results the learner has applied.
     held_out, new : sequence of Row
         The held-out window, and the samples that the learner has not trained on yet.
-    waiting : collection of int
-        Numbers of the samples that had no label yet.
+    unlearned : collection of int
+        Numbers of the samples that are not in ``sums``: without a label, held out, or forgotten.
     number : int
         Number of the newest sample.
     store : SampleStore
@@ -71,6 +73,8 @@ class LearnerSnapshot:
         Sums of the head, if it is in closed form.
     fades : bool
         Whether older samples have less weight in the sums.
+    labelled_since : callable
+        Returns the numbers of the samples whose labels came or changed after the state was saved.
     """
 
     classifier: Classifier
@@ -79,11 +83,12 @@ class LearnerSnapshot:
     rounds: RoundsTaken
     held_out: Sequence[Row]
     new: Sequence[Row]
-    waiting: Collection[int]
+    unlearned: Collection[int]
     number: int
     store: SampleStore
     sums: RunningSums | None = None
     fades: bool = False
+    labelled_since: Callable[[], Collection[int]] = frozenset
 
     @property
     def body(self) -> Body:
@@ -169,11 +174,14 @@ class LearnerSnapshot:
         ids = self.store.draw(
             held_out(len(sums.origin)), version=self.classifier.version, generator=draw
         )
-        # Samples that came after the state was saved, or had no label then, are not in the sums.
-        ours = [each for each in ids.tolist() if each <= self.number and each not in self.waiting]
+        # Samples that came after the state was saved, or were not learned then, are not in the sums, and those with
+        # another label since are there with the earlier one. A fold of theirs could not be taken out of the total.
+        ours = {each for each in ids.tolist() if each <= self.number} - {*self.unlearned}
         found = self.store.take(sorted(ours))
-        wanted = np.array([labels.index(each) for each in found.y.tolist()], np.int64)
-        targets, rows = np.eye(len(labels))[wanted], np.asarray(found.x, np.float64)
+        # Asked for after the labels were read: a label is in the log before it is in the store.
+        same = ~np.isin(found.ids, [*self.labelled_since()])
+        wanted = np.array([labels.index(each) for each in found.y[same].tolist()], np.int64)
+        targets, rows = np.eye(len(labels))[wanted], np.asarray(found.x, np.float64)[same]
         parts = range(min(PARTS, len(rows)))
         return tuple(Fold.of(rows[part::PARTS], targets[part::PARTS]) for part in parts)
 
@@ -289,11 +297,16 @@ def load_snapshot(
         rounds=state.rounds,
         held_out=state.recent.held_out,
         new=[*state.recent.new][-_NEWEST:],
-        waiting=state.recent.waiting.keys(),
+        unlearned={
+            *state.recent.waiting,
+            *(row.number for row in state.recent.held_out),
+            *(() if solved is None else solved.gone),
+        },
         number=state.number,
         store=store,
         sums=None if solved is None else saved_sums(solved),
         fades=solved is not None and solved.remember is not None,
+        labelled_since=partial(labelled_since, folder, state.events),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fl_elastic.streaming.event_log import Event, EventLog
+from fl_elastic.streaming.event_log import Event, EventLog, read_events
 
 _LOG = logging.getLogger("fl_elastic")
 _FILE = "events.log"
@@ -25,6 +25,12 @@ def log_bytes(capacity_bytes: int) -> int:
     (65536, 8388608)
     """
     return min(max(capacity_bytes // 8, _LEAST), _MOST)
+
+
+def labelled_since(folder: Path, events: int) -> frozenset[int]:
+    """Return the samples in a learner's folder whose labels came or changed after its first ``events`` events."""
+    later = [each.facts for each in read_events(folder / _FILE) if each.number > events]
+    return frozenset(int(facts["id"]) for facts in later if "label" in facts)
 
 
 class WriteAhead:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_elastic.aggregation import PartialMean
-from fl_elastic.aggregation.coverage import CoverageLedger
+from fl_elastic.flower.client_registry import ClientRegistry
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -65,13 +66,9 @@ def known(probability: float, each: int = 5) -> Probabilities:
 
 
 def of_a_ledger() -> Probabilities:
-    ledger = CoverageLedger(MANIFEST)
-
-    def probabilities(client: int, update: PartialUpdate) -> dict[str, float]:
-        ledger.record(str(client), "any", update.deltas)
-        return ledger.probabilities(str(client))
-
-    return probabilities
+    fleet = ClientRegistry(RoundConfig())
+    fleet.serve(MANIFEST)
+    return fleet.trained
 
 
 def test_contributors_and_all_lean_to_the_fast_clients() -> None:
@@ -85,9 +82,9 @@ def test_contributors_and_all_lean_to_the_fast_clients() -> None:
 
 
 def test_probabilities_of_the_ledger_remove_most_of_it_too() -> None:
-    """They are estimates of late, and the round they weigh is one of those they count."""
+    """They are estimates of late; of the round that they weigh they know nothing."""
     found = resting_place("inverse_probability", 0.25, probabilities=of_a_ledger())
-    assert abs(found) < 0.25
+    assert abs(found) < 0.12
 
 
 @settings(max_examples=3)

@@ -31,6 +31,7 @@ from small_federation import (
     silent_app,
 )
 
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates, load_checkpoint
 from fl_elastic.state.archive import Kind, write_archive
@@ -81,6 +82,19 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
         trained(checkpointed(tmp_path, server), 5, evaluate_fn=crash)
     resumed = trained(checkpointed(tmp_path, server), 5)
     assert_identical(resumed.arrays, whole.arrays)
+
+
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())
+def test_a_server_optimiser_goes_on_with_its_moments_of_every_tensor(
+    name: str, tmp_path: Path
+) -> None:
+    def strategy() -> PartialUpdates:
+        optimizer, average = SERVER_OPTIMIZERS.make(name), ModelAverage(0.5)
+        return PartialUpdates(quiet(), server_optimizer=optimizer, average=average)
+
+    trained(Checkpointed(strategy(), tmp_path), 2)
+    resumed = trained(Checkpointed(strategy(), tmp_path), 4)
+    assert_identical(resumed.arrays, trained(strategy(), 4).arrays)
 
 
 def test_state_of_tensors_without_dimensions_is_kept_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from small_federation import (
     scripted_app,
 )
 
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import PartialUpdates, RoundRecord
 from fl_elastic.update import PartialUpdate
@@ -201,6 +203,21 @@ def test_client_side_privacy_is_refused(strategy: Strategy) -> None:
     with pytest.raises(RegistryError, match="use the server-side wrapper") as refused:
         PartialUpdates(strategy)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        {"server_optimizer": SERVER_OPTIMIZERS.make("momentum")},
+        {"merge": MergeOptions(weighting="uniform")},
+        {"merge": MergeOptions(normalise_steps=True)},
+        {"merge": MergeOptions(late="merge")},
+    ],
+)
+def test_settings_without_effect_on_single_replies_are_refused(ignored: dict[str, Any]) -> None:
+    with pytest.raises(RegistryError, match="no effect under differential privacy"):
+        PartialUpdates(fixed(1.0), **ignored)
+    assert PartialUpdates(quiet(), **ignored)
 
 
 def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:

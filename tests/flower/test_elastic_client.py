@@ -373,6 +373,29 @@ def test_the_servers_rate_reaches_the_optimizer_and_groups_keep_their_ratio() ->
     assert [each["lr"] for each in slowed] == pytest.approx([0.0005, 0.005])
 
 
+@pytest.mark.parametrize("rates", [(0.1,), (0.1, 0.01)])
+def test_the_servers_rate_replaces_that_of_groups_that_all_name_their_own(
+    rates: tuple[float, ...],
+) -> None:
+    """The rate that torch's SGD has for groups without one is nobody's."""
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer_fn(parameters: Any) -> torch.optim.Optimizer:
+        every = list(parameters)
+        parts = [every] if len(rates) == 1 else [every[:2], every[2:]]
+        groups = [{"params": part, "lr": lr} for part, lr in zip(parts, rates, strict=True)]
+        made.append(torch.optim.SGD(groups))
+        return made[-1]
+
+    client = ElasticClient(
+        conv_net(), images(2), images(1), budget=Budget(), policy="full", loss_fn=loss_fn,
+        optimizer_fn=optimizer_fn,
+    )  # fmt: skip
+    client.fit(client.get_parameters({}), {"lr": 0.05})
+    found = [each["lr"] for each in made[-1].param_groups]
+    assert found == pytest.approx([0.05 * each / 0.1 for each in rates])
+
+
 def test_whatever_else_the_server_says_is_for_the_hook_of_the_client() -> None:
     def configure(optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
         for group in optimizer.param_groups:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.client_round import ClientRound
-from fl_elastic.flower.forgetting import UnlearningRequests
+from fl_elastic.flower.forgetting import UnlearningRequests, dampened
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
@@ -41,6 +41,7 @@ from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
+from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import (
     SquaredGradients,
     dampening,
@@ -353,6 +354,28 @@ def test_mutated_squares_raise_update_errors_alone(seed: int) -> None:
         packed[int(draw.integers(len(packed)))] ^= int(draw.integers(1, 256))
     with pytest.raises(UpdateError):
         decode_squares(bytes(packed[: int(draw.integers(10, len(packed) + 1))]), manifest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_weights_that_are_not_dampened_keep_every_digit(dtype: torch.dtype) -> None:
+    model = build().to(dtype)
+    manifest, few = Manifest.of(model), squares_of(1, 3)
+    everything = squares_of(2, 90) + few
+    reply = train_reply(
+        [np.frombuffer(encode_squares(everything, few, manifest), np.uint8)], 93, {}
+    )
+    metadata = SimpleNamespace(src_node_id=1)
+    message: Any = SimpleNamespace(content=reply, metadata=metadata, has_error=lambda: False)
+    before = {name: each.numpy() / 3 for name, each in model.state_dict().items()}
+    new, came = dampened(
+        [message], before, manifest, Limits(), RoundRecord(1), {1: "wish"}, None
+    )  # fmt: skip
+    factors = dampening(few, everything)
+    assert came == {1: 3} and any((each < 1).any() for each in factors.values())
+    for name, factor in factors.items():
+        assert new[name].dtype == before[name].dtype
+        np.testing.assert_array_equal(new[name][factor == 1], before[name][factor == 1])
+        assert (np.abs(new[name][factor < 1]) < np.abs(before[name][factor < 1])).all()
 
 
 def test_what_is_to_be_forgotten_is_a_part_of_everything() -> None:

@@ -118,7 +118,10 @@ def test_over_rounds_everything_is_trained_and_no_update_is_seen_in_the_clear(
             assert all(head not in array.data for array in record.values())
 
 
-@pytest.mark.parametrize("config", [RoundConfig(delta_downlink=True), RoundConfig(cut="fixed:11")])
+@pytest.mark.parametrize(
+    "config",
+    [RoundConfig(delta_downlink=True), RoundConfig(cut="fixed:11"), RoundConfig(forget=True)],
+)
 def test_a_config_that_cannot_be_kept_is_refused(config: RoundConfig) -> None:
     with pytest.raises(RegistryError, match="secure aggregation"):
         SecurePartialUpdates(FedAvg(), config=config)

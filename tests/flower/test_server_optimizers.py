@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,15 +14,20 @@ from small_federation import SERVERS as FLOWERS
 from small_federation import (
     Completed,
     UpdateOf,
+    Weights,
+    as_record,
     as_weights,
     assert_close,
+    assert_identical,
     quiet,
     run,
     scripted_app,
     silent_app,
 )
 
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions
 from fl_elastic.flower import PartialUpdates
+from fl_elastic.update import Manifest, PartialUpdate
 
 SERVERS: dict[str, Callable[[], FedAvg]] = {
     **FLOWERS,
@@ -103,3 +109,30 @@ def test_fedprox_tells_clients_its_coefficient() -> None:
     _, grid = run(PartialUpdates(SERVERS["fedprox"]()), apps, first_arrays())
     config = grid.sent[0].content.config_records["fitins.config"]
     assert config["proximal-mu"] == 0.1
+
+
+@pytest.mark.parametrize("server", ["fedavg", "fedavgm"])
+@pytest.mark.parametrize("optimizer", [None, "momentum", "adam"])
+def test_a_round_that_cannot_be_merged_moves_nothing_along_earlier_rounds(
+    server: str, optimizer: str | None
+) -> None:
+    last = float(np.finfo(np.float16).max)
+
+    def update(weights: Weights, version: int) -> PartialUpdate:
+        delta = {"w": np.array([0.2 * last, 1.0] if version == 2 else [0.0, 1.0], np.float32)}
+        return PartialUpdate(delta, {"w": 1}, 1, version)
+
+    momentum = {"server_momentum": 0.9} if server == "fedavgm" else {}
+    start = {"w": np.array([0.9 * last, 0.0], np.float16)}
+    apps = {node: scripted_app(Manifest.of_arrays(start), update) for node in (1, 2)}
+
+    def after(rounds: int) -> ArrayRecord:
+        strategy = PartialUpdates(
+            quiet(FedAvgM if server == "fedavgm" else FedAvg, 2, **momentum),
+            merge=MergeOptions(size_bound=math.inf),
+            server_optimizer=None if optimizer is None else SERVER_OPTIMIZERS.make(optimizer),
+        )
+        return run(strategy, apps, as_record(start), rounds)[0].arrays
+
+    assert_identical(after(2), after(1))
+    assert as_weights(after(1))["w"][1] > 0

@@ -21,8 +21,10 @@ from fl_elastic.flower import PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
-from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
+from fl_elastic.losses import classification_loss
+from fl_elastic.streaming import ClosedForm, Guard, SampleStore, StreamLearner
+from fl_elastic.streaming.body import as_floats
+from fl_elastic.streaming.learner_snapshot import LearnerSnapshot, load_snapshot
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights
@@ -34,13 +36,16 @@ sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import blobs, closed, net, run, same, weights
 
 
-def solved(folder: Path, labels: tuple[int, ...] = (2, 0, 1), **how: Any) -> StreamLearner:
+def solved(
+    folder: Path, labels: tuple[int, ...] = (2, 0, 1), guard: Guard | None = None, **how: Any
+) -> StreamLearner:
     """A learner that has seen some samples, and has saved its state."""
     folder.mkdir(exist_ok=True)
     store = SampleStore(folder / "samples.db", 2**20)
     learner = StreamLearner(
-        net(), store, head=ClosedForm(**how), detector="none", state_dir=folder, classes=labels[:1]
-    )
+        net(), store, head=ClosedForm(**how), detector="none", state_dir=folder, classes=labels[:1],
+        guard=guard,
+    )  # fmt: skip
     run(learner, blobs(150, labels))
     learner.save()
     return learner
@@ -199,4 +204,25 @@ def test_beside_sums_with_noise_no_count_is_exact(tmp_path: Path) -> None:
     assert noisy[1] == 1 and "fl_elastic.error" not in noisy[2]
     assert not {*plain[2].values()} & {150} & {*noisy[2].values()}
     assert not [name for name in noisy[2] if "since-round" in name or "store" in name]
+    closed(learner)
+
+
+@pytest.mark.usefixtures("no_pass")
+def test_its_folds_are_of_samples_that_are_in_its_sums(tmp_path: Path) -> None:
+    learner, server = solved(tmp_path, guard=Guard(every=10, size=4)), net()
+    kept = load_snapshot(tmp_path, net(), classification_loss, prepare=as_floats)
+    kept.store.close()
+    rows = learner.store.take(sorted(learner.store.draw(1000).tolist()))
+    learned = dict(zip(rows.ids.tolist(), rows.y.tolist(), strict=True))
+    # None of this is in the saved state, and all of it is in the store.
+    relabelled = sorted(learned)[:60]
+    for number in relabelled:
+        learner.label(number, 2 if learned[number] != 2 else 0)
+    run(learner, blobs(90, seed=5))
+    assert {row.number for row in kept.held_out} < {*learner.store.draw(1000).tolist()}
+    found = sums_of(tmp_path, server)
+    assert found.num_examples == len(learned) and len(found.folds) == 5
+    unchanged = [y for number, y in learned.items() if number not in relabelled]
+    counted = sum((fold.rows.T @ fold.targets)[-1] for fold in found.folds)
+    assert counted == pytest.approx(np.bincount(unchanged, minlength=3))
     closed(learner)

@@ -75,8 +75,8 @@ def test_updates_are_weighed_by_how_often_the_client_lately_trained_the_tensor()
         for node, update_of in in_turns().items():
             update = update_of(others, version)
             takes_part = "stem.weight" in update.deltas
-            seen[node], hits[node] = 0.95 * seen[node] + 1, 0.95 * hits[node] + takes_part
             share = max((hits[node] + 1) / (seen[node] + 1), 0.2)
+            seen[node], hits[node] = 0.95 * seen[node] + 1, 0.95 * hits[node] + takes_part
             if takes_part:
                 total += EXAMPLES[node] / share * update.deltas["stem.weight"]
                 contributed += EXAMPLES[node] / share

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
+from fl_elastic.profiling.layer_shapes import group_layers
 from fl_elastic.profiling.macs import backward_macs, group_macs, node_macs, passing_nodes
 from fl_elastic.testing import made_up_profile
 
@@ -73,15 +74,17 @@ def test_a_layer_that_is_used_twice_counts_twice() -> None:
     assert backward_macs(graph, [Mode.FULL, Mode.FULL]) == 2 * 48 + 3 * 144
 
 
-def test_a_transposed_convolution_counts_its_input() -> None:
+@pytest.mark.parametrize(("channels", "groups"), [(5, 1), (4, 1), (4, 4), (8, 2)])
+def test_a_transposed_convolution_counts_its_input(channels: int, groups: int) -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1),
-        nn.ConvTranspose2d(4, 5, 2, stride=2),
+        nn.ConvTranspose2d(4, channels, 2, stride=2, groups=groups),
         nn.Flatten(),
-        nn.Linear(5 * 64, 2),
+        nn.Linear(channels * 64, 2),
     )
     graph = traced(model, torch.randn(2, 3, 4, 4))
-    assert group_macs(graph)[1] == 2 * 16 * (4 * 5 * 4)
+    assert group_macs(graph)[1] == 2 * 16 * (4 * channels * 4) // groups
+    assert 1 not in group_layers(graph)
 
 
 def backward_of(graph: BackwardGraph, **modes: Mode) -> float:
