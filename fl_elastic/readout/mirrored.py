@@ -1,6 +1,6 @@
 """Read each image and its mirror image: features are the means over the two.
 
-It suits classes that do not depend on left and right; the held-out error says whether it helps.
+It suits classes that do not depend on left and right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def with_mirror_images(inputs: Any) -> Any:
     views = map_rows(doubled, inputs)
     if not found:
         raise PlanError(
-            "mirrored: is for images, of shape (N, C, H, W), which the inputs do not hold: read without it"
+            "mirrored: needs images, of shape (N, C, H, W), and the inputs hold none: leave mirrored: out"
         )
     return views
 

@@ -116,5 +116,5 @@ def test_the_input_of_the_last_layer_is_read_by_both_views() -> None:
 @pytest.mark.parametrize("read", ["mirrored:auto", f"mirrored:{INPUT}@flat"])
 def test_what_is_no_image_is_refused(read: str) -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
-    with pytest.raises(PlanError, match="is for images"):
+    with pytest.raises(PlanError, match="needs images"):
         read_out(model, [(torch.randn(8, 6), torch.arange(8) % 2)], read=read)
