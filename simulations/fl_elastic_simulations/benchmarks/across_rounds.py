@@ -12,6 +12,7 @@ from fl_elastic_simulations.benchmarks.federation import Cells, Federation, cell
 from fl_elastic_simulations.benchmarks.federation_methods import SAME_HEAD
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
+    LARGER,
     LONGER,
     PRETRAINED,
     methods_of,
@@ -23,13 +24,17 @@ class AcrossRounds(Federation):
     """Accuracy, time and bytes of methods that keep heads and features between rounds, on pretrained models."""
 
     name = "across-rounds"
-    tasks = PRETRAINED | CONVERGED | LONGER
+    tasks = PRETRAINED | CONVERGED | LONGER | LARGER
     columns = PRETRAINED
 
     def tables(self, rows: Rows) -> Mapping[str, pd.DataFrame]:
-        """Return the tables of `Federation`, that of last tests and that of speed-ups over converged runs."""
-        ends = self.by_task(rows, self._end, SAME_HEAD)
-        return {**super().tables(rows), "ends": ends, "converged": _converged(rows)}
+        """Return tables of accuracy, costs of choosing, last tests, larger images and converged runs."""
+        return {
+            **super().tables(rows),
+            "ends": self.by_task(rows, self._end, SAME_HEAD),
+            "larger": self.by_task(rows, self._end, SAME_HEAD, LARGER),
+            "converged": _converged(rows),
+        }
 
     def _end(self, own: Cells, rival: Cells) -> str:
         """Return the accuracy of the last test, with its difference to full steps under the same kind of head."""

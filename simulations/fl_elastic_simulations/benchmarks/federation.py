@@ -70,6 +70,8 @@ class Federation(Benchmark):
         wanted = chosen_tasks(request.methods, methods_of(self.tasks), what="method")
         costs = request.folder.with_name("federation")
         for name, task in tasks.items():
+            if task.time_of:
+                task_costs(task.time_of, self.task(task.time_of), costs, request.data_root)
             task_costs(name, task, costs, request.data_root)
         return {
             f"{name} | {method} | {seed}": (name, task, method, seed, costs, request.data_root)
@@ -103,12 +105,20 @@ class Federation(Benchmark):
         }
 
     def by_task(
-        self, rows: Rows, cell: Callable[[Cells, Cells], str], against: str = REFERENCE
+        self,
+        rows: Rows,
+        cell: Callable[[Cells, Cells], str],
+        against: str = REFERENCE,
+        tasks: Mapping[str, FederationTask] | None = None,
     ) -> pd.DataFrame:
-        """Return a table of methods by tasks whose cells are computed from a method's rows and the reference's."""
+        """Return a table of methods by tasks whose cells are computed from a method's rows and the reference's.
+
+        The tasks are those that get a column, unless others are given.
+        """
         columns = {}
-        methods = methods_of(self.columns)
-        for name, task in self.columns.items():
+        tasks = self.columns if tasks is None else tasks
+        methods = methods_of(tasks)
+        for name, task in tasks.items():
             reference = cells_of(rows, name, against)
             column = {
                 method: cell(own, reference)
@@ -215,7 +225,8 @@ def federation_cell(
     """Run one method of one task with one seed in this process; return its row."""
     torch.set_num_threads(1)
     profile, choosing = task_costs(name, task, costs, data_root)
-    scenario = _timed(task, profile)
+    times = load_profile(costs / f"{task.time_of}.json") if task.time_of else profile
+    scenario = _timed(task, times)
     section = next(each for each in scenario.methods if each.name == method_key(method))
     # If a cost were missing, each client would refuse in every round, and the row would show no gain for the
     # method.

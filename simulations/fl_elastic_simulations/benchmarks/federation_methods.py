@@ -17,6 +17,9 @@ SAME_HEAD = "fewer full steps, solved head"
 READ = "closed form, chosen places"
 """Method that solves a head in closed form at places of the model that it chooses itself."""
 
+MIRRORED = f"{READ}, mirrored"
+"""The same, reading the mean features of each image and its mirror image."""
+
 _FULL: Table = {"policy": "full"}
 # If clients differ, the aggregates of successive rounds point in different directions. The server takes larger
 # steps along what clients agree on, and larger ones still while rounds agree. It tests and sends out the mean of
@@ -62,8 +65,8 @@ CLOSED_FORM: dict[str, Table] = {
     f"{READ}, 640 numbers at most": _ONE_PASS | {"read": "auto>640"},
     f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
     "closed form, last layer, mirrored": _ONE_PASS | {"read": "mirrored:in:classifier.1@flat"},
-    f"{READ}, mirrored": _ONE_PASS | {"read": "mirrored:auto"},
-    f"{READ}, mirrored, then steps": _FEWER | _SOLVED | {"read": "mirrored:auto"},
+    MIRRORED: _ONE_PASS | {"read": "mirrored:auto"},
+    f"{MIRRORED}, then steps": _FEWER | _SOLVED | {"read": "mirrored:auto"},
 }
 """Methods of one pass: a head on the last layer's input, on the model's input or at chosen places.
 

@@ -10,6 +10,8 @@ from typing import Any
 from fl_elastic.profiling import CostProfile
 from fl_elastic_simulations.benchmarks.federation_methods import (
     METHODS,
+    MIRRORED,
+    READ,
     REFERENCE,
     SAME_HEAD,
     across_rounds,
@@ -52,6 +54,9 @@ class FederationTask:
     costs : str
         Task whose measured costs apply, for a task with the same fleet and training that runs longer; by default
         the task's own.
+    time_of : str
+        Task with the same fleet whose simulated time and links apply, for a task that asks what can be done in that
+        time with other data; by default the task's own.
     """
 
     title: str
@@ -64,6 +69,7 @@ class FederationTask:
     methods: dict[str, Table] = field(default_factory=lambda: METHODS)
     memory_bytes: dict[float, int] = field(default_factory=dict)
     costs: str = ""
+    time_of: str = ""
 
 
 TASKS: dict[str, FederationTask] = {
@@ -196,6 +202,26 @@ LONGER: dict[str, FederationTask] = {
     "signs-longer": _long("signs-pretrained", 30, "moving cut, solved head", SAME_HEAD),
 }
 """Longer runs of methods that do not reach those accuracies in the time of the table."""
+
+
+def _larger(name: str, pixels: int) -> FederationTask:
+    """Return a task with its images scaled to ``pixels``, and few methods, in the time of the task itself."""
+    task = PRETRAINED[name]
+    methods = ("closed form, last layer", READ, MIRRORED, f"{MIRRORED}, then steps", SAME_HEAD)
+    return replace(
+        task,
+        title=f"{task.title}, images scaled to {pixels} pixels",
+        data=task.data | {"image_size": pixels},
+        methods={method: task.methods[method] for method in methods},
+        time_of=name,
+    )
+
+
+LARGER: dict[str, FederationTask] = {
+    "objects-larger": _larger("objects-pretrained", 96),
+    "birds-larger": _larger("birds-pretrained", 192),
+}
+"""The same images, scaled up by 1.5 in each direction: a pass takes about twice as long."""
 
 
 def bandwidth_of(task: FederationTask, profile: CostProfile) -> float:

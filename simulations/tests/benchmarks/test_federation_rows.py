@@ -14,6 +14,7 @@ import pytest
 from slow_ones import slow_unless
 
 from fl_elastic.errors import ScenarioError
+from fl_elastic.profiling import save_profile
 from fl_elastic_simulations.benchmarks import across_rounds
 from fl_elastic_simulations.benchmarks.benchmark import Request, markdown
 from fl_elastic_simulations.benchmarks.federation import (
@@ -26,6 +27,7 @@ from fl_elastic_simulations.benchmarks.federation import (
 from fl_elastic_simulations.benchmarks.federation_methods import METHODS, OURS, REFERENCE
 from fl_elastic_simulations.benchmarks.federation_tasks import (
     CONVERGED,
+    LARGER,
     PRETRAINED,
     TASKS,
     FederationTask,
@@ -218,6 +220,37 @@ def test_a_longer_run_goes_by_the_clock_of_the_task_that_it_lengthens(folder: Pa
         assert (task.data, task.speeds, task.model) == (short.data, short.speeds, short.model)
         (method,) = task_scenario(task).methods
         assert method.name in {method_key(each) for each in short.methods}
+
+
+def test_a_task_with_costlier_data_gets_the_time_of_the_task_that_it_is_compared_with(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    profile, choosing = task_costs("small", SMALL, folder, "")
+    seconds = {
+        name: 2 * getattr(profile, name)
+        for name in ("node_update_seconds", "node_path_seconds", "optimizer_seconds",
+                     "forward_seconds", "fixed_seconds")
+    }  # fmt: skip
+    costlier = replace(profile, **seconds)
+    assert costlier.full_step_seconds == pytest.approx(2 * profile.full_step_seconds)
+    save_profile(costlier, tmp_path / "costlier.json")
+    choosing.save(tmp_path / "costlier-choosing.json")
+    rounds = {
+        time_of: federation_cell(
+            "costlier",
+            replace(SMALL, reference_rounds=4, time_of=time_of),
+            REFERENCE,
+            0,
+            tmp_path,
+            "",
+        )["rounds"]
+        for time_of in ("", "small")
+    }
+    assert rounds == {"": 4, "small": 2}
+    for task in LARGER.values():
+        same = PRETRAINED[task.time_of]
+        assert (task.speeds, task.training, task.model) == (same.speeds, same.training, same.model)
 
 
 def curve_row(final: float, *points: tuple[float, float, float]) -> dict[str, Any]:
