@@ -301,8 +301,10 @@ def _keep_costs(task: ComparedTask, path: Path, root: str) -> None:
 def _loader(task: ComparedTask, data: Dataset, seed: int, examples: int | None = None) -> Shuffled:
     # Shuffled, since datasets are sorted by class.
     order = torch.randperm(len(data.train_x), generator=torch.Generator().manual_seed(0))[:examples]
-    inputs, targets = torch.from_numpy(data.train_x), torch.from_numpy(data.train_y)
-    return Shuffled(inputs[order], targets[order], task.batch_size, seed)
+    inputs, targets = (
+        torch.from_numpy(each[order.numpy()]) for each in (data.train_x, data.train_y)
+    )
+    return Shuffled(inputs, targets, task.batch_size, seed)
 
 
 def _tests(data: Dataset, examples: int | None) -> list[Batch]:

@@ -143,8 +143,8 @@ def _signs_colours(pixels: Tensor) -> Tensor:
 def _fashion(root: Path) -> tuple[Labelled, Labelled]:
     found = load_dataset("fashion_mnist", root)
     return (
-        Labelled(_bytes(found.train_x * _GREY[1] + _GREY[0]), found.train_y),
-        Labelled(_bytes(found.test_x * _GREY[1] + _GREY[0]), found.test_y),
+        Labelled(_bytes(found.train_x[:] * _GREY[1] + _GREY[0]), found.train_y),
+        Labelled(_bytes(found.test_x[:] * _GREY[1] + _GREY[0]), found.test_y),
     )
 
 
@@ -208,8 +208,8 @@ def _birds(root: Path, seed: int) -> Stream:
         mean, spread = (each.numpy()[:, None, None] for each in _COLOUR)
         return _bytes(avg_pool2d(torch.from_numpy(x * spread + mean), 2).numpy())
 
-    train = Labelled(small(found.train_x), found.train_y)
-    test = Labelled(small(found.test_x), found.test_y)
+    train = Labelled(small(found.train_x[:]), found.train_y)
+    test = Labelled(small(found.test_x[:]), found.test_y)
     sets = np.split(draw.permutation(50), 5)
     rows = [draw.permutation(np.flatnonzero(np.isin(train.y, each))) for each in sets]
     # A hundred pictures of the first ten species come again in the stream, so that forgetting them matters.
@@ -228,8 +228,8 @@ def _signs(root: Path, seed: int) -> Stream:
         return _bytes(np.repeat(np.repeat(x * spread + mean, 2, axis=2), 2, axis=3))
 
     train, test = (
-        Labelled(large(found.train_x), found.train_y),
-        Labelled(large(found.test_x), found.test_y),
+        Labelled(large(found.train_x[:]), found.train_y),
+        Labelled(large(found.test_x[:]), found.test_y),
     )
     sets = np.split(draw.permutation(43), [11, 19, 27, 35])
     rows = [

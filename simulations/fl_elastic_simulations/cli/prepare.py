@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fl_elastic_simulations.data.datasets import Inputs
 
 _FOLDER_SIZE = 128
 # Classes of weights trained on ImageNet; a teacher with another head is given as module:callable.
@@ -91,6 +92,7 @@ def _images(
     from fl_elastic_simulations.data.datasets import load_dataset
     from fl_elastic_simulations.data.image_folder import images_of_folder
 
+    found: Inputs
     if Path(name).is_dir():
         found, classes = images_of_folder(Path(name), size or _FOLDER_SIZE), 2
     else:
@@ -102,6 +104,6 @@ def _images(
     if count < 2:
         raise DatasetError(f"a share of {share:g} of {len(found)} images leaves {count}: take more")
     if count == len(found):
-        return found, classes
+        return found[:], classes
     rows = np.random.default_rng(seed).permutation(len(found))[:count]
     return found[np.sort(rows)], classes

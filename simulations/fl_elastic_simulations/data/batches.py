@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fl_elastic.errors import DatasetError
+from fl_elastic_simulations.data.resized import ResizedImages
 
 
 class Batches:
@@ -22,7 +23,7 @@ class Batches:
     Parameters
     ----------
     x, y : array or tensor
-        Inputs and as many targets. Arrays are shared, not copied.
+        Inputs and as many targets. Arrays are shared, not copied; `ResizedImages` are resized batch by batch.
     batch_size : int
         Examples per batch.
     seed : int
@@ -50,7 +51,7 @@ class Batches:
 
     def __init__(
         self,
-        x: npt.NDArray[np.generic] | torch.Tensor,
+        x: npt.NDArray[np.generic] | torch.Tensor | ResizedImages,
         y: npt.NDArray[np.generic] | torch.Tensor,
         batch_size: int,
         *,
@@ -64,7 +65,7 @@ class Batches:
             raise DatasetError("there is no example to make batches of: give at least one")
         if batch_size < 1:
             raise DatasetError(f"batch size {batch_size} is below 1")
-        self._x = torch.as_tensor(x)
+        self._x = x if isinstance(x, ResizedImages) else torch.as_tensor(x)
         self._y = torch.as_tensor(y)
         self._seed = seed
         self._shuffle = shuffle
@@ -91,7 +92,7 @@ class Batches:
     def _batches(self, iteration: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         if not self._shuffle:
             for start, stop in self._bounds:
-                yield self._x[start:stop], self._y[start:stop]
+                yield torch.as_tensor(self._x[start:stop]), self._y[start:stop]
             return
         rng = np.random.default_rng([self._seed, iteration])
         for step in range(self._steps):
@@ -100,7 +101,7 @@ class Batches:
                 order = torch.from_numpy(rng.permutation(len(self._x)))
             start, stop = self._bounds[place]
             chosen = order[start:stop]
-            yield self._x[chosen], self._y[chosen]
+            yield torch.as_tensor(self._x[chosen]), self._y[chosen]
 
 
 def _bounds(examples: int, batch_size: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,13 @@ import numpy.typing as npt
 from fl_elastic.errors import DatasetError, RegistryError
 from fl_elastic.registry import Registry, first_line, from_module, or_own
 from fl_elastic_simulations.data.files import cache_folder
+from fl_elastic_simulations.data.resized import ResizedImages
 
 DATA_ROOT_VARIABLE = "FL_ELASTIC_DATA_ROOT"
 
 FloatArray = npt.NDArray[np.float32]
+Inputs: TypeAlias = FloatArray | ResizedImages
+"""Inputs of all examples of a part of a dataset; indexing gives an array."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -37,7 +40,7 @@ class Dataset:
     ----------
     name : str
         Registered name.
-    train_x, test_x : array of float32
+    train_x, test_x : array of float32, or ResizedImages
         Normalised inputs, examples first and channels second; for text, characters as int64.
     train_y, test_y : array of int64
         Class of each example; for text, the class at each position.
@@ -50,9 +53,9 @@ class Dataset:
     """
 
     name: str
-    train_x: FloatArray
+    train_x: Inputs
     train_y: IntArray
-    test_x: FloatArray
+    test_x: Inputs
     test_y: IntArray
     classes: int
     input_shape: tuple[int, ...]
@@ -84,6 +87,11 @@ DATASETS: Registry[DatasetKind] = Registry("dataset", "fl_elastic.datasets")
 """Datasets by name; other packages add theirs by entry points."""
 
 
+def part_of(inputs: Inputs, rows: IntArray) -> Inputs:
+    """Return the inputs of some examples; images to be resized are resized only when they are read."""
+    return inputs.part(rows) if isinstance(inputs, ResizedImages) else inputs[rows]
+
+
 def data_root_folder(data_root: str | Path | None = None) -> Path:
     """Return the folder in which datasets are searched.
 
@@ -110,7 +118,8 @@ def load_dataset(
     data_root : path, optional
         Folder of the files, see :func:`data_root_folder`. ``digits`` needs none.
     image_size : int, optional
-        Height and width to which images are resized (bilinear): the size that a pretrained model expects.
+        Height and width to which images are resized (bilinear) as they are read: the size that a pretrained model
+        expects.
 
     Raises
     ------
@@ -158,20 +167,9 @@ def _resized(data: Dataset, size: int) -> Dataset:
             f"{data.name}: inputs of shape {data.input_shape} are no images to be resized to {size}"
         )
 
-    # Imported here, since naming a dataset need not load torch.
-    import torch
-    from torch import nn
-
-    def resized(images: FloatArray) -> FloatArray:
-        found = nn.functional.interpolate(
-            torch.from_numpy(images), (size, size), mode="bilinear", antialias=True
-        )
-        return np.asarray(found.numpy(), np.float32)
-
     shape = (data.input_shape[0], size, size)
-    return replace(
-        data, train_x=resized(data.train_x), test_x=resized(data.test_x), input_shape=shape
-    )
+    train, test = (ResizedImages(each[:], size) for each in (data.train_x, data.test_x))
+    return replace(data, train_x=train, test_x=test, input_shape=shape)
 
 
 def _own(name: str, make: Any, root: Path) -> Dataset:

@@ -22,7 +22,12 @@ from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import ProfileKey, profile_key
 from fl_elastic_simulations.data.batches import Batches
-from fl_elastic_simulations.data.datasets import Dataset, data_root_folder, load_dataset
+from fl_elastic_simulations.data.datasets import (
+    Dataset,
+    data_root_folder,
+    load_dataset,
+    part_of,
+)
 from fl_elastic_simulations.data.partition import (
     PARTITIONS,
     Indices,
@@ -113,7 +118,7 @@ def client_batches(
         part = np.resize(part, scenario.training.batch_size)
     order = np.random.SeedSequence([seed, client, server_round]).generate_state(1)[0]
     return Batches(
-        dataset.train_x[part],
+        part_of(dataset.train_x, part),
         dataset.train_y[part],
         scenario.training.batch_size,
         seed=int(order),
@@ -134,7 +139,7 @@ def test_batches(scenario: Scenario, data_root: str | None) -> Batches:
     """Return the server's test batches."""
     dataset = scenario_dataset(scenario, data_root)
     chosen = _limited(dataset.test_y, scenario.data.test_limit, seed=0)
-    x, y = dataset.test_x[chosen], dataset.test_y[chosen]
+    x, y = part_of(dataset.test_x, chosen), dataset.test_y[chosen]
     return Batches(x, y, _EVALUATION_BATCH, seed=0, shuffle=False)
 
 

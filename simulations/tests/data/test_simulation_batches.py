@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import DatasetError
 from fl_elastic_simulations.data.batches import Batches
+from fl_elastic_simulations.data.resized import ResizedImages
 
 
 def _batches(examples: int, batch_size: int, seed: int = 0) -> Batches:
@@ -85,3 +86,17 @@ def test_impossible_batches_are_refused(
 ) -> None:
     with pytest.raises(DatasetError, match=message):
         Batches(np.zeros((inputs, 1)), np.zeros(targets), batch_size, seed=0)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_images_are_resized_batch_by_batch_to_what_all_together_would_be(shuffle: bool) -> None:
+    images = np.random.default_rng(0).normal(size=(7, 3, 5, 5)).astype(np.float32)
+    resized = ResizedImages(images, 9)
+    batches, expected = (
+        Batches(inputs, np.arange(7), 1, seed=3, shuffle=shuffle)
+        for inputs in (resized.part(np.arange(7)), np.asarray(resized))
+    )
+    assert batches.dataset_size == 7 and len(batches) == 7
+    for (inputs, targets), (others, same) in zip(batches, expected, strict=True):
+        assert inputs.shape == (1, 3, 9, 9)
+        assert torch.equal(inputs, others) and torch.equal(targets, same)

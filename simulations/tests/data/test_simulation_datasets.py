@@ -51,14 +51,23 @@ def test_digits_are_standardised_and_split_the_same_way_each_time() -> None:
 
 def test_images_are_resized_and_all_else_stays() -> None:
     small, large = load_dataset("digits"), load_dataset("digits", image_size=16)
-    assert large.input_shape == (1, 16, 16) and large.train_x.shape[1:] == (1, 16, 16)
-    assert large.train_x.dtype == np.float32 and large.test_x.shape[2:] == (16, 16)
+    images = large.train_x[:]
+    assert large.input_shape == (1, 16, 16) and large.test_x.shape[1:] == (1, 16, 16)
+    assert images.dtype == np.float32 and images.shape == large.train_x.shape
     np.testing.assert_array_equal(large.train_y, small.train_y)
     # Averages of two by two pixels are the small image again, nearly: bilinear weights reach over edges.
-    means = large.train_x.reshape(len(large.train_x), 1, 8, 2, 8, 2).mean(axis=(3, 5))
+    means = images.reshape(len(images), 1, 8, 2, 8, 2).mean(axis=(3, 5))
     assert np.corrcoef(means.ravel(), small.train_x.ravel())[0, 1] > 0.95
     assert load_dataset("digits", image_size=16) is large
     assert small is load_dataset("digits") and small.input_shape == (1, 8, 8)
+
+
+def test_images_are_resized_as_they_are_read() -> None:
+    rows = np.array([7, 3, 3])
+    each, whole = (load_dataset("digits", image_size=16).train_x for _ in range(2))
+    np.testing.assert_array_equal(each[rows], np.asarray(whole)[rows])
+    # All of them would take 120 GB.
+    assert load_dataset("digits", image_size=4096).train_x[:1].shape == (1, 1, 4096, 4096)
 
 
 def test_what_is_no_image_is_not_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
