@@ -15,9 +15,9 @@ from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-# Numbers per piece, whose products stay in the processor's cache until they are added. Not a power of two: rows of
-# doubles at such distances may compete for the same cache lines.
-_PIECE = 65_000
+# Numbers per piece: four rows of doubles fit into a core's own cache, also where the one that cores share is busy.
+# Not a power of two: rows at such distances may compete for the same cache lines.
+_PIECE = 16_000
 _DOUBLE = np.dtype(np.float64)
 # Number of updates that are added together, and kept until then.
 _AT_ONCE = 4
