@@ -131,6 +131,17 @@ def test_the_state_of_a_fleet(
         assert each in out, (each, out)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("name", ["pi0", "node0", "raspberry-pi-in-the-kitchen-0"])
+def test_names_and_times_of_nodes_are_whole(name: str, width: int) -> None:
+    last = NodeRound(round=2, time="1700000000", step_seconds=0.01, disk_free_bytes=58 * 2**30)
+    node = NodeStatus(name, "1", "online", "2026-01-02T03:04:05+00:00", last)
+    _, _, below = printed(fleet_status._table([node]), width).rpartition("─")
+    rows = [row for row in below.splitlines() if row]
+    assert "".join(row.split()[0] for row in rows if row[0] != " ") == name
+    assert "03:04" in below and "online" in below
+
+
 def test_findings_of_the_doctor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
