@@ -261,8 +261,10 @@ def as_numbers(
                 wanted[~known] = torch.nan
                 return wanted, True
             said = f", from {int(flat[known].min())} to {int(flat[known].max())}"
-    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    given = type(targets).__name__
+    if isinstance(targets, Tensor):
+        given = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
     raise TrainingError(
-        f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({ignored} is ignored), or "
-        f"numbers of shape {tuple(scores.shape)}; targets are {shape}{said}"
+        f"a head in closed form needs whole-numbered classes of shape {tuple(places)} below {outputs} "
+        f"({ignored} is ignored), or numbers of shape {tuple(scores.shape)}; targets are {given}{said}"
     )

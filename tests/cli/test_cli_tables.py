@@ -54,6 +54,15 @@ def test_a_wide_terminal_is_used_and_a_narrow_one_kept_to_where_it_is_enough() -
     assert max(map(len, lines)) <= 18 and any("three" in line for line in lines)
 
 
+def test_room_goes_to_names_that_would_be_broken_first() -> None:
+    table = Table()
+    table.add_column("place", overflow="fold")
+    for heading in ("ms an example", "share of the pass", "sums, kB", "held-out error"):
+        table.add_column(heading)
+    table.add_row("in:classifier.1@flat", "11.301", "100%", "3277", "0.350")
+    assert "in:classifier.1@flat" in printed(table, 70)
+
+
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], show: Any) -> str:
     # What a pipe is taken for.
     monkeypatch.setenv("COLUMNS", "80")

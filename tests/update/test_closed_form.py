@@ -302,6 +302,7 @@ def test_an_error_on_the_way_leaves_no_trace() -> None:
         (nn.Linear(5, 3), torch.tensor([0, -1]), "below 3"),
         (nn.Linear(5, 3), torch.zeros(2, 2), "targets are"),
         (nn.Linear(5, 3), "abc", "targets are str"),
+        (nn.Linear(5, 3), torch.zeros(2), r"targets are float32 of shape \(2,\)"),
     ],
 )
 def test_what_has_no_such_head_is_said(model: nn.Module, targets: Any, words: str) -> None:
