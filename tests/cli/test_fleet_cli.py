@@ -72,7 +72,7 @@ def test_init_tells_what_it_made_and_what_it_kept(fleet: Any, tmp_path: Path) ->
         (("server", "{fleet}", "--host", "192.0.2.1"), "not among the addresses"),
         (("server", "{fleet}", "--port", "70000"), "port 70000"),
         (("node", "{fleet}"), "nodes/NAME"),
-        (("submit", "{fleet}"), "--scenario"),
+        (("submit", "{fleet}"), "--scenario FILE, or the folder of a Flower app"),
         (("submit", "{fleet}", "{new}"), "no Flower app"),
         (("submit", "{fleet}", "--set", "x"), "expected key=value"),
         (("submit", "{fleet}", "--set", "training.rounds=2"), "--scenario FILE"),
