@@ -20,8 +20,8 @@ from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Manifest, WeightDict
-from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
 _LOG = logging.getLogger("fl_elastic")

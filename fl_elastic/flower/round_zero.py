@@ -18,10 +18,10 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.closed_form import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import Limits
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 

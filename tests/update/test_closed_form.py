@@ -16,11 +16,11 @@ from torch import nn
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, pack
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
-from fl_elastic.update.partial import Limits
 
 Floats = NDArray[np.float64]
 
