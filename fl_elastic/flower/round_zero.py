@@ -185,7 +185,9 @@ class HeadCheckpoint:
 
 
 def _spoiled(error: float, least: float) -> bool:
-    """Return whether an error is larger than the least one, or explains less, by more than chance.
+    """Return whether a head's held-out error exceeds the least one so far by more than chance explains.
+
+    An error of 1 is that of a head that predicts the mean: near it, what is left to 1 is compared instead.
 
     >>> _spoiled(0.45, 0.4), _spoiled(0.6, 0.4), _spoiled(0.99, 0.84), _spoiled(0.02, 0.01)
     (False, True, True, False)

@@ -372,7 +372,7 @@ class RidgeWithout:
         return errors
 
     def solve(self, right: _Floats) -> _Floats:
-        """Return the solution of the system without the part, for a right-hand side."""
+        """Return the solution, for a right-hand side, of the system without the held-out part."""
         if self.half is None or self.of_all is None:
             return _solved(self.factor, right)
         outer = self.of_all[0]
