@@ -92,7 +92,7 @@ class UnlearningRequests:
                 wait.passed()
 
     def met_of(self, node: int) -> str:
-        """Return a node's request if it was met, else an empty text."""
+        """Return the node's request for forgetting if the server has met it, else an empty text."""
         wish = self._wants.get(node, "")
         return wish if self._tried.get(wish, 0) else ""
 
