@@ -47,7 +47,7 @@ class LayerCall:
 
     @classmethod
     def of(cls, layer: LastLayer, given: Tensor, out: Tensor) -> LayerCall:
-        """Return a call that has just ended."""
+        """Return the record of a call of the layer; make it before either tensor can be changed."""
         return cls(layer, given, out, (version_of(given), version_of(out)))
 
     def gives(self, scores: object) -> bool:
