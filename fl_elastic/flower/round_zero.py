@@ -279,8 +279,8 @@ def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> l
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
     """Return the sums of usual clients, each weighted by the number of its examples.
 
-    Sums over some of a client's examples stand for all of them, but no client counts for more than is usual in
-    number and size. The total weight is the number of examples that were seen.
+    A client that summed only some of its examples counts with all of them, but no client counts with more examples,
+    or larger features, than are usual. The weights add up to the number of examples that were summed.
     """
     kept, most = found, np.inf
     if len(found) >= _FEWEST:
