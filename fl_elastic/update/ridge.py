@@ -154,7 +154,7 @@ class RidgeSystem:
         return np.asarray(sums.targets - np.outer(sums.products[:, -1], self.goal))
 
     def standard(self, products: _Floats) -> _Floats:
-        """Turn products of features (with a constant 1 appended) with anything into those of standardised features.
+        """Return products of features, with a constant 1 appended, as they would be with standardised features.
 
         Parameters
         ----------
