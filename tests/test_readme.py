@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import re
 import statistics
 import sys
 import types
@@ -19,6 +22,7 @@ from in_process_grid import InProcessGrid
 from torch import nn
 from typer.testing import CliRunner
 
+import fl_elastic
 from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.cli.main import app
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, elastic_client_app
@@ -273,6 +277,40 @@ def test_every_check_is_of_a_block() -> None:
 def test_flower_example_is_about_twenty_lines() -> None:
     code = [line for line in BLOCKS["README.md 0"].splitlines() if line.strip()]
     assert len(code) <= 24
+
+
+_SAID = [
+    (page.relative_to(ROOT), code)
+    for page in (*DOCUMENTS, ROOT / "CHANGELOG.md")
+    for code in re.findall(r"`((?:fl_elastic\.)?[a-z_]+\(\w+, [\w, =.]+\))`", page.read_text())
+]
+
+
+def misfits(code: str) -> list[str]:
+    """Why a public function's call in a sentence does not fit its signature; `...` leaves out the rest."""
+    call = ast.parse(code.removeprefix("fl_elastic."), mode="eval").body
+    assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    public = (fl_elastic, fl_elastic.training, fl_elastic.update, fl_elastic.profiling)
+    found = set(filter(callable, (getattr(each, call.func.id, None) for each in public)))
+    given = [each for each in call.args if ast.unparse(each) != "..."]
+    named = dict.fromkeys(each.arg for each in call.keywords if each.arg)
+    problems = []
+    for each in found:
+        signature = inspect.signature(each)
+        bind = signature.bind if len(given) == len(call.args) else signature.bind_partial
+        try:
+            bind(*given, **named)
+        except TypeError as error:
+            problems.append(f"{code}: {error}")
+    return problems
+
+
+def test_calls_in_sentences_fit_the_signatures() -> None:
+    assert misfits("fl_elastic.fine_tune(model, data)") == [
+        "fl_elastic.fine_tune(model, data): missing a required argument: 'optimizer_fn'"
+    ]
+    assert len(_SAID) > 5
+    assert [(page, why) for page, code in _SAID for why in misfits(code)] == []
 
 
 def test_the_readme_is_short() -> None:

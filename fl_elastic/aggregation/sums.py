@@ -74,10 +74,9 @@ def joined(addends: Sequence[Addend]) -> Iterator[Addend]:
 class FlatSum:
     """Sums of all tensors that are averaged, in the manifest's order, in double precision.
 
-    Products and sums are not rounded to the deltas' precision, so that the result depends on the order of replies
-    by less than the rounding at the end. A few updates are collected first: the sum is twice as large as one of
-    them, and is read and written once for all of them. Memory to which nothing is added is never taken from the
-    system.
+    Double precision makes the result independent of the order of replies, up to the rounding at the end. The sum
+    has twice the bytes of an update, so a few updates are collected first, and the sum is read and written once for
+    all of them. The system provides memory only for tensors to which something is added.
 
     Parameters
     ----------

@@ -73,9 +73,11 @@ def submit(
     if app is None:
         settings = {"results": str(place.results.resolve()), **settings}
         if scenario is not None:
-            settings["scenario"] = from_laboratory("scenario_text")(scenario, dotted)
+            settings["scenario"] = from_laboratory("scenario_text")(
+                scenario, dotted, method=str(settings.get("method", ""))
+            )
         if not settings.get("scenario"):
-            raise FleetError("say what is trained: --scenario FILE")
+            raise FleetError("say what is trained: --scenario FILE, or the folder of a Flower app")
     elif scenario is not None:
         raise FleetError("--scenario is for the fleet's own app; give this one --set key=value")
     elif app_settings(app).get("results") == "":

@@ -64,10 +64,12 @@ def status(
 
 
 def _table(found: Sequence[NodeStatus]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False)
-    for name in ("node", "state", "since, UTC"):
-        table.add_column(name, no_wrap=True, overflow="fold")
-    for name in ("round", "step", "heat", "coverage", "disk free"):
+    # With padding at the edge, rich takes the first column for one narrower than it is, and cuts names off.
+    table = Table(
+        box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False, pad_edge=False
+    )
+    table.add_column("node", overflow="fold")
+    for name in ("state", "since, UTC", "round", "step", "heat", "coverage", "disk free"):
         table.add_column(name)
     colours = {"online": "green", "offline": "red", "revoked": "dim", "unknown": "yellow"}
     for each in found:

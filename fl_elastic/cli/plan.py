@@ -222,11 +222,11 @@ def _print(model: str, result: dict[str, Any]) -> None:
     console.print(
         f"full step {1e3 * result['full_step_seconds']:.1f} ms, planned {1e3 * step:.1f} ms ({known}); "
         f"speed-up asked {result['requested_speedup']:.2f}, got {result['achieved_speedup']:.2f}",
-        highlight=False,
-    )
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
     if result["step_fraction"] < 1:
         console.print(
             f"below the floor: one step cannot be faster than {result['floor_speedup']:.2f} times; "
             f"{result['step_fraction']:.0%} of the steps will be taken",
-            highlight=False,
-        )
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip

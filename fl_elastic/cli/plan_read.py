@@ -114,9 +114,11 @@ def print_places(model: str, result: dict[str, Any]) -> None:
     for union in result["unions"]:
         console.print(
             f"{union['error']:.3f} with {union['features']} features from {union['name']}",
-            highlight=False,
-        )
-    console.print(f"best of {result['examples']} examples: {result['best']}", highlight=False)
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    console.print(
+        f"best of {result['examples']} examples: {result['best']}", highlight=False, soft_wrap=True
+    )
 
 
 def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batch]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, ModelError, PlanError
+from fl_elastic.errors import BudgetError, ElasticError, ModelError, PlanError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.untouched import untouched
@@ -101,7 +101,7 @@ def planned(
         If memory or uplink do not even admit the head, or the policy refuses the budget.
     PlanError
         If the policy does not apply to this model.
-    ModelError
+    ModelError, TrainingError
         If the model cannot train on such a batch.
     """
     IMPORTANCES.make(importance)
@@ -113,7 +113,7 @@ def planned(
     try:
         costs = _costs(model, batches[0], profile, _modes(asked.values()))
     except (RuntimeError, ValueError) as error:
-        if isinstance(error, ModelError):
+        if isinstance(error, ElasticError):
             raise
         raise ModelError(
             f"the model cannot train on a batch of shape {(batch_size, *shape)}: {first_line(error)}"

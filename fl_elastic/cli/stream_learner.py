@@ -164,7 +164,7 @@ class Opening:
 
 
 def check_input(network: nn.Module, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a zero sample in the model's input type; StreamError if shape or outputs do not fit a stream."""
+    """Return a zero sample in the model's input type; raise StreamError if shape or outputs do not fit a stream."""
     import numpy as np
     import torch
 

@@ -34,12 +34,15 @@ def print_table(table: Table, console: Console | None = None) -> None:
         column.width = _least(column, found)
     least = Measurement.get(console, wide, table).maximum
     room = console.width - least
-    while room > 0 and (
-        narrow := [each for each in table.columns if (each.width or 0) < needs[id(each)].maximum]
-    ):
-        for column in narrow[:room]:
-            column.width = (column.width or 0) + 1
-        room -= len(narrow[:room])
+    # Names are whole before headings of several words come onto one line.
+    folded = [each for each in table.columns if each.overflow == "fold"]
+    for columns in (folded, table.columns):
+        while room > 0 and (
+            narrow := [each for each in columns if (each.width or 0) < needs[id(each)].maximum]
+        ):
+            for column in narrow[:room]:
+                column.width = (column.width or 0) + 1
+            room -= len(narrow[:room])
     before, console.width = console.width, max(console.width, least)
     console.print(table)
     console.width = before

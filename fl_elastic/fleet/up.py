@@ -37,7 +37,7 @@ def run_local(
     FleetError, ScenarioError
         If the fleet does not start, or the scenario does not fit it.
     """
-    text = from_laboratory("scenario_text")(scenario, overrides, nodes)
+    text = from_laboratory("scenario_text")(scenario, overrides, nodes, method=method)
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise FleetError(f"{keep} is not empty; give --keep a new folder")
     config: dict[str, Scalar] = {"threads": threads or max(1, processors().threads // nodes)}

@@ -28,8 +28,8 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, read_answers
 from fl_elastic.update import Manifest
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import WeightDict
-from fl_elastic.update.partial import Limits
 
 _LOG = logging.getLogger("fl_elastic")
 # Time for two full steps, and for estimating costs in a process that does not know them.

@@ -1,4 +1,7 @@
-"""Which clients answer, how fast, and how rarely silent ones are asked; so how long a round waits."""
+"""Which of the chosen clients are asked, silent ones ever more rarely, and how long a round waits for answers.
+
+The inner strategy chooses them first, as by the ``fraction_train`` of FedAvg.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class RoundData:
         return sums
 
     def squares(self, compute: Callable[[LossFn], Squares]) -> Squares:
-        """Return squared gradients by the server's outputs; ``compute`` computes them for a loss."""
+        """Return ``compute(loss_fn)``, squared gradients, with a loss over the outputs of the server's model."""
         return compute(squared_outputs)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.update import CODECS, Manifest
+from fl_elastic.update.checks import MAX_VERSION
 from fl_elastic.update.manifest import Weights
 from fl_elastic.update.model_wire import encode_weights
-from fl_elastic.update.partial import MAX_VERSION
 
 _PATIENCE_SECONDS = 3600.0
 

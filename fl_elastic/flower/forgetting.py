@@ -20,8 +20,8 @@ from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Manifest, WeightDict
-from fl_elastic.update.partial import Limits
 from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
 
 _LOG = logging.getLogger("fl_elastic")
@@ -92,7 +92,7 @@ class UnlearningRequests:
                 wait.passed()
 
     def met_of(self, node: int) -> str:
-        """Return a node's request if it was met, else an empty text."""
+        """Return the node's request for forgetting if the server has met it, else an empty text."""
         wish = self._wants.get(node, "")
         return wish if self._tried.get(wish, 0) else ""
 

@@ -19,7 +19,7 @@ from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
-from fl_elastic.update.partial import Limits, check_variances
+from fl_elastic.update.checks import Limits, check_variances
 
 _LOG = logging.getLogger("fl_elastic")
 # One of this many clients may deviate from the others.

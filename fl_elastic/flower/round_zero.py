@@ -18,10 +18,10 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.closed_form import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import Limits
 from fl_elastic.update.ridge import RidgeSystem
 from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
@@ -185,7 +185,9 @@ class HeadCheckpoint:
 
 
 def _spoiled(error: float, least: float) -> bool:
-    """Return whether an error is larger than the least one, or explains less, by more than chance.
+    """Return whether a head's held-out error exceeds the least one so far by more than chance explains.
+
+    An error of 1 is that of a head that predicts the mean: near it, what is left to 1 is compared instead.
 
     >>> _spoiled(0.45, 0.4), _spoiled(0.6, 0.4), _spoiled(0.99, 0.84), _spoiled(0.02, 0.01)
     (False, True, True, False)
@@ -277,8 +279,8 @@ def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> l
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
     """Return the sums of usual clients, each weighted by the number of its examples.
 
-    Sums over some of a client's examples stand for all of them, but no client counts for more than is usual in
-    number and size. The total weight is the number of examples that were seen.
+    A client that summed only some of its examples counts with all of them, but no client counts with more examples,
+    or larger features, than are usual. The weights add up to the number of examples that were summed.
     """
     kept, most = found, np.inf
     if len(found) >= _FEWEST:

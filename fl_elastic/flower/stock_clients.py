@@ -21,8 +21,8 @@ from fl_elastic.flower.metrics import believed_metrics, left_out_of
 from fl_elastic.flower.records import LOSS, EvaluateReply
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
 from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role, Weights
-from fl_elastic.update.partial import Limits, check_update
 
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}

@@ -61,8 +61,8 @@ from fl_elastic.flower.wrapped_strategy import (
 from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY, places_of
 from fl_elastic.update import Manifest
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
-from fl_elastic.update.partial import Limits
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0

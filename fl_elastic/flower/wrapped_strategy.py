@@ -194,7 +194,8 @@ def handed_on(
     Raises
     ------
     CheckpointError
-        If it cannot; as the replies were checked, the reason is its own state, which may be from a checkpoint.
+        If the inner strategy cannot. The replies were checked before, so the cause is its own state, which a
+        checkpoint of another model or strategy may have restored.
     """
     metrics = completed_metrics(this.metrics, weight_key(inner))
     usable, each = this.usable, sees_each_client(inner)

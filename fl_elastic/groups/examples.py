@@ -51,7 +51,9 @@ def count_rows(inputs: Any) -> int:
     for tensor in tensors:
         if tensor.dim():
             return len(tensor)
-    raise ModelError("the inputs hold no tensor with a row per example: give one")
+    raise ModelError(
+        f"inputs or targets of type {type(inputs).__name__} hold no tensor with a row per example: give tensors"
+    )
 
 
 def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:

@@ -118,16 +118,25 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:
     """Return the shape of the first input tensor, which is part of a cost profile's key."""
-    inputs = as_pair(batch)[0]
-    found: list[tuple[int, ...]] = []
+    first = _first_tensor(as_pair(batch)[0])
+    return () if first is None else _shape(first)
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """Return the first tensor inside nested tuples, lists and dicts; None if there is none."""
+    found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        # The rows of a nested tensor have no common shape.
-        found.append((tensor.size(0),) if tensor.is_nested else tuple(tensor.shape))
+        found.append(tensor)
         return tensor
 
-    map_tensors(note, inputs)
-    return found[0] if found else ()
+    map_tensors(note, value)
+    return found[0] if found else None
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    # The rows of a nested tensor have no common shape.
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def call_model(model: nn.Module, inputs: Any, examples: int | None = None) -> Any:
@@ -203,21 +212,26 @@ def split_batch(batch: Batch) -> tuple[Any, Any]:
 
 @contextmanager
 def refusing_misfits(batch: Batch) -> Iterator[None]:
-    """Turn torch's errors about a batch that does not fit into a TrainingError that names the shapes."""
+    """Turn torch's errors about a batch that does not fit into a TrainingError that names dtypes and shapes."""
     try:
         yield
     except (ElasticError, torch.OutOfMemoryError):
         raise
     except _OF_A_MISFIT as error:
-        pair = as_pair(batch)
-        shapes = (
-            f"inputs of shape {batch_shape(pair)}{_entries(pair[0])} and targets of shape "
-            f"{batch_shape(pair[::-1])}"
+        inputs, targets = as_pair(batch)
+        given = (
+            f"{_described('inputs', inputs)}{_entries(inputs)} and {_described('targets', targets)}"
         )
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TrainingError(
-            f"model and loss cannot take a batch with {shapes}: {reason}"
-        ) from error
+        raise TrainingError(f"model and loss cannot take a batch with {given}: {reason}") from error
+
+
+def _described(what: str, given: Any) -> str:
+    """Return in words what the inputs or targets of a batch are."""
+    first = _first_tensor(given)
+    if first is None:
+        return f"{what} of type {type(given).__name__} without a tensor"
+    return f"{str(first.dtype).removeprefix('torch.')} {what} of shape {_shape(first)}"
 
 
 def _entries(inputs: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which operations of a model keep less with lean layers than with torch's."""
+"""Which operations of a model keep fewer bytes for the backward pass with lean layers than with torch's."""
 
 from __future__ import annotations
 

@@ -307,7 +307,8 @@ def _fill(request: PlanRequest, mask: Mask, closed: Sequence[int] = ()) -> Mask:
 def _exchanged(request: PlanRequest, mask: Mask) -> Mask:
     """Exchange one group or two for one of more worth while that fits on the real graph, and fill the rest.
 
-    The chain overcharges branches, so that its best answer may contain groups that are not best on the real graph.
+    The knapsack takes the graph for a chain, in which branches cost more than they do, so its best selection need
+    not be the best on the real graph.
     """
     if len(mask) > _MOST_EXCHANGED:
         return mask

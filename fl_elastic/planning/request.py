@@ -406,6 +406,8 @@ def most_to_send(budget: Budget) -> float | None:
 def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
     """Return why an update is too large for a budget from `sendable`, in terms of the limit that the user gave.
 
+    The deadline of the budget is what choosing has left of the user's, so the advice is how much more is needed.
+
     >>> too_much_to_send(Budget(uplink=100.0), 250.0)
     'it sends 250 bytes, the uplink budget is 100: raise it to 250'
     """
@@ -414,11 +416,14 @@ def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
     if most is None or budget.uplink < most:
         limit = f"{budget.uplink:.0f}"
         return f"{who} sends {sent} bytes, the uplink budget is {limit}: raise it to {sent}"
+    assert budget.deadline is not None
     seconds = budget.sending_seconds(sent_bytes)
+    # `Budget.after` leaves next to nothing of a deadline that is used up: say 0.
+    left = budget.deadline if budget.deadline > 1e-6 * seconds else 0.0
+    more = _rounded_up(seconds / _MOST_OF_DEADLINE - left)
     late = (
-        f"sending its {sent} bytes takes {seconds:.3g} s, more than half of the deadline of "
-        f"{budget.deadline:.3g} s: allow at least {_rounded_up(seconds / _MOST_OF_DEADLINE):.3g} s or use a "
-        "smaller codec"
+        f"sending its {sent} bytes takes {seconds:.3g} s, more than half of the {left:.3g} s that are left of the "
+        f"deadline: allow at least {more:.3g} s more or use a smaller codec"
     )
     return late if who == "it" else f"{who}: {late}"
 

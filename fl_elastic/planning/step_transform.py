@@ -57,7 +57,7 @@ class StandIn(Protocol):
         """The tensor that the step trains in place of `whole`."""
 
     def take(self, whole: Tensor) -> Tensor:
-        """Return the part of a tensor of the parameter's shape."""
+        """Return, of a tensor that has the parameter's shape, the entries that the step trains."""
 
 
 class StepGuard(Protocol):

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place
+from fl_elastic.update.checks import check_count
 from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import check_count
 from fl_elastic.update.ridge import varies
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12

@@ -7,7 +7,8 @@ from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
+from fl_elastic.streaming.stream_options import Replay, StreamOptions
+from fl_elastic.streaming.trigger import Trigger
 
 __all__ = [
     "DRIFT_DETECTORS",

@@ -41,11 +41,11 @@ class Arrivals:
         return cls(samples, labels, called)
 
     def before(self, count: int) -> Arrivals:
-        """Return the first ``count``."""
+        """Return the first ``count`` arrivals."""
         return Arrivals(self.xs[:count], self.ys[:count], self.names[:count])
 
     def after(self, count: int) -> Arrivals:
-        """Return these without the first ``count``."""
+        """Return the arrivals without the first ``count``."""
         return Arrivals(self.xs[count:], self.ys[count:], self.names[count:])
 
 

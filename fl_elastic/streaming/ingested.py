@@ -41,7 +41,7 @@ class IngestedSamples:
         return cls(number, frozenset(each for each in beside if 0 < each <= number), events)
 
     def without(self, number: int) -> IngestedSamples:
-        """Return a copy in which the store was not given this sample, because it has left the store."""
+        """Return a copy for a store that this sample has left: it counts as never given to it."""
         return replace(self, beside=self.beside | {number})
 
     def has(self, number: int) -> bool:
@@ -49,7 +49,7 @@ class IngestedSamples:
         return 0 < number <= self.number and number not in self.beside
 
     def to_text(self) -> str:
-        """Return JSON: the highest number, first and last of each run of numbers not given, the events."""
+        """Return a JSON list: highest number given, [first, last] of each gap below it, number of events."""
         spans: list[list[int]] = []
         for each in sorted(self.beside):
             if spans and each == spans[-1][1] + 1:

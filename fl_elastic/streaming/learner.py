@@ -38,7 +38,8 @@ from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.source_position import SourcePosition
 from fl_elastic.streaming.step_training import StepTraining
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
+from fl_elastic.streaming.stream_options import Replay, StreamOptions
+from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
 from fl_elastic.training.trainer import check_parts
 

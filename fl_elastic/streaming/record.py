@@ -38,7 +38,7 @@ class Point:
 class StreamRecord:
     """Points at equal distances along a stream of any length, never more than ``most``.
 
-    When there are too many points, each two are merged into one, and the distance doubles.
+    When there are too many points, pairs of neighbours are merged, and the distance doubles.
 
     Parameters
     ----------

@@ -91,6 +91,16 @@ def refuse_what_is_none(loader: object) -> None:
         )
 
 
+def refuse_iterator(loader: object, reads: str) -> None:
+    """Raise TrainingError for no loader, or one that can be read only once; ``reads`` says what reads it."""
+    refuse_what_is_none(loader)
+    if isinstance(loader, Iterator):
+        raise TrainingError(
+            f"the loader is a {type(loader).__name__}, which can be read only once, and {reads}: pass a list or a "
+            "DataLoader"
+        )
+
+
 def refuse_nothing(loader: object) -> None:
     """Raise TrainingError for an object that cannot be iterated over, such as the None of a client without data."""
     if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):

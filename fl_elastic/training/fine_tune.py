@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState
@@ -23,7 +22,7 @@ from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.place import places_of
 from fl_elastic.training.above_cut import passing_above_cut
-from fl_elastic.training.batches import first_batches, loader_size
+from fl_elastic.training.batches import first_batches, loader_size, refuse_iterator
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
 from fl_elastic.training.head_sums import put_head, solve_head
@@ -147,7 +146,7 @@ def fine_tune(
     ('2', 8, 64)
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
-    _refuse_read_once(loader)
+    refuse_iterator(loader, "fine_tune reads it for each head and each epoch")
     model, _ = readout_of(model, loader, read, loss_fn=loss_fn)
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
@@ -207,14 +206,6 @@ def _head_alone(
     """Solve for the head over all data, and train nothing."""
     solved, _ = solve_head(model, loader, loss_fn=loss_fn)
     return FineTuned(model, reads, "", solved.error, solved.error, None, True)
-
-
-def _refuse_read_once(loader: Iterable[Batch]) -> None:
-    if iter(loader) is loader:
-        raise TrainingError(
-            f"the loader is a {type(loader).__name__}, which can be read only once, and fine_tune reads it for "
-            "each head and each epoch: pass a list or a DataLoader"
-        )
 
 
 def _keeping(

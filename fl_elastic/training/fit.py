@@ -230,7 +230,7 @@ class Fit:
                 self._note_plan(rest)
 
     def _one_step(self, plan: Plan) -> Iterator[Phase]:
-        """Yield the cheapest possible step: a choice that used up the time does not cost the round."""
+        """Yield the cheapest possible step, so that a choice that used up the time does not cost the round."""
         if self.batch is _UNREAD:
             self._read()
         if self.batch is not None and self._deadline_pays_for(plan):

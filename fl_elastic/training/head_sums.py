@@ -441,9 +441,10 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class _HeldOut:
-    """Keeps the examples with the smallest keys: the same in every pass and any order, equal ones together.
+    """Chooses the held-out examples: those with the smallest keys.
 
-    Of an input with more rows than features it keeps as few rows as have the same sums.
+    So they are the same in every pass and any order, and equal examples are held out together. An input that has
+    more rows than features is kept as fewer rows with the same sums.
     """
 
     def __init__(self) -> None:

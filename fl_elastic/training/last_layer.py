@@ -47,7 +47,7 @@ class LayerCall:
 
     @classmethod
     def of(cls, layer: LastLayer, given: Tensor, out: Tensor) -> LayerCall:
-        """Return a call that has just ended."""
+        """Return the record of a call of the layer; make it before either tensor can be changed."""
         return cls(layer, given, out, (version_of(given), version_of(out)))
 
     def gives(self, scores: object) -> bool:
@@ -261,8 +261,10 @@ def as_numbers(
                 wanted[~known] = torch.nan
                 return wanted, True
             said = f", from {int(flat[known].min())} to {int(flat[known].max())}"
-    shape = tuple(targets.shape) if isinstance(targets, Tensor) else type(targets).__name__
+    given = type(targets).__name__
+    if isinstance(targets, Tensor):
+        given = f"{str(targets.dtype).removeprefix('torch.')} of shape {tuple(targets.shape)}"
     raise TrainingError(
-        f"a head in closed form needs classes of shape {tuple(places)} below {outputs} ({ignored} is ignored), or "
-        f"numbers of shape {tuple(scores.shape)}; targets are {shape}{said}"
+        f"a head in closed form needs whole-numbered classes of shape {tuple(places)} below {outputs} "
+        f"({ignored} is ignored), or numbers of shape {tuple(scores.shape)}; targets are {given}{said}"
     )

@@ -92,6 +92,11 @@ def plan_for(
         model, loss_fn, policy=policy, budget=budget, options=options,
         state=state or SelectionState(), optimizer=optimizer,
     )  # fmt: skip
+    if not isinstance(batches, Sequence):
+        raise TrainingError(
+            f"batches is of type {type(batches).__name__}: pass a list of batches, such as "
+            "list(islice(loader, 2))"
+        )
     if batches and isinstance(batches[0], Tensor):
         raise TrainingError(
             "batches is one batch, of inputs and targets: pass a list of batches, such as [first, second]"

@@ -161,7 +161,7 @@ def place_sample(
                         if len(own) != views * min(size, left):
                             raise PlanError(
                                 f"place {place} has {len(own)} rows for {views * min(size, left)} examples: time "
-                                "steps, tokens or nodes come first there"
+                                "steps, tokens or nodes come first there, or a batch lacks targets"
                             )
                         rows[place] = mean_of_views(own) if asked.mirrored else own
                     narrow = next(iter(rows.values()))

@@ -117,7 +117,7 @@ class SelectionState:
 
     @property
     def remembers(self) -> bool:
-        """Whether it holds anything that a policy could use."""
+        """Whether earlier rounds have left scores or anything else that a policy could use."""
         looked_at = self.scores or self.memory.owner or self.planning_seconds
         return bool(looked_at or any(self.left_out))
 

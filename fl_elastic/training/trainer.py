@@ -30,7 +30,6 @@ from fl_elastic.profiling.optimizers import (
     check_callable,
 )
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.apply_plan import held_in_eval
 from fl_elastic.training.batches import FitBatches
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import Trained, under_every_name
@@ -38,6 +37,7 @@ from fl_elastic.training.costs import accumulated, costs_for, planned_with, refi
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
+from fl_elastic.training.frozen_norms import held_in_eval
 from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, UpdateError
 from fl_elastic.state.archive import Kind, read_archive, write_archive
+from fl_elastic.update.checks import MAX_VERSION, check_count
 from fl_elastic.update.manifest import Manifest, Role
-from fl_elastic.update.partial import MAX_VERSION, PartialUpdate, check_count, trained_part
+from fl_elastic.update.partial import PartialUpdate, trained_part
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.residuals")

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.update.checks import Limits, check_count
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import Limits, check_count
 
 _Floats = NDArray[np.float64]
 # Relative error of sums written as fp32, and the largest number that can still be squared and added up.

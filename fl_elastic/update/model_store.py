@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, UpdateError
 from fl_elastic.state.archive import Kind, read_archive, write_archive
+from fl_elastic.update.checks import MAX_VERSION, check_count
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import MAX_VERSION, check_count
 
 _LOG = logging.getLogger(__name__)
 _KIND = Kind("fl_elastic.model")

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.update.checks import MAX_VERSION, check_count
 from fl_elastic.update.codecs.base import CODECS, Codec
 from fl_elastic.update.frame import Kind, codec_field, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest, Role, Weights
-from fl_elastic.update.partial import MAX_VERSION, check_count
 
 
 def encode_weights(

@@ -154,7 +154,7 @@ class RidgeSystem:
         return np.asarray(sums.targets - np.outer(sums.products[:, -1], self.goal))
 
     def standard(self, products: _Floats) -> _Floats:
-        """Turn products of features (with a constant 1 appended) with anything into those of standardised features.
+        """Return products of features, with a constant 1 appended, as they would be with standardised features.
 
         Parameters
         ----------
@@ -372,7 +372,7 @@ class RidgeWithout:
         return errors
 
     def solve(self, right: _Floats) -> _Floats:
-        """Return the solution of the system without the part, for a right-hand side."""
+        """Return the solution, for a right-hand side, of the system without the held-out part."""
         if self.half is None or self.of_all is None:
             return _solved(self.factor, right)
         outer = self.of_all[0]

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.update.checks import Limits, check_count
 from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.partial import Limits, check_count
 
 # Relative error of sums over many examples in fp32.
 _ROUNDED = 1e-2

@@ -66,10 +66,10 @@ def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
 def harmful(ridge: Ridge) -> list[int]:
     """Return the clients whose sums make the head worse on what the others hold out, worst first.
 
-    Each held-out part is left out of all sums. A judge only uses the targets that it has itself: a client with a
-    class of its own can only harm judges whose classes are mistaken for it. The criterion is the growth of their
-    errors with the client's sums against without, compared with that of the other clients. If all clients have
-    different classes, the growth is large for all of them.
+    Each client is judged by the others: by how much its sums increase the errors on the examples that they hold
+    out, which are in no sum. The increase is compared with that of the other clients, because it is large for all
+    if all have different classes. An error counts for the judge's own classes only, so that a client with a class
+    of its own harms no judge, unless examples are mistaken for that class.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.codecs.base import CODECS, Codec, Memory, number_of
 from fl_elastic.update.codecs.raw import Fp32
 from fl_elastic.update.frame import (
@@ -28,7 +29,7 @@ from fl_elastic.update.frame import (
     unpack,
 )
 from fl_elastic.update.manifest import Manifest, Role
-from fl_elastic.update.partial import Limits, PackedDeltas, PartialUpdate, check_update
+from fl_elastic.update.partial import PackedDeltas, PartialUpdate
 from fl_elastic.update.parts import Slices
 
 

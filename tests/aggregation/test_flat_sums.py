@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import MergeOptions, PartialMean
 from fl_elastic.aggregation.sums import Addend, FlatSum, joined
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.partial import Limits
 
 SIZE = 150_000
 MANIFEST = Manifest(("w", "b"), ((SIZE,), (7,)), ("float32",) * 2, (Role.PARAMETER,) * 2)

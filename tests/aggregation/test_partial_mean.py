@@ -18,8 +18,8 @@ from fl_elastic.aggregation.sums import FlatSum, TensorSum
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.testing import Check, name_of, rule_checks
 from fl_elastic.update import Manifest, PartialUpdate, weights_of
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.partial import Limits
 
 NAMES = ["all", "contributors", "inverse_probability", "inverse_share", "products"]
 ROBUST = ["krum", "median", "norm_clipping", "trimmed_mean"]

@@ -54,6 +54,15 @@ def test_a_wide_terminal_is_used_and_a_narrow_one_kept_to_where_it_is_enough() -
     assert max(map(len, lines)) <= 18 and any("three" in line for line in lines)
 
 
+def test_room_goes_to_names_that_would_be_broken_first() -> None:
+    table = Table()
+    table.add_column("place", overflow="fold")
+    for heading in ("ms an example", "share of the pass", "sums, kB", "held-out error"):
+        table.add_column(heading)
+    table.add_row("in:classifier.1@flat", "11.301", "100%", "3277", "0.350")
+    assert "in:classifier.1@flat" in printed(table, 70)
+
+
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], show: Any) -> str:
     # What a pipe is taken for.
     monkeypatch.setenv("COLUMNS", "80")
@@ -129,6 +138,17 @@ def test_the_state_of_a_fleet(
     out = shown(monkeypatch, capsys, lambda: print_table(fleet_status._table([node] * 2)))
     for each in ("12345,", "12345", "71", "43%", "17", "offline"):
         assert each in out, (each, out)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("name", ["pi0", "node0", "raspberry-pi-in-the-kitchen-0"])
+def test_names_and_times_of_nodes_are_whole(name: str, width: int) -> None:
+    last = NodeRound(round=2, time="1700000000", step_seconds=0.01, disk_free_bytes=58 * 2**30)
+    node = NodeStatus(name, "1", "online", "2026-01-02T03:04:05+00:00", last)
+    _, _, below = printed(fleet_status._table([node]), width).rpartition("─")
+    rows = [row for row in below.splitlines() if row]
+    assert "".join(row.split()[0] for row in rows if row[0] != " ") == name
+    assert "03:04" in below and "online" in below
 
 
 def test_findings_of_the_doctor(

@@ -72,7 +72,7 @@ def test_init_tells_what_it_made_and_what_it_kept(fleet: Any, tmp_path: Path) ->
         (("server", "{fleet}", "--host", "192.0.2.1"), "not among the addresses"),
         (("server", "{fleet}", "--port", "70000"), "port 70000"),
         (("node", "{fleet}"), "nodes/NAME"),
-        (("submit", "{fleet}"), "--scenario"),
+        (("submit", "{fleet}"), "--scenario FILE, or the folder of a Flower app"),
         (("submit", "{fleet}", "{new}"), "no Flower app"),
         (("submit", "{fleet}", "--set", "x"), "expected key=value"),
         (("submit", "{fleet}", "--set", "training.rounds=2"), "--scenario FILE"),
@@ -80,6 +80,7 @@ def test_init_tells_what_it_made_and_what_it_kept(fleet: Any, tmp_path: Path) ->
         (("doctor", "{new}"), "neither fleet.toml nor node.toml"),
         (("up", "--local", "2", "--set", "training.rounds=x"), "training.rounds"),
         (("up", "--local", "2", "--keep", "{fleet}"), "not empty"),
+        (("up", "--local", "2", "--method", "nope"), "no method 'nope' that a real fleet can run"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -41,7 +41,7 @@ from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
-from fl_elastic.update.partial import Limits
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.squared_gradients import (
     SquaredGradients,
     dampening,

@@ -27,9 +27,9 @@ from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.head_sums import HeadSums, encode_head_sums
-from fl_elastic.update.partial import Limits
 
 CLIENTS, CLASSES, INPUTS, FEATURES = 10, 10, 24, 80
 Rows = tuple[torch.Tensor, torch.Tensor]

@@ -20,9 +20,9 @@ from small_federation import as_weights, assert_close, assert_identical, quiet, 
 from fl_elastic.errors import ElasticError, RegistryError, UpdateError
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundRecord
 from fl_elastic.flower.records import PACKED, evaluate_reply, read_instruction
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights
-from fl_elastic.update.partial import Limits
 
 
 def apps(codec: str = "fp32") -> dict[int, Any]:

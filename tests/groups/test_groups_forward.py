@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from small_models import chain, loss_fn, vectors
@@ -158,13 +159,31 @@ class Particular(nn.Module):
         (True, torch.zeros(2, 4), "a dict of pictures is needed"),
         (
             False, {"image": torch.zeros(2, 4), "idx": torch.zeros(2)},
-            r"inputs of shape \(2, 4\) in a dict of 'image', 'idx' and targets",
+            r"inputs of shape \(2, 4\) in a dict of 'image', 'idx' and int64 targets",
         ),
         (False, (torch.zeros(2, 4), torch.zeros(2)), r"\(2, 4\) in a tuple of 2 \(of a batch of three"),
-        (False, [torch.zeros(2, 4), torch.zeros(2, 4)], r"\(2, 4\) in a list of 2 and targets"),
+        (False, [torch.zeros(2, 4), torch.zeros(2, 4)], r"\(2, 4\) in a list of 2 and int64 targets"),
     ],
 )  # fmt: skip
 def test_how_a_batch_was_read_is_part_of_the_line(asserts: bool, inputs: Any, why: str) -> None:
     with pytest.raises(TrainingError, match=why) as raised:
         compute_loss(Particular(asserts), loss_fn, (inputs, torch.zeros(2, dtype=torch.long)))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "why"),
+    [
+        (
+            torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long),
+            r"with uint8 inputs of shape \(2, 4\) and int64 targets of shape \(2,\): ",
+        ),
+        (torch.zeros(2, 4), torch.zeros(2), r"float32 targets of shape \(2,\): "),
+        (torch.zeros(2, 4), ["yes", "no"], "and targets of type list without a tensor: "),
+        (np.zeros((2, 4)), torch.zeros(2), "with inputs of type ndarray without a tensor and"),
+    ],
+)  # fmt: skip
+def test_a_misfit_names_types_as_well_as_shapes(inputs: Any, targets: Any, why: str) -> None:
+    with pytest.raises(TrainingError, match=why) as raised:
+        compute_loss(nn.Linear(4, 3), loss_fn, (inputs, targets))
     assert "\n" not in str(raised.value)

@@ -32,7 +32,7 @@ from fl_elastic.planning import PlanRequest
 from fl_elastic.training import ElasticTrainer, apply_plan
 from fl_elastic.training.measured import measure_plan
 from fl_elastic.update import Manifest, decode, encode
-from fl_elastic.update.partial import check_update
+from fl_elastic.update.checks import check_update
 
 
 def trainer_of(

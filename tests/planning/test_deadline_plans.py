@@ -80,8 +80,13 @@ def refusal(budget: Budget) -> str:
 def test_a_head_that_does_not_fit_blames_the_limit_that_it_breaks() -> None:
     head = float(SIZES[asked_head()])
     late = refusal(Budget(deadline=100.0, bandwidth=head / 60.0))
-    assert "takes 60 s, more than half of the deadline of 100 s" in late
-    assert "at least 120 s" in late and "memory" not in late and "uplink" not in late
+    assert "takes 60 s, more than half of the 100 s that are left of the deadline" in late
+    assert "at least 20 s more" in late and "memory" not in late and "uplink" not in late
+    # Choosing took 45 of 100 s, and all of 100 s.
+    part = refusal(Budget(deadline=100.0, bandwidth=head / 60.0).after(45.0, 1.0, STEPS))
+    assert "half of the 55 s that are left" in part and "at least 65 s more" in part
+    none = refusal(Budget(deadline=100.0, bandwidth=head / 60.0).after(145.0, 1.0, STEPS))
+    assert "half of the 0 s that are left" in none and "at least 120 s more" in none
     narrow = refusal(Budget(uplink=head / 2))
     assert f"sends {head:.0f} bytes, the uplink budget is {head / 2:.0f}" in narrow
     assert "memory" not in narrow and "deadline" not in narrow

@@ -293,7 +293,7 @@ class Tied(nn.Module):
         ),
         (
             lambda: (nn.Linear(4, 3), (torch.randn(3, 4), torch.tensor([9, -100, 1]))),
-            r"classes of shape \(3,\) below 3 .*; targets are \(3,\), from 1 to 9",
+            r"classes of shape \(3,\) below 3 .*; targets are int64 of shape \(3,\), from 1 to 9",
         ),
     ],
 )

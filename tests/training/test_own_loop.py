@@ -195,6 +195,9 @@ def test_what_does_not_fit_is_said() -> None:
         plan_for(model, LOSS, data[:1], budget=Budget(speedup=2))
     with pytest.raises(TrainingError, match="batches is one batch"):
         plan_for(model, LOSS, data[0], budget=Budget(speedup=2))
+    for loader in (torch.utils.data.DataLoader(data, batch_size=None), iter(data), None):
+        with pytest.raises(TrainingError, match=rf"of type {type(loader).__name__}: pass a list"):
+            plan_for(model, LOSS, loader, budget=Budget(speedup=2))  # type: ignore[arg-type]
     base = state_of(model)
     del base["0.weight"]
     with pytest.raises(TrainingError, match=r"base lacks '0\.weight'"):

@@ -21,7 +21,8 @@ from fl_elastic.planning.importance.channels import ChannelScores
 from fl_elastic.planning.importance.taps import scored_layers
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.update import Manifest, decode, encode, weights_of
-from fl_elastic.update.partial import check_update, trained_part
+from fl_elastic.update.checks import check_update
+from fl_elastic.update.partial import trained_part
 
 HEAD = {"6": Mode.FULL}
 HALF = HEAD | {"3": Mode.channels(0.5)}

@@ -16,11 +16,11 @@ from torch import nn
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.closed_form import closed_form_head
 from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, pack
 from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
-from fl_elastic.update.partial import Limits
 
 Floats = NDArray[np.float64]
 
@@ -302,6 +302,7 @@ def test_an_error_on_the_way_leaves_no_trace() -> None:
         (nn.Linear(5, 3), torch.tensor([0, -1]), "below 3"),
         (nn.Linear(5, 3), torch.zeros(2, 2), "targets are"),
         (nn.Linear(5, 3), "abc", "targets are str"),
+        (nn.Linear(5, 3), torch.zeros(2), r"targets are float32 of shape \(2,\)"),
     ],
 )
 def test_what_has_no_such_head_is_said(model: nn.Module, targets: Any, words: str) -> None:

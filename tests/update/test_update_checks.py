@@ -11,7 +11,7 @@ from small_models import conv_net
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, encode
-from fl_elastic.update.partial import Limits, check_update
+from fl_elastic.update.checks import Limits, check_update
 
 MANIFEST = Manifest.of(conv_net())
 GOOD = PartialUpdate(

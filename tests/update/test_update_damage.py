@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.checks import Limits
 from fl_elastic.update.frame import CHECKSUM_BYTES, WIRE_VERSION, checksum
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.model_wire import decode_weights, encode_weights
-from fl_elastic.update.partial import Limits
 
 MANIFEST = Manifest(
     ("conv", "bias", "mean", "count"),

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.partial import Limits, PackedDeltas, check_update
+from fl_elastic.update.partial import PackedDeltas
 
 MANIFEST = Manifest(
     ("a", "b", "s", "count", "c"),

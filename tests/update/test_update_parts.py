@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update import CODECS, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.checks import check_update
 from fl_elastic.update.manifest import Role
-from fl_elastic.update.partial import check_update, trained_part
+from fl_elastic.update.partial import trained_part
 from fl_elastic.update.parts import Masks, part_shape, put_part, take_part
 
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import TrainReply, answer_in
-from fl_elastic.update.partial import MAX_VERSION
+from fl_elastic.update.checks import MAX_VERSION
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client_round import ClientRound

@@ -81,7 +81,7 @@ class SummaryScore(ChannelScore):
 
     @abstractmethod
     def select(self, summary: Mapping[str, LayerSummary]) -> dict[str, ChannelScores]:
-        """Return the scores of every layer in the summary of a set, by group name."""
+        """Return channel scores of the layers that ``summary`` describes, by group name."""
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         """Return the scores by group name after one forward pass; raise TrainingError if they are not finite."""

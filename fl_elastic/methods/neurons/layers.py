@@ -53,8 +53,8 @@ class NeuronGuard(ChannelGuard):
     plan, model, copies :
         See `ChannelGuard`.
     optimizer : torch optimiser, optional
-        At the end the momentum of untrained neurons is erased, and their other optimiser state is restored to
-        the present values.
+        At the end the momentum of untrained neurons is erased, and their other optimiser state is set back to what
+        it was when the guard was made.
     """
 
     def __init__(

@@ -56,7 +56,8 @@ class JointSelection:
     totals : Totals
         Worth and costs of these options.
     bound : float
-        Upper bound on the worth of any selection within the limits; NaN if an available option does damage.
+        Upper bound on the worth of any selection within the limits; NaN if an available option lowers the worth of
+        other groups (`Choices.damage`).
     """
 
     options: NDArray[np.intp]

@@ -119,7 +119,7 @@ def _unit(limit: float, cost: _Floats) -> float:
 
 
 def bounds_above(problem: Problem, prices: _Floats) -> _Floats:
-    """Return the largest worth, less costs at the prices, of all groups above each one, shape (N, P)."""
+    """Return the largest worth minus priced costs of all groups above each group, shape (N, P)."""
     return _above(_best(problem, prices)[0])
 
 

@@ -84,7 +84,7 @@ class Encoding:
     @classmethod
     @lru_cache
     def from_json(cls, text: str) -> Encoding:
-        """Read the text of `to_json`; sqlite3.DatabaseError if it is anything else."""
+        """Read the text of `to_json`; raise sqlite3.DatabaseError for any other text."""
         try:
             found = json.loads(text)
             form = cls(

@@ -45,7 +45,10 @@ class StreamMethod:
 
     @property
     def store_share(self) -> float:
-        """Share of the capacity of a store of inputs; below a tenth, as the last page of a file is seldom full."""
+        """Capacity, as a share of that of a store of inputs.
+
+        Features get a tenth of the bytes: the capacity is set lower, because files are somewhat larger than it.
+        """
         return 0.0875 if self.latent or self.closed_form else 1.0
 
 

@@ -82,7 +82,8 @@ class SimulationProgress(Progress):
 
     def round(self, number: int, accuracy: float, loss: float, simulated_seconds: float) -> None:
         """Show the global model after a round, and about how long the remaining rounds take at this pace."""
-        note = f"accuracy {accuracy:.1%}, loss {loss:.3f}, {simulated_seconds:.0f} s simulated"
+        digits = ".0f" if simulated_seconds >= 10 else ".3g"
+        note = f"accuracy {accuracy:.1%}, loss {loss:.3f}, {simulated_seconds:{digits}} s simulated"
         # A run ends by rounds or by simulated time, whichever comes first.
         share = max(number / self._rounds, min(simulated_seconds / self._limit, 1.0))
         done = (self._started - 1 + share) * self._rounds
@@ -91,8 +92,9 @@ class SimulationProgress(Progress):
         if left is not None:
             note += f", about {seconds_text(left)} left"
         self._console.print(
-            f"{self._name}, round {number} of {self._rounds}: {note}", highlight=False
-        )
+            f"{self._name}, round {number} of {self._rounds}: {note}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
     def _seconds_left(self, done: float) -> float | None:
         now = time.monotonic()

@@ -184,30 +184,48 @@ def _own(name: str, make: Any, root: Path) -> Dataset:
         raise DatasetError(f"dataset {name!r}: calling it failed: {first_line(error)}") from error
     if not isinstance(found, Dataset):
         raise DatasetError(f"dataset {name!r} returned a {type(found).__name__}, not a Dataset")
+    found = replace(
+        found,
+        train_x=np.asarray(found.train_x), train_y=np.asarray(found.train_y),
+        test_x=np.asarray(found.test_x), test_y=np.asarray(found.test_y),
+    )  # fmt: skip
     for part, x, y in (
         ("train", found.train_x, found.train_y),
         ("test", found.test_x, found.test_y),
     ):
-        problem = _misfit(found, np.asarray(x), np.asarray(y))
+        problem = _misfit(found, x, y)
         if problem:
             raise DatasetError(f"dataset {name!r}: {part}: {problem}")
     if found.owners is not None and len(found.owners) != len(found.train_y):
         raise DatasetError(
             f"dataset {name!r} has {len(found.owners)} owners for {len(found.train_y)} training examples"
         )
-    return found
+    # Losses of torch take classes as int64.
+    return replace(
+        found, train_y=found.train_y.astype(np.int64), test_y=found.test_y.astype(np.int64)
+    )
 
 
 def _misfit(data: Dataset, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> str:
     """Return the problem with a custom dataset's inputs and classes; empty if there is none."""
-    if len(x) == 0 or x.shape[1:] != tuple(data.input_shape) or y.shape != x.shape[:1]:
-        return f"inputs of shape {x.shape} and classes of shape {y.shape} do not fit input_shape {data.input_shape}"
-    if x.dtype != np.float32 or not np.issubdtype(y.dtype, np.integer):
-        return f"inputs are {x.dtype} and classes {y.dtype}: give float32 and whole numbers"
-    if not np.isfinite(x).all():
-        return "an input is not finite"
+    if len(x) == 0:
+        return "there is no example: give at least one"
+    if x.shape[1:] != tuple(data.input_shape):
+        return f"inputs of shape {x.shape} do not fit input_shape {data.input_shape}"
+    if y.shape != x.shape[:1]:
+        return f"classes of shape {y.shape} do not fit inputs of shape {x.shape}: give one class for each example"
+    if x.dtype != np.float32:
+        return f"inputs are {x.dtype}: give normalised numbers as float32"
+    if not np.issubdtype(y.dtype, np.integer):
+        return f"classes such as {y[0].item()!r} are no whole numbers: number them from 0"
+    finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if not finite.all():
+        return f"input {int(finite.argmin())} is not finite"
     if y.min() < 0 or y.max() >= data.classes:
-        return f"classes go from {y.min()} to {y.max()}, not from 0 to {data.classes - 1}"
+        return (
+            f"classes go from {y.min()} to {y.max()}, not from 0 to {data.classes - 1}: number them from 0, and "
+            "give their number as classes"
+        )
     return ""
 
 

@@ -99,8 +99,9 @@ def _check(method: str, split: list[Indices], clients: int, examples: int, small
         raise ScenarioError(f"partition {method!r} gave indices outside of 0 to {examples - 1}")
     if len(np.unique(everything)) != len(everything):
         raise ScenarioError(f"partition {method!r} gave an example to two clients")
-    fewest = min(len(part) for part in split)
-    if fewest < smallest:
+    poorest = min(range(clients), key=lambda client: len(split[client]))
+    if len(split[poorest]) < smallest:
         raise ScenarioError(
-            f"partition {method!r} left a client with {fewest} examples, below min_examples {smallest}"
+            f"partition {method!r} left client {poorest} with {len(split[poorest])} examples, below min_examples "
+            f"{smallest}: lower min_examples, or make the fleet smaller"
         )

@@ -339,7 +339,7 @@ class _Role:
                 plans = [plan for _, plan in client.report.plans]
                 metrics[CHOOSING] = client.report.choosing_seconds
                 metrics[PEAK_BYTES] = max(plan.predicted_step_bytes for plan in plans)
-        if ERROR in metrics and profile > 0:
+        if ERROR in metrics and profile > 0 and deadline is not None:
             # The client spent its first fit on estimating costs, and was too late.
             metrics[ERROR] = f"{LATE}, in its first fit: {metrics[ERROR]}"
         return packed, examples, metrics

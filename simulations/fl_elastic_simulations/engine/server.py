@@ -153,7 +153,8 @@ def _finished_cell(path: Path, fingerprint: str) -> RunResult:
         raise ScenarioError(f"cannot read {path}: {error.strerror}") from None
     if cell.scenario != fingerprint:
         raise ScenarioError(
-            f"{path} is the result of another scenario: choose another folder, or leave out --resume"
+            f"{path} is the result of another scenario (data, model, training, fleet or this method differ): "
+            "choose another folder, or leave out --resume"
         )
     return cell
 

@@ -57,7 +57,9 @@ def _parts(scenario: Scenario, data_root: str | None, seed: int) -> list[npt.NDA
     chosen = _limited(dataset.labels, data.train_limit, seed)
     slowdowns = [client.device.slowdown for client in scenario.clients]
     if data.partition == "natural" and dataset.owners is None:
-        raise DatasetError(f"{dataset.name} has no owners for a natural partition: give it some")
+        raise DatasetError(
+            f"{dataset.name} has no owners for a natural partition: give Dataset(..., owners=...)"
+        )
     owners = None if dataset.owners is None else dataset.owners[chosen]
     if data.layout == "correlated" and data.partition == "natural" and owners is not None:
         parts = correlated_owners(

@@ -8,18 +8,21 @@ from importlib import resources
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
+from fl_elastic_simulations.fleet.fleet_method import fleet_method
 from fl_elastic_simulations.scenario import Scenario
 
 _DIGITS = "digits.toml"
 
 
-def scenario_text(path: Path | None, overrides: Iterable[str], nodes: int | None = None) -> str:
+def scenario_text(
+    path: Path | None, overrides: Iterable[str], nodes: int | None = None, *, method: str = ""
+) -> str:
     """Return a scenario as JSON; without a file, that of handwritten digits for this number of nodes.
 
     Raises
     ------
     ScenarioError
-        If the file is invalid.
+        If the file is invalid, or a fleet cannot run this method of it, so that no fleet is started in vain.
     FleetError
         If the numbers of clients and of nodes differ.
     """
@@ -34,4 +37,5 @@ def scenario_text(path: Path | None, overrides: Iterable[str], nodes: int | None
             f"the scenario has {len(scenario.clients)} clients and the fleet {nodes} nodes; "
             f"use --local {len(scenario.clients)}, or change the counts with --set fleet.0.count=..."
         )
+    fleet_method(scenario, method)
     return scenario.to_json()

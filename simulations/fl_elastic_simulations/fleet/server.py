@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.aggregation.coverage import CoverageLedger
-from fl_elastic.errors import DatasetError, FleetError, ScenarioError
+from fl_elastic.errors import DatasetError, FleetError
 from fl_elastic.flower.checkpoint import Checkpointed
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
-from fl_elastic.planning import POLICIES
 from fl_elastic.readout.place import places_of
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic_simulations.engine.method_model import method_model
-from fl_elastic_simulations.engine.methods import check_methods, method_strategy
+from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.summary import final_accuracy
 from fl_elastic_simulations.engine.workload import scenario_model, test_batches
+from fl_elastic_simulations.fleet.fleet_method import fleet_method
 from fl_elastic_simulations.scenario.scenario import Scenario
 from fl_elastic_simulations.scenario.sections import MethodSection
 
@@ -89,13 +89,13 @@ class FleetRun:
             If the folder of results is not absolute.
         """
         scenario = Scenario.from_json(str(run_config.get("scenario", "")))
-        check_methods(scenario)
+        method = fleet_method(scenario, str(run_config.get("method", "")))
         results = Path(str(run_config.get("results", "")))
         if not results.is_absolute():
             raise FleetError(f"run config results = {str(results)!r} is not an absolute folder")
         return cls(
             scenario=scenario,
-            method=_method(scenario, str(run_config.get("method", ""))),
+            method=method,
             seed=int(run_config.get("seed", 0)),
             results=results,
             data_root=str(run_config.get("data-root", "")) or None,
@@ -209,19 +209,6 @@ def _wait_for_nodes(grid: Grid, wanted: int, seconds: float) -> None:
             _LOG.warning("%s of %s nodes are there; they begin", found, wanted)
             return
         time.sleep(0.5)
-
-
-def _method(scenario: Scenario, name: str) -> MethodSection:
-    own = [method for method in scenario.methods if method.peer is None]
-    selecting = [method for method in own if POLICIES.make(method.policy).reduces_uplink]
-    if not name:
-        found = (selecting or own)[:1]
-    else:
-        found = [method for method in own if method.name == name]
-    if not found:
-        known = ", ".join(method.name for method in own)
-        raise ScenarioError(f"no method {name!r} that a real fleet can run: known are {known}")
-    return found[0]
 
 
 def _coverage(ledger: CoverageLedger | None, node: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Targets for a student: a teacher's features in fewer directions, damped (KDEP, CVPR 2022)."""
+"""Targets for distillation: a teacher's features on fewer axes, large values compressed (KDEP, CVPR 2022)."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TimelyFl(Peer):
         return train_mask(task, self.name, mask, epochs=max(epochs, 1))
 
     def rehearse(self, task: LocalTask) -> None:
-        """Determine the part of the model that fits."""
+        """Determine the part of the model that fits the allowed time, as `local_training` does."""
         per_epoch = requested_steps(task) // task.epochs
         deepest_suffix(task.profile, task.allowed_seconds / per_epoch)
 

@@ -76,7 +76,7 @@ def next_window(
 
 
 def _front(seconds: Sequence[float], before: int, limit: float) -> int:
-    """Return the last of the blocks after ``before`` that just reach the limit together."""
+    """Return the first block after ``before`` at which the blocks from there on take the limit's time together."""
     front, spent = before + 1, seconds[before + 1]
     while front < len(seconds) - 1 and spent < limit:
         front += 1

@@ -93,10 +93,12 @@ def measuring_mod(message: Message, context: Context, call_next: ClientAppCallab
     """Measure the handling of a message if an `UnequalGrid` asks for it.
 
     Put it first in the list of an app's mods, so that it also measures the others. While the app handles a message,
-    ``context.node_config`` describes the played device, unless the node's own config does: ``device`` (its class),
-    ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server. Bandwidth, and a deadline
-    of fl_elastic's server, are converted to seconds of this host, in which a slow device's link appears faster; the
-    time of receiving the message is subtracted from the deadline.
+    ``context.node_config`` describes the simulated device, unless the node's own config does: ``device`` (its
+    class), ``slowdown``, ``memory`` in bytes if it is limited, and ``bandwidth`` to the server.
+
+    An app computes in seconds of this host, which is ``slowdown`` times faster than the device. So the device's
+    bandwidth is multiplied by ``slowdown``, and a deadline of fl_elastic's server is divided by it, after the time
+    of receiving the message is subtracted.
 
     Examples
     --------

@@ -19,7 +19,9 @@ DEMO = Path(fl_elastic_simulations.__file__).parents[1] / "scenarios" / "demo.to
 @pytest.mark.parametrize("terminal", [False, True])
 def test_each_round_has_one_line(terminal: bool) -> None:
     said = io.StringIO()
-    console = Console(file=said, width=200, force_terminal=terminal, no_color=True)
+    # What a pipe is taken for is 80 wide.
+    width = 200 if terminal else 80
+    console = Console(file=said, width=width, force_terminal=terminal, no_color=True)
     with SimulationProgress(Scenario.load(DEMO, ()), console) as progress:
         progress.cell("elastic", 0, 24)
         for number in range(1, 7):
@@ -33,6 +35,17 @@ def test_each_round_has_one_line(terminal: bool) -> None:
     assert found[0].endswith("s simulated")
     if not terminal:
         assert said.getvalue().splitlines() == found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.06027, "0.0603"), (9.5, "9.5"), (12345.6, "12346")]
+)
+def test_short_simulated_times_are_not_rounded_to_nothing(seconds: float, shown: str) -> None:
+    said = io.StringIO()
+    with SimulationProgress(Scenario.load(DEMO, ()), Console(file=said, width=200)) as progress:
+        progress.cell("full", 0, 24)
+        progress.round(1, 0.5, 1.0, seconds)
+    assert f" {shown} s simulated" in said.getvalue()
 
 
 def test_the_time_left_is_that_of_all_other_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

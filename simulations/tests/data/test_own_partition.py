@@ -56,7 +56,7 @@ def test_a_function_gets_what_it_asks_for(own: str) -> None:
         ("twice", "two clients"),
         ("beyond", "outside of 0 to 119"),
         ("few", "1 parts for 4 clients"),
-        ("empty", "below min_examples"),
+        ("empty", "left client 0 with 0 examples, below min_examples 1: lower"),
         ("odd", "asks for 'mood'"),
         ("broken", "failed: RuntimeError: not today"),
         ("none", "has no 'none'"),

@@ -154,7 +154,18 @@ other_shape = changed(input_shape=(2, 3))
 three = changed(test_y=Y[40:] + 2)
 below = changed(train_y=Y[:40] - 1)
 empty = changed(train_x=X[:0], train_y=Y[:0])
-unknown = changed(train_x=np.where(X[:40] > 2, np.nan, X[:40]))
+one_hot = changed(train_y=np.eye(2)[Y[:40]])
+texts = changed(train_y=np.where(Y[:40] > 0, "yes", "yes"))
+unknown = changed(train_x=np.where(np.arange(40)[:, None] == 7, np.nan, X[:40]).astype(np.float32))
+bytes_ = changed(train_y=Y[:40].astype(np.uint8), test_y=Y[40:].astype(np.int32))
+
+
+def images():
+    import torch
+    x, y = torch.rand(60, 1, 4, 4), torch.from_numpy(Y)
+    return Dataset("images", x[:40], y[:40], x[40:], y[40:], classes=2, input_shape=(1, 4, 4))
+
+
 few_owners = changed(owners=np.arange(3))
 """
 
@@ -176,6 +187,17 @@ def test_a_function_of_ones_own_gives_a_dataset(own: str, tmp_path: Path, name: 
     assert load_dataset(f"{own}:{name}", tmp_path) is found
 
 
+def test_whole_numbers_of_any_width_are_classes(own: str) -> None:
+    found = load_dataset(f"{own}:bytes_")
+    assert found.train_y.dtype == found.test_y.dtype == np.int64
+    assert (found.train_y == load_dataset(f"{own}:read").train_y).all()
+
+
+def test_tensors_are_taken_as_arrays(own: str) -> None:
+    found = load_dataset(f"{own}:images", image_size=8)
+    assert isinstance(found.train_x, np.ndarray) and found.train_x.shape == (40, 1, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -183,13 +205,21 @@ def test_a_function_of_ones_own_gives_a_dataset(own: str, tmp_path: Path, name: 
         ("number", "is a int, not a function"),
         ("nothing", "returned a NoneType, not a Dataset"),
         ("fails", "calling it failed: KeyError: 'readings.csv'"),
-        ("wide", "inputs are float64 and classes int64: give float32"),
-        ("ragged", r"test: inputs of shape \(19, 6\) and classes of shape \(20,\)"),
+        ("wide", "inputs are float64: give normalised numbers as float32"),
+        (
+            "ragged",
+            r"test: classes of shape \(20,\) do not fit inputs of shape \(19, 6\): give one",
+        ),
+        (
+            "one_hot",
+            r"train: classes of shape \(40, 2\) do not fit inputs of shape \(40, 6\): give one",
+        ),
+        ("texts", "train: classes such as 'yes' are no whole numbers: number them from 0"),
         ("other_shape", r"do not fit input_shape \(2, 3\)"),
         ("three", "test: classes go from 2 to 3, not from 0 to 1"),
         ("below", "train: classes go from -1 to 0"),
-        ("empty", r"train: inputs of shape \(0, 6\)"),
-        ("unknown", "an input is not finite"),
+        ("empty", "train: there is no example"),
+        ("unknown", "input 7 is not finite"),
         ("few_owners", "has 3 owners for 40 training examples"),
     ],
 )

@@ -93,6 +93,18 @@ def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> No
     assert [cell.peaks["small"] for cell in cells.values()] == pytest.approx(expected)
 
 
+def test_who_lacks_memory_is_not_late_where_no_time_is_set(ran: Any, profile: CostProfile) -> None:
+    least, _ = head_and_all(profile)
+    table = json.loads(scenario(memory=int(least / 2)).to_json())
+    # A speed-up makes the first fit estimate its costs.
+    table["fleet"][1]["speedup"] = 2.0
+    cell = ran(Scenario.from_json(json.dumps(table | {"methods": ["elastic"], "target": None})))[
+        "elastic"
+    ]
+    assert cell.rejected == 4
+    assert all("memory" in each and "deadline" not in each for each in cell.rejections)
+
+
 def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(
     ran: Any, profile: CostProfile
 ) -> None:

@@ -22,7 +22,7 @@ from fl_elastic.aggregation import RULES
 from fl_elastic.errors import BudgetError, RegistryError, TrainingError
 from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest
-from fl_elastic.update.partial import check_update
+from fl_elastic.update.checks import check_update
 from fl_elastic_simulations.peers import PEERS, LocalResult
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
