@@ -207,7 +207,8 @@ LONGER: dict[str, FederationTask] = {
 def _larger(name: str, pixels: int) -> FederationTask:
     """Return a task with its images scaled to ``pixels``, and few methods, in the time of the task itself."""
     task = PRETRAINED[name]
-    methods = ("closed form, last layer", READ, MIRRORED, f"{MIRRORED}, then steps", SAME_HEAD)
+    then = ", then steps"
+    methods = ("closed form, last layer", READ, READ + then, MIRRORED, MIRRORED + then, SAME_HEAD)
     return replace(
         task,
         title=f"{task.title}, images scaled to {pixels} pixels",
