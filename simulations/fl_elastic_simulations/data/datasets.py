@@ -193,7 +193,7 @@ def _own(name: str, make: Any, root: Path) -> Dataset:
         ("train", found.train_x, found.train_y),
         ("test", found.test_x, found.test_y),
     ):
-        problem = _misfit(found, x, y)
+        problem = _misfit(found, np.asarray(x), y)
         if problem:
             raise DatasetError(f"dataset {name!r}: {part}: {problem}")
     if found.owners is not None and len(found.owners) != len(found.train_y):

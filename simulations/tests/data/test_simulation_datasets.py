@@ -195,7 +195,8 @@ def test_whole_numbers_of_any_width_are_classes(own: str) -> None:
 
 def test_tensors_are_taken_as_arrays(own: str) -> None:
     found = load_dataset(f"{own}:images", image_size=8)
-    assert isinstance(found.train_x, np.ndarray) and found.train_x.shape == (40, 1, 8, 8)
+    images = found.train_x[:]
+    assert isinstance(images, np.ndarray) and images.shape == (40, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
