@@ -247,7 +247,7 @@ class SecurePartialUpdates(LegacyStrategy):
         self.fleet.learn(proxy.node_id, answer.metrics)
 
     def _refuse_too_many(self, results: list[_Fitted]) -> None:
-        """Raise UpdateError if the workflow's total may have exceeded its modulus, which leaves a remainder of it."""
+        """Raise UpdateError if the workflow's total may have exceeded its modulus and left a remainder."""
         flow = self._workflow
         weight = sum(fit.num_examples for _, fit in results) / flow.max_weight
         if max(len(results), weight) * flow.quantization_range > flow.modulus_range:
