@@ -162,7 +162,7 @@ class RunningSums:
         if self.weight <= _NOBODY:
             self.products[:], self.targets[:] = 0.0, 0.0
             return rows
-        # Where only the removed examples differed, the rest of their squares is rounding: a head would divide by it.
+        # Where only removed examples differed, what is left of their squares is rounding: no head may divide by it.
         mean = self.products[-1, :-1] / self.weight
         left = np.abs(np.diag(self.products)[:-1] - mean**2 * self.weight)
         rounded = np.flatnonzero(~varies(np.sqrt(left), size))
