@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.examples import count_rows, layout_of, take_examples
+from fl_elastic.groups.examples import count_rows, layout_of, sizes_of, take_examples
 from fl_elastic.groups.forward import (
     batch_shape,
     channels_last,
@@ -39,6 +39,7 @@ from fl_elastic.training.report import ForwardReport
 
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
+_Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _FEW = 2
 # What torch raises when a part of a model, or of a batch, does not fit.
 _MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
@@ -78,7 +79,9 @@ class ElasticForward:
         self._examples = examples
         self._epochs = epochs
         self._clock = clock
-        self._checked: dict[str, bool] = {}
+        # By place, the sizes of the inputs for which it was proved that both parts give what the model gives.
+        self._proved: dict[str, _Sizes | None] = {}
+        self._sizes: _Sizes = ()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layout: tuple[tuple[str, str], ...] = ()
         self._device = model_device(model)
@@ -152,8 +155,9 @@ class ElasticForward:
             if cut is not None:
                 split = stack.enter_context(SplitModel(self._model, graph, cut))
                 place = _place(cut, transforms)
-                if self._works(split, place, batch):
-                    self._split, self._cut = split, cut.module
+                sizes = self._proved_for(split, place, batch)
+                if sizes is not None:
+                    self._split, self._cut, self._sizes = split, cut.module, sizes
                     stack.callback(self._leave)
                     self._open_store(split, cut, place, split_batch(batch)[0])
                 else:
@@ -173,8 +177,13 @@ class ElasticForward:
         if self._split is None:
             yield
             return
-        started = self._clock()
         inputs, _ = split_batch(batch)
+        # Code between skipped modules sees the shapes that these had in the trace.
+        if self._split.cut.skipped and sizes_of(inputs) != self._sizes:
+            self._computed += batch_size(batch)
+            yield
+            return
+        started = self._clock()
         with refusing_misfits(batch):
             features = self._features(self._split, inputs)
         self.prefix_seconds += self._clock() - started
@@ -242,17 +251,21 @@ class ElasticForward:
     def _leave(self) -> None:
         self._split = None
 
-    def _works(self, split: SplitModel, place: str, batch: Batch) -> bool:
-        """Return whether the two parts together give what the whole model gives; checked once per cut."""
-        if place not in self._checked:
+    def _proved_for(self, split: SplitModel, place: str, batch: Batch) -> _Sizes | None:
+        """Return the sizes of inputs for which the two parts together give what the whole model gives.
+
+        It is checked once per cut; None if they do not.
+        """
+        if place not in self._proved:
+            inputs = split_batch(batch)[0]
             try:
                 with untouched(self._model):
-                    _on_few(split.check, split_batch(batch)[0])
-                self._checked[place] = True
+                    _on_few(split.check, inputs)
+                self._proved[place] = sizes_of(inputs)
             except ModelError as error:
-                self._checked[place] = False
+                self._proved[place] = None
                 self.refused = f"no elastic forward pass: {error}"
-        return self._checked[place]
+        return self._proved[place]
 
     def _open_store(self, split: SplitModel, cut: Cut, place: str, inputs: Any) -> None:
         if self._store is None:
