@@ -6,7 +6,8 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,6 @@ from fl_elastic.training.report import ForwardReport
 
 _LOG = logging.getLogger("fl_elastic")
 _Said = TypeVar("_Said")
-_Sizes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 _FEW = 2
 # What torch raises when a part of a model, or of a batch, does not fit.
 _MISFITS = (RuntimeError, ValueError, TypeError, IndexError)
@@ -79,9 +79,8 @@ class ElasticForward:
         self._examples = examples
         self._epochs = epochs
         self._clock = clock
-        # By place, the sizes of the inputs for which it was proved that both parts give what the model gives.
-        self._proved: dict[str, _Sizes | None] = {}
-        self._sizes: _Sizes = ()
+        self._proofs: dict[str, _Proof | None] = {}
+        self._proof: _Proof | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layout: tuple[tuple[str, str], ...] = ()
         self._device = model_device(model)
@@ -155,9 +154,9 @@ class ElasticForward:
             if cut is not None:
                 split = stack.enter_context(SplitModel(self._model, graph, cut))
                 place = _place(cut, transforms)
-                sizes = self._proved_for(split, place, batch)
-                if sizes is not None:
-                    self._split, self._cut, self._sizes = split, cut.module, sizes
+                self._proof = self._proof_of(split, place, batch)
+                if self._proof is not None:
+                    self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
                     self._open_store(split, cut, place, split_batch(batch)[0])
                 else:
@@ -178,8 +177,9 @@ class ElasticForward:
             yield
             return
         inputs, _ = split_batch(batch)
+        assert self._proof is not None
         # Code between skipped modules sees the shapes that these had in the trace.
-        if self._split.cut.skipped and sizes_of(inputs) != self._sizes:
+        if self._split.cut.skipped and not self._proof.holds_for(inputs):
             self._computed += batch_size(batch)
             yield
             return
@@ -251,21 +251,19 @@ class ElasticForward:
     def _leave(self) -> None:
         self._split = None
 
-    def _proved_for(self, split: SplitModel, place: str, batch: Batch) -> _Sizes | None:
-        """Return the sizes of inputs for which the two parts together give what the whole model gives.
-
-        It is checked once per cut; None if they do not.
-        """
-        if place not in self._proved:
+    def _proof_of(self, split: SplitModel, place: str, batch: Batch) -> _Proof | None:
+        """Return for which inputs the two parts together give what the whole model gives; checked once per cut."""
+        if place not in self._proofs:
             inputs = split_batch(batch)[0]
             try:
                 with untouched(self._model):
-                    _on_few(split.check, inputs)
-                self._proved[place] = sizes_of(inputs)
+                    _, few = _on_few(split.check, inputs)
+                rows = None if few else count_rows(inputs)
+                self._proofs[place] = _Proof(sizes_of(inputs), rows)
             except ModelError as error:
-                self._proved[place] = None
+                self._proofs[place] = None
                 self.refused = f"no elastic forward pass: {error}"
-        return self._proved[place]
+        return self._proofs[place]
 
     def _open_store(self, split: SplitModel, cut: Cut, place: str, inputs: Any) -> None:
         if self._store is None:
@@ -276,7 +274,7 @@ class ElasticForward:
             if first:
                 sample_ids(inputs)
                 with untouched(self._model), torch.no_grad():
-                    self._shapes[place] = _on_few(split.check_constant, inputs)
+                    self._shapes[place], _ = _on_few(split.check_constant, inputs)
                 self._layout = layout_of(inputs)
             self._store.prepare(prefix, self._shapes[place], self._examples)
             self._locked = cut.groups_above
@@ -367,18 +365,38 @@ def _rounding(features: Tensor) -> float:
     return max(1e-3, 4 * torch.finfo(features.dtype).eps)
 
 
-def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
-    """Run a check on two examples, or on the whole batch if the model needs more than two.
+@dataclass(frozen=True)
+class _Proof:
+    """Inputs for which the two parts of a model together were seen to give what the whole model gives.
+
+    Attributes
+    ----------
+    sizes : tuple
+        Sizes of an example, as `sizes_of` returns them.
+    rows : int or None
+        Number of examples, None if it does not matter.
+    """
+
+    sizes: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: int | None
+
+    def holds_for(self, inputs: Any) -> bool:
+        """Return whether these inputs are such ones."""
+        return sizes_of(inputs) == self.sizes and self.rows in (None, count_rows(inputs))
+
+
+def _on_few(check: Callable[[Any], _Said], inputs: Any) -> tuple[_Said, bool]:
+    """Run a check on two examples, or on the whole batch if the model needs more; return which, True for two.
 
     Every fit pays for the check: on whole batches, with kept features, checks took as long as a round's steps.
     """
     try:
         if count_rows(inputs) > _FEW:
-            return check(take_examples(inputs, slice(_FEW)))
+            return check(take_examples(inputs, slice(_FEW))), True
     except (ModelError, *_MISFITS):
         pass
     try:
-        return check(inputs)
+        return check(inputs), False
     except ModelError:
         raise
     except _MISFITS as error:
