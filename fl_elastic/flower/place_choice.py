@@ -171,15 +171,23 @@ def _alike(
         if usual.isdisjoint(reply.sample.rows):
             left_out(node, "none of the places that most clients have")
     kept = [each for each in kept if not usual.isdisjoint(each[1].sample.rows)]
-    widths = {
+    kinds = {
         place: Counter(
             (reply.sample.rows[place].shape[1], reply.kept[place])
             for _, reply in kept
             if place in reply.sample.rows
-        ).most_common(1)[0][0]
+        )
         for _, first in kept
         for place in first.sample.rows
     }
+    # A place without a usual number of features, as where clients' inputs differ in size, can be read by nobody.
+    widths = {
+        place: kind
+        for place, counts in kinds.items()
+        for kind, count in counts.most_common(1)
+        if 2 * count > counts.total()
+    }
+    kept = [(node, reply.at(widths)) for node, reply in kept]
     return [(node, reply) for node, reply in kept if _agrees(node, reply, widths, left_out)]
 
 
@@ -201,10 +209,12 @@ def _agrees(
     usual: Mapping[Place, tuple[int, tuple[int, ...]]],
     left_out: Callable[[int, str], None],
 ) -> bool:
+    if not reply.sample.rows:
+        left_out(node, "no place at which most clients have the same number of features")
     for place, rows in reply.sample.rows.items():
         if (rows.shape[1], reply.kept[place]) != usual[place]:
             left_out(
                 node, f"place {place} with {rows.shape[1]} features, not as the others have it"
             )
             return False
-    return True
+    return bool(reply.sample.rows)

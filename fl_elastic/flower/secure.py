@@ -40,6 +40,7 @@ from fl_elastic.update.secret_sums import FixedPoint
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 120.0
+_ROUNDING = 1e-3
 _Fitted = tuple[ClientProxy, FitRes]
 
 
@@ -52,7 +53,8 @@ class SecurePartialUpdates(LegacyStrategy):
     The workflow rounds weights to steps of ``2 * clipping_range / quantization_range``, times ``max_weight`` over
     the client's number of examples: choose a ``max_weight`` not far above that number. It also clips them, without
     saying so, to ``clipping_range`` times the same ratio: choose a ``clipping_range`` above the largest weight and
-    running variance.
+    running variance. A round with clipped weights, or with more clients than its modulus has room for, changes
+    nothing, and the log says what to choose.
 
     Parameters
     ----------
@@ -62,8 +64,9 @@ class SecurePartialUpdates(LegacyStrategy):
         Deadline and head; the plan is always the server's. With ``read="last"`` the first successful round is for
         sums: the head is solved for from the total of all clients' sums, and from that of a fifth of their
         examples. With ``sums_privacy`` the server adds noise to the total.
-    workflow : SecAggPlusWorkflow, optional
-        The workflow that runs the strategy; needed for round zero, whose sums are written in its steps.
+    workflow : SecAggPlusWorkflow
+        The workflow that runs the strategy: its settings say which sums it can take, and how those of round zero
+        are written.
 
     Raises
     ------
@@ -75,10 +78,11 @@ class SecurePartialUpdates(LegacyStrategy):
         self,
         inner: LegacyStrategy,
         *,
+        workflow: SecAggPlusWorkflow,
         config: RoundConfig | None = None,
-        workflow: SecAggPlusWorkflow | None = None,
     ) -> None:
         self.inner = inner
+        self._workflow = workflow
         self.fleet = ClientRegistry(replace(config or RoundConfig(), plan="server"))
         if self.fleet.config.sends_changes:
             raise RegistryError(
@@ -95,10 +99,9 @@ class SecurePartialUpdates(LegacyStrategy):
         self._arrays: list[NDArray[Any]] = []
         self._fixed: FixedPoint | None = None
         if self.fleet.config.solves_head:
-            if workflow is None or self.fleet.config.solve_every:
+            if self.fleet.config.solve_every:
                 raise RegistryError(
-                    "round zero under secure aggregation writes sums in the workflow's steps, and solves for the "
-                    "head once: give workflow=SecAggPlusWorkflow(...), and solve_every=0 in the config"
+                    "under secure aggregation the head is solved for once: give solve_every=0 in the config"
                 )
             self._fixed = FixedPoint(
                 workflow.quantization_range, workflow.clipping_range, workflow.max_weight
@@ -144,6 +147,7 @@ class SecurePartialUpdates(LegacyStrategy):
             return self._solved(server_round, self._fixed, results), {}
         try:
             trained = self._trained(results)
+            self._refuse_clipped(results, trained)
         except UpdateError as error:
             _LOG.warning("round %s changes nothing: %s", server_round, one_line(str(error)))
             return None, {}
@@ -209,6 +213,7 @@ class SecurePartialUpdates(LegacyStrategy):
         try:
             if not results:
                 raise UpdateError("no client sent any")
+            self._refuse_too_many(results)
             (means,) = parameters_to_ndarrays(results[0][1].parameters)
             found, head, _ = secret_head(
                 (fit.metrics.get(SUMS_OF) for _, fit in results), means, len(results), fixed,
@@ -240,6 +245,36 @@ class SecurePartialUpdates(LegacyStrategy):
             self.fleet.learn(proxy.node_id, {}, one_line(repr(error)))
             return
         self.fleet.learn(proxy.node_id, answer.metrics)
+
+    def _refuse_too_many(self, results: list[_Fitted]) -> None:
+        """Raise UpdateError if the workflow's total may have exceeded its modulus and left a remainder."""
+        flow = self._workflow
+        weight = sum(fit.num_examples for _, fit in results) / flow.max_weight
+        if max(len(results), weight) * flow.quantization_range > flow.modulus_range:
+            raise UpdateError(
+                f"the sum of {len(results)} clients does not fit the workflow's modulus_range of "
+                f"{flow.modulus_range}: lower its quantization_range, or ask fewer clients"
+            )
+
+    def _refuse_clipped(self, results: list[_Fitted], trained: dict[int, NDArray[Any]]) -> None:
+        """Raise UpdateError if the workflow clipped weights of a client, judged by the model before and after."""
+        flow = self._workflow
+        self._refuse_too_many(results)
+        most = max(fit.num_examples for _, fit in results)
+        floats = [
+            array
+            for index, mean in trained.items()
+            for array in (self._arrays[index], mean)
+            if array.dtype.kind == "f" and array.size
+        ]
+        largest = max((float(np.abs(array).max()) for array in floats), default=0.0)
+        # A mean of clipped numbers is the bound itself, but for rounding.
+        if largest * most / flow.max_weight >= flow.clipping_range * (1 - _ROUNDING):
+            raise UpdateError(
+                f"of a client with {most} examples the workflow clips weights to "
+                f"{flow.clipping_range * flow.max_weight / most:.3g}, and the model has some up to {largest:.3g}: "
+                "give it a larger max_weight or clipping_range"
+            )
 
     def _trained(self, results: list[_Fitted]) -> dict[int, NDArray[Any]]:
         """Return the trained tensors' means by tensor index; they are the same in every result."""

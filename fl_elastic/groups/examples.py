@@ -69,6 +69,22 @@ def layout_of(inputs: Any) -> tuple[tuple[str, str], ...]:
     return tuple((path, _kind_of(each, first)) for path, each in found)
 
 
+def sizes_of(inputs: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return the shape of one example in each tensor of the inputs; the whole shape of what all examples share.
+
+    Examples
+    --------
+    >>> sizes_of({"tokens": torch.zeros(4, 9), "positions": torch.zeros(1, 9)})
+    (('.tokens', (9,)), ('.positions', (1, 9)))
+    """
+    rows = {path for path, kind in layout_of(inputs) if kind == "rows"}
+    return tuple(
+        (path, tuple(each.shape[1:] if path in rows else each.shape))
+        for path, each in entries(inputs)
+        if isinstance(each, Tensor)
+    )
+
+
 def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
     """Apply ``change`` to every tensor with a row per example; what all examples share is not changed.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, PlanError
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
+from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.untouched import preserved_rng, untouched
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
@@ -76,6 +77,7 @@ class Readout(nn.Module):
         self, model: nn.Module, places: str | Reading | tuple[Place, ...], inputs: Any, outputs: int
     ) -> None:
         super().__init__()
+        model = uncompiled(model)
         if isinstance(places, str):
             places = Reading.parse(places)
         self.reading = places if isinstance(places, Reading) else Reading(tuple(places))

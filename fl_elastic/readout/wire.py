@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class PlacesReply:
     classes: bool
     last: str
     most: int
+
+    def at(self, places: Container[Place]) -> PlacesReply:
+        """Return the reply without the places that are not among these."""
+        rows = {place: each for place, each in self.sample.rows.items() if place in places}
+        return replace(self, sample=replace(self.sample, rows=rows))
 
 
 def sample_bytes(rows: int, features: int, outputs: int) -> int:

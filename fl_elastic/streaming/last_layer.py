@@ -13,7 +13,7 @@ from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.fingerprint import fingerprint
-from fl_elastic.training.last_layer import LayerCall
+from fl_elastic.training.last_layer import NOT_LINEAR, calls_of
 
 
 class LastLayer(Upper):
@@ -78,21 +78,17 @@ class LastLayer(Upper):
             If the layer's input is not finite.
         """
         inputs = self.prepared(xs)
-        seen: list[LayerCall] = []
-        hook = self.module.register_forward_hook(
-            lambda layer, given, out: seen.append(LayerCall.of(layer, given[0], out))
-        )
-        try:
-            with torch.no_grad():
-                scores = scores_of(call_model(self._model, inputs))
-        finally:
-            hook.remove()
-        features = next((call.given for call in seen if call.gives(scores)), None)
-        if features is None:
-            raise ModelError(
-                f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "
-                "does not: end the model with a linear layer"
-            )
+        with torch.no_grad(), calls_of([self.module]) as seen:
+            scores = scores_of(call_model(self._model, inputs))
+            call = next((each for each in seen if each.gives(scores)), None)
+            if call is None:
+                raise ModelError(
+                    f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "
+                    "does not: end the model with a linear layer"
+                )
+            if not call.linear:
+                raise ModelError(NOT_LINEAR)
+        features = call.given
         if not torch.isfinite(features).all():
             raise TrainingError("what enters its last layer is not finite")
         return features.float().cpu().numpy(), scores.float().cpu().numpy()

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.examples import count_rows, layout_of, take_examples
+from fl_elastic.groups.examples import count_rows, layout_of, sizes_of, take_examples
 from fl_elastic.groups.forward import (
     batch_shape,
     channels_last,
@@ -78,7 +79,8 @@ class ElasticForward:
         self._examples = examples
         self._epochs = epochs
         self._clock = clock
-        self._checked: dict[str, bool] = {}
+        self._proofs: dict[str, _Proof | None] = {}
+        self._proof: _Proof | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._layout: tuple[tuple[str, str], ...] = ()
         self._device = model_device(model)
@@ -152,7 +154,8 @@ class ElasticForward:
             if cut is not None:
                 split = stack.enter_context(SplitModel(self._model, graph, cut))
                 place = _place(cut, transforms)
-                if self._works(split, place, batch):
+                self._proof = self._proof_of(split, place, batch)
+                if self._proof is not None:
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
                     self._open_store(split, cut, place, split_batch(batch)[0])
@@ -173,8 +176,14 @@ class ElasticForward:
         if self._split is None:
             yield
             return
-        started = self._clock()
         inputs, _ = split_batch(batch)
+        assert self._proof is not None
+        # Code between skipped modules sees the shapes that these had in the trace.
+        if self._split.cut.skipped and not self._proof.holds_for(inputs):
+            self._computed += batch_size(batch)
+            yield
+            return
+        started = self._clock()
         with refusing_misfits(batch):
             features = self._features(self._split, inputs)
         self.prefix_seconds += self._clock() - started
@@ -242,17 +251,19 @@ class ElasticForward:
     def _leave(self) -> None:
         self._split = None
 
-    def _works(self, split: SplitModel, place: str, batch: Batch) -> bool:
-        """Return whether the two parts together give what the whole model gives; checked once per cut."""
-        if place not in self._checked:
+    def _proof_of(self, split: SplitModel, place: str, batch: Batch) -> _Proof | None:
+        """Return for which inputs the two parts together give what the whole model gives; checked once per cut."""
+        if place not in self._proofs:
+            inputs = split_batch(batch)[0]
             try:
                 with untouched(self._model):
-                    _on_few(split.check, split_batch(batch)[0])
-                self._checked[place] = True
+                    _, few = _on_few(split.check, inputs)
+                rows = None if few else count_rows(inputs)
+                self._proofs[place] = _Proof(sizes_of(inputs), rows)
             except ModelError as error:
-                self._checked[place] = False
+                self._proofs[place] = None
                 self.refused = f"no elastic forward pass: {error}"
-        return self._checked[place]
+        return self._proofs[place]
 
     def _open_store(self, split: SplitModel, cut: Cut, place: str, inputs: Any) -> None:
         if self._store is None:
@@ -263,7 +274,7 @@ class ElasticForward:
             if first:
                 sample_ids(inputs)
                 with untouched(self._model), torch.no_grad():
-                    self._shapes[place] = _on_few(split.check_constant, inputs)
+                    self._shapes[place], _ = _on_few(split.check_constant, inputs)
                 self._layout = layout_of(inputs)
             self._store.prepare(prefix, self._shapes[place], self._examples)
             self._locked = cut.groups_above
@@ -354,18 +365,38 @@ def _rounding(features: Tensor) -> float:
     return max(1e-3, 4 * torch.finfo(features.dtype).eps)
 
 
-def _on_few(check: Callable[[Any], _Said], inputs: Any) -> _Said:
-    """Run a check on two examples, or on the whole batch if the model needs more than two.
+@dataclass(frozen=True)
+class _Proof:
+    """Inputs for which the two parts of a model together were seen to give what the whole model gives.
+
+    Attributes
+    ----------
+    sizes : tuple
+        Sizes of an example, as `sizes_of` returns them.
+    rows : int or None
+        Number of examples, None if it does not matter.
+    """
+
+    sizes: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: int | None
+
+    def holds_for(self, inputs: Any) -> bool:
+        """Return whether these inputs are such ones."""
+        return sizes_of(inputs) == self.sizes and self.rows in (None, count_rows(inputs))
+
+
+def _on_few(check: Callable[[Any], _Said], inputs: Any) -> tuple[_Said, bool]:
+    """Run a check on two examples, or on the whole batch if the model needs more; return which, True for two.
 
     Every fit pays for the check: on whole batches, with kept features, checks took as long as a round's steps.
     """
     try:
         if count_rows(inputs) > _FEW:
-            return check(take_examples(inputs, slice(_FEW)))
+            return check(take_examples(inputs, slice(_FEW))), True
     except (ModelError, *_MISFITS):
         pass
     try:
-        return check(inputs)
+        return check(inputs), False
     except ModelError:
         raise
     except _MISFITS as error:

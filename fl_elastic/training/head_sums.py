@@ -36,8 +36,8 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.last_layer import (
     LastLayer,
-    LayerCall,
     Rows,
+    calls_of,
     is_linear,
     log_odds,
     rows_of,
@@ -210,23 +210,16 @@ def _pass_over(
 
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
-    seen: list[LayerCall] = []
     odds: bool | None = None
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     if loss_fn is not None and weighs_classes(loss_fn):
         _LOG.warning(
             "the loss weights its classes, which a head in closed form does not: it counts all examples alike"
         )
-    hooks = [
-        module.register_forward_hook(
-            lambda layer, given, out: seen.append(LayerCall.of(layer, given[0], out))
-        )
-        for module in model.modules()
-        if is_linear(module)
-    ]
     model.eval()
     try:
         with torch.no_grad(), ExitStack() as stack:
+            seen = stack.enter_context(calls_of(filter(is_linear, model.modules())))
             lay_out: _LayOut | None = None
             for given, size in within(to_the_end(), seconds):
                 seen.clear()
@@ -250,8 +243,6 @@ def _pass_over(
                 rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
                 take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))
     finally:
-        for hook in hooks:
-            hook.remove()
         held.put_back()
         for module, mode in modes:
             module.training = mode

@@ -6,7 +6,8 @@ token: then each position or token is an example.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -18,10 +19,22 @@ from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import LossFn, scores_of
 from fl_elastic.groups.torch_private import version_of
 
+NOT_LINEAR = (
+    "the last layer's output is not its weight times its input, plus its bias: a subclass of nn.Linear, a hook, an "
+    "adapter or a quantiser does something else as well, which a head in closed form does not know; end the model "
+    "with a plain linear layer, or train it"
+)
+"""Error message for a last layer that is none."""
+
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 # A larger head is that of a language model: its sums would be many times what a round sends.
 _MOST_WEIGHTS = 1 << 24
+# Rows of a batch on which it is tested that a layer is linear.
+_TESTED = 4
+# Largest difference from a linear layer that is rounding, as a share of the lengths of input and weight: in single
+# precision, in one of a GPU's faster formats for it, and in machine precisions of a narrower type.
+_EXACT, _FAST, _STEPS = 1e-5, 1e-2, 4
 # Score of a class against zeros: confident enough.
 _SURE = 10.0
 
@@ -54,6 +67,41 @@ class LayerCall:
         """Return whether the scores are what came out, with nothing done to them since, not even in place."""
         now = version_of(self.given), version_of(self.out)
         return self.out is scores and now == self.versions
+
+    @property
+    def linear(self) -> bool:
+        """Whether what came out is the weight times what entered, plus the bias: a few rows are computed again.
+
+        A subclass, a hook, an adapter or a quantiser may add something of its own.
+        """
+        weight = self.layer.weight.detach().flatten(1)
+        given, out = (_flat(self.layer, each)[:_TESTED] for each in (self.given, self.out))
+        if not weight.is_floating_point() or weight.shape != (out.shape[1], given.shape[1]):
+            return False
+        given = given.to(weight)
+        plain = given @ weight.T
+        size = given.norm(dim=1, keepdim=True) * weight.norm(dim=1)
+        if self.layer.bias is not None:
+            plain, size = plain + self.layer.bias, size + self.layer.bias.abs()
+        return not bool(((plain - out).abs() > _rounding(self) * size).any())
+
+
+@contextmanager
+def calls_of(layers: Iterable[nn.Module]) -> Iterator[list[LayerCall]]:
+    """Within this context, add each call of these linear layers to a list."""
+    seen: list[LayerCall] = []
+
+    def note(layer: Any, args: tuple[Any, ...], named: dict[str, Any], out: Any) -> None:
+        given = next(iter((*args, *named.values())), None)
+        if isinstance(given, Tensor) and isinstance(out, Tensor):
+            seen.append(LayerCall.of(layer, given, out))
+
+    hooks = [layer.register_forward_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +201,8 @@ def rows_of(
         )
     layer, features = heads[-1].layer, heads[-1].given
     _refuse_unsuited(model, layer)
+    if not heads[-1].linear:
+        raise TrainingError(NOT_LINEAR)
     wanted, classes = as_numbers(layer, targets, scores, ignored)
     count = len(scores)
     inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
@@ -218,6 +268,14 @@ def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return rows.to(out).reshape(out.shape)
     return rows.to(out).reshape(out.movedim(1, -1).shape).movedim(-1, 1)
+
+
+def _rounding(call: LayerCall) -> float:
+    """Return the largest relative difference from a linear layer that is rounding."""
+    # Convolutions on a GPU use a faster format unless they are told not to.
+    exact = isinstance(call.layer, nn.Linear) and torch.get_float32_matmul_precision() == "highest"
+    narrow = max(torch.finfo(each.dtype).eps for each in (call.given, call.out, call.layer.weight))
+    return max(_EXACT if exact or not call.out.is_cuda else _FAST, _STEPS * narrow)
 
 
 def _flat(layer: LastLayer, given: Tensor) -> Tensor:

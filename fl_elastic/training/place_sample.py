@@ -108,7 +108,7 @@ def place_sample(
     now = clock_for(model_device(model), clock)
     features: dict[Place, Tensor] = {}
     gathered: list[tuple[Tensor, Tensor]] = []
-    spent: dict[Place, float] = {}
+    spent: dict[tuple[str, bool], float] = {}
     left, outputs, classes, count = examples, 0, True, 0
     poolings: dict[Place, nn.Module] = {}
     places, views = asked.places, 1 + asked.mirrored
@@ -146,7 +146,8 @@ def place_sample(
                     started = now()
 
                     def note(place: Place, started: float = started) -> None:
-                        spent[place] = spent.get(place, 0.0) + now() - started
+                        where = place.module, place.at_input
+                        spent[where] = spent.get(where, 0.0) + now() - started
 
                     firsts = {(each.module, each.at_input): each for each in reversed(places)}
                     seen = with_mirror_images(inputs) if asked.mirrored else inputs
@@ -157,13 +158,27 @@ def place_sample(
                         tensor = at[place.module, place.at_input]
                         if place not in poolings:
                             poolings[place] = pooling_for(place, tensor)
-                        own = poolings[place](tensor).float().cpu()
+                        own = _pooled(poolings[place], tensor, features.get(place))
+                        if own is None and not asked.places:
+                            features.pop(place)
+                            continue
+                        if own is None:
+                            raise PlanError(
+                                f"place {place} has another number of features in another batch, as inputs differ "
+                                "in size: pool it on a grid"
+                            )
                         if len(own) != views * min(size, left):
                             raise PlanError(
                                 f"place {place} has {len(own)} rows for {views * min(size, left)} examples: time "
                                 "steps, tokens or nodes come first there, or a batch lacks targets"
                             )
                         rows[place] = mean_of_views(own) if asked.mirrored else own
+                    places = tuple(rows)
+                    if not places:
+                        raise TrainingError(
+                            "no place of the model has the same number of features in all batches, as inputs "
+                            "differ in size: read the last layer"
+                        )
                     narrow = next(iter(rows.values()))
                     scores = torch.empty(len(narrow), outputs)
                     wanted, classes = as_numbers(None, targets, scores, ignored)
@@ -195,13 +210,21 @@ def place_sample(
     if not finite:
         raise TrainingError("features are not finite at any place: check the data for NaN")
     folds = (torch.cat([keys for _, keys in gathered]) % _FOLDS).numpy()
-    firsts = {(place.module, place.at_input): place for place in reversed(places)}
     sample = Sample.of(
         finite,
         torch.cat([wanted for wanted, _ in gathered]).numpy(),
         np.asarray(folds, dtype=np.int64),
     )
-    passes = {
-        place: spent.get(firsts[place.module, place.at_input], 0.0) / count for place in finite
-    }
+    passes = {place: spent.get((place.module, place.at_input), 0.0) / count for place in finite}
     return PlaceSample(sample, passes, classes, first)
+
+
+def _pooled(pooling: nn.Module, tensor: Tensor, known: Tensor | None) -> Tensor | None:
+    """Return a batch's features at a place; None if their number is not the known one, as of larger inputs."""
+    try:
+        own = pooling(tensor).float().cpu()
+    except RuntimeError:
+        if known is None:
+            raise
+        return None
+    return own if known is None or own.shape[1] == known.shape[1] else None

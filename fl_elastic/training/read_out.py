@@ -19,6 +19,7 @@ from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches, refuse_iterator
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.place_sample import place_sample
+from fl_elastic.training.trainer import eager
 from fl_elastic.update.closed_form import ClosedFormHead
 
 _LOG = logging.getLogger("fl_elastic")
@@ -110,6 +111,7 @@ def readout_of(
 
     If the head reads at the last layer, this is the model itself. Parameters are those of `read_out`.
     """
+    model = eager(model)
     if read == "last":
         return model, None
     batch = split_batch(first_batches(loader, 1, model_device(model))[0])

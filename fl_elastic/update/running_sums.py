@@ -18,6 +18,8 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Below this weight no example is left, and the sums hold rounding errors only.
 _NOBODY = 1e-9
+# A mean that is a smaller share of the numbers that it is the difference of is rounding.
+_ROUNDED = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +109,25 @@ class RunningSums:
 
         Shares of these, as a penalty, treat all features as if they were standardised.
         """
+        spread = self._variance
+        most = float(spread.max(initial=0.0)) or 1.0
+        return np.where(self._constant, most, spread)
+
+    @property
+    def _variance(self) -> _Floats:
         weight = max(self.weight, _NOBODY)
         mean = self.products[-1, :-1] / weight
-        spread = np.maximum(np.diag(self.products)[:-1] / weight - mean**2, 0.0)
-        most = float(spread.max(initial=0.0)) or 1.0
-        return np.where(varies(np.sqrt(spread), self.origin + mean), spread, most)
+        return np.maximum(np.diag(self.products)[:-1] / weight - mean**2, 0.0)
+
+    @property
+    def _size(self) -> _Floats:
+        """Size of the numbers whose difference a feature's mean is: far from the origin, it may be near zero."""
+        mean = self.products[-1, :-1] / max(self.weight, _NOBODY)
+        return np.maximum(np.abs(self.origin), np.abs(mean))
+
+    @property
+    def _constant(self) -> NDArray[np.bool_]:
+        return ~varies(np.sqrt(self._variance), self._size)
 
     def rows(self, features: NDArray[Any]) -> _Floats:
         """Return features, shape (N, D), as they are summed: relative to the origin, with a constant 1 appended."""
@@ -141,9 +157,17 @@ class RunningSums:
         self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None
     ) -> tuple[_Floats, _Floats]:
         """Remove examples that were added with the same features, classes and weights; see `add`."""
+        size = np.sqrt(np.maximum(np.diag(self.products)[:-1], 0.0))
         rows = self._change(features, outputs, counts, -1.0)
         if self.weight <= _NOBODY:
             self.products[:], self.targets[:] = 0.0, 0.0
+            return rows
+        # Where only removed examples differed, what is left of their squares is rounding: no head may divide by it.
+        mean = self.products[-1, :-1] / self.weight
+        left = np.abs(np.diag(self.products)[:-1] - mean**2 * self.weight)
+        rounded = np.flatnonzero(~varies(np.sqrt(left), size))
+        mean[np.abs(mean) * np.sqrt(self.weight) <= _ROUNDED * size] = 0.0
+        make_constant(self.products, self.targets, rounded, mean)
         return rows
 
     def grow(self, outputs: int) -> None:
@@ -183,6 +207,8 @@ class RunningSums:
         products = share * (moved @ (products + np.tril(products, -1).T) @ moved.T)
         targets = share * (moved @ self.targets)
         products[-1, -1] = whole
+        mean = np.where(np.abs(self.mean) > _ROUNDED * self._size, self.mean, 0.0)
+        make_constant(products, targets, np.flatnonzero(self._constant), mean)
         if outputs is not None:
             empty = np.zeros((len(targets), 1))
             targets = np.hstack([targets, empty])[:, list(outputs)]
@@ -214,6 +240,17 @@ class RunningSums:
         add_product(self.products, rows.T, rows, sign)
         add_product(self.targets, rows.T, wanted, sign)
         return rows, wanted
+
+
+def make_constant(
+    products: _Floats, targets: _Floats, features: NDArray[np.intp], mean: _Floats
+) -> None:
+    """Write into sums, in place, that these features are equal to their mean in every example."""
+    for feature in features:
+        products[-1, feature] = mean[feature] * products[-1, -1]
+        products[feature, :] = mean[feature] * products[-1, :]
+        products[:, feature] = products[feature, :]
+        targets[feature] = mean[feature] * targets[-1]
 
 
 def add_product(to: _Floats, left: _Floats, right: _Floats, sign: float) -> None:

@@ -159,6 +159,33 @@ def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:
     assert not np.array_equal(as_weights(found)["6.weight"], build()[6].weight.detach().numpy())
 
 
+def test_cameras_of_different_sizes_take_part_in_one_fleet(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the input's size decides how many features a place has, nobody reads there."""
+
+    def client(node: int) -> ElasticClient:
+        size = (10, 14, 18, 22)[node - 1]
+        given = [
+            (torch.nn.functional.interpolate(images, size=(size, size)), classes)
+            for images, classes in data(node)
+        ]
+        return ElasticClient(
+            build(), given, given, budget=Budget(), loss_fn=classification_loss,
+            optimizer_fn=plain_sgd,
+        )  # fmt: skip
+
+    fleet = {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 5)}
+    records: list[Any] = []
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto"), on_round=records.append)
+    result, _ = run(strategy, fleet, arrays_of(build()), 1)
+    assert places_of(as_weights(result.arrays)) and "@flat" not in places_of(
+        as_weights(result.arrays)
+    )
+    assert [len(each.accepted) for each in records] == [4] * len(records)
+    assert not any(each.rejected for each in records) and "left out" not in caplog.text
+
+
 @pytest.mark.parametrize("read", ["features", "a@grid4+a@grid4", "@grid2", "x@"])
 def test_what_is_no_place_is_refused_at_once(read: str) -> None:
     with pytest.raises(RegistryError, match="read"):

@@ -175,6 +175,15 @@ def test_a_total_of_no_examples_is_refused(
     assert strategy.models == [None] and "no examples that there could be" in caplog.text
 
 
+def test_sums_of_more_clients_than_the_workflow_has_room_for_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "fl_elastic"):
+        strategy, _ = secured(quantization_range=2**28, modulus_range=2**30)
+    assert strategy.models == [None]
+    assert "the sum of 5 clients does not fit" in caplog.text
+
+
 def test_noise_is_on_the_total_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import fl_elastic.flower.secret_round_zero as module
 
@@ -201,12 +210,9 @@ def test_noise_is_on_the_total_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_done_is_said_before_a_run() -> None:
     workflow = SecAggPlusWorkflow(5, 3)
-    for terms, given in (
-        (TERMS, None),
-        (RoundConfig(plan="server", read="last"), workflow),
-    ):
-        with pytest.raises(RegistryError, match="solves for the head once"):
-            SecurePartialUpdates(FedAvg(), config=terms, workflow=given)
+    with pytest.raises(RegistryError, match="solved for once"):
+        terms = RoundConfig(plan="server", read="last")
+        SecurePartialUpdates(FedAvg(), config=terms, workflow=workflow)
     with pytest.raises(UpdateError, match="too coarse"):
         SecurePartialUpdates(
             FedAvg(), config=TERMS, workflow=SecAggPlusWorkflow(5, 3, quantization_range=16)

@@ -48,21 +48,23 @@ def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
     )  # fmt: skip
 
 
-def secured(profile: CostProfile, speedups: dict[int, float], rounds: int = 1) -> tuple[Any, ...]:
-    """Run the legacy workflow; return strategy, model and the grid with all messages."""
+def secured(
+    profile: CostProfile, speedups: dict[int, float], rounds: int = 1, **options: Any
+) -> tuple[Any, ...]:
+    """Run the legacy workflow; return strategy, models and the grid with all messages."""
     clients = {node: client(profile, node, speedup) for node, speedup in speedups.items()}
-    strategy = SecurePartialUpdates(begins_with(build(), 3))
+    workflow = SecAggPlusWorkflow(3, 2, timeout=30.0, **{"max_weight": 20.0, **options})
+    strategy = SecurePartialUpdates(begins_with(build(), 3), workflow=workflow)
     models: list[list[np.ndarray]] = []
     aggregate = strategy.aggregate_fit
 
     def noted(*arguments: Any, **options: Any) -> Any:
         merged, metrics = aggregate(*arguments, **options)
-        assert merged is not None
-        models.append(parameters_to_ndarrays(merged))
+        if merged is not None:
+            models.append(parameters_to_ndarrays(merged))
         return merged, metrics
 
     strategy.aggregate_fit = noted  # type: ignore[method-assign]
-    workflow = SecAggPlusWorkflow(3, 2, max_weight=20.0, timeout=30.0)
     grid, replies = run_securely(strategy, workflow, clients, rounds)
     return strategy, models, grid, replies, clients
 
@@ -119,12 +121,30 @@ def test_over_rounds_everything_is_trained_and_no_update_is_seen_in_the_clear(
 
 
 @pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        # A client of 18 examples is multiplied by 360, and its weights are clipped to 0.02.
+        ({"max_weight": 0.05}, "a client with 18 examples the workflow clips weights to 0.0222"),
+        ({"clipping_range": 0.2}, "clips weights to 0.222, and the model has some up to"),
+        ({"modulus_range": 2**23}, "the sum of 3 clients does not fit"),
+        ({"modulus_range": 2**24, "max_weight": 5.0, "clipping_range": 64.0}, "does not fit"),
+    ],
+)
+def test_a_sum_that_the_workflow_cannot_take_changes_nothing(
+    options: dict[str, Any], told: str, profile: CostProfile, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "fl_elastic"):
+        _, models, *_ = secured(profile, {1: 1.0, 2: 1.0, 3: 1.0}, **options)
+    assert not models and told in caplog.text
+
+
+@pytest.mark.parametrize(
     "config",
     [RoundConfig(delta_downlink=True), RoundConfig(cut="fixed:11"), RoundConfig(forget=True)],
 )
 def test_a_config_that_cannot_be_kept_is_refused(config: RoundConfig) -> None:
     with pytest.raises(RegistryError, match="secure aggregation"):
-        SecurePartialUpdates(FedAvg(), config=config)
+        SecurePartialUpdates(FedAvg(), workflow=SecAggPlusWorkflow(3, 2), config=config)
 
 
 class Fit:
@@ -155,7 +175,7 @@ BAD: dict[str, list[Any]] = {
 def test_a_sum_that_does_not_fit_changes_nothing(
     what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = SecurePartialUpdates(FedAvg())
+    strategy = SecurePartialUpdates(FedAvg(), workflow=SecAggPlusWorkflow(3, 2))
     strategy._arrays = [np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)]
     with caplog.at_level(logging.WARNING):
         results: Any = [(None, each) for each in BAD[what]]

@@ -102,3 +102,27 @@ def test_a_batch_of_a_loader_is_taken_as_it_comes() -> None:
     model, inputs = of_zoo("language_models", "bert_classifies")
     batch: Any = {**inputs, "labels": TARGETS}
     assert candidate_places(model, batch) == candidate_places(model, split_batch(batch))
+
+
+class MixedPrecision(nn.Module):
+    """A body in half precision under a head in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()]
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        self.body = nn.Sequential(*layers).bfloat16()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.head(self.body(x.bfloat16()).float())
+        return scores
+
+
+def test_parts_of_a_model_may_differ_in_precision() -> None:
+    inputs = torch.randn(8, 3, 10, 10)
+    places = candidate_places(MixedPrecision(), (inputs, torch.arange(8) % 3))
+    modules = {place.module for place in places}
+    # The body's last output is the head's input, in another precision.
+    assert modules == {"input", "body.1", "head"}
+    assert Readout(MixedPrecision(), places[:2] + places[-2:], inputs, 3)(inputs).shape == (8, 3)

@@ -408,6 +408,17 @@ def test_scores_that_are_changed_in_place_are_not_the_layers(tmp_path: Path) -> 
     learner.store.close()
 
 
+def test_a_layer_that_does_more_than_multiply_gets_no_head(tmp_path: Path) -> None:
+    class Negative(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return -super().forward(x)
+
+    learner = solved_in(tmp_path, nn.Sequential(nn.ReLU(), Negative(4, 2)))
+    with pytest.raises(ModelError, match="is not its weight times its input"):
+        learner.observe(np.ones(4, np.float32), 0)
+    learner.store.close()
+
+
 def test_numbers_that_the_store_cannot_hold_are_refused_and_not_summed_as_others(
     tmp_path: Path,
 ) -> None:

@@ -281,3 +281,61 @@ def test_features_go_with_their_examples_and_not_before(
     trainer_of(copy.deepcopy(start), {"11"}, forward).fit(loader, epochs=epochs)
     again = trainer_of(copy.deepcopy(start), {"11"}, forward).fit(images(3)).forward
     assert again is not None and (again.found, again.computed) == (left, 18 - left)
+
+
+class MeanOfSteps(nn.Module):
+    """Divides by the number of time steps that a layer below the cut puts out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.above, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = self.below(x)
+        count = steps.shape[1]
+        scores: torch.Tensor = self.head(self.above(self.norm(steps).relu()).relu().sum(1) / count)
+        return scores
+
+
+@pytest.mark.parametrize("kind", ["inference", "memory"])
+def test_batches_of_another_length_see_their_own_length_above_the_cut(kind: str) -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(6, t, 5), torch.randint(0, 3, (6,))) for t in (12, 20, 7, 12)]
+    start = MeanOfSteps()
+    plain = trainer_of(copy.deepcopy(start), {"above", "head"}, None)
+    plain.fit(batches, epochs=2)
+    elastic = trainer_of(copy.deepcopy(start), {"above", "head"}, OPTIONS[kind])
+    report = elastic.fit(batches, epochs=2)
+    assert report.forward is not None and report.forward.refused == ""
+    assert report.forward.computed + report.forward.found == 48
+    assert report.forward.found == (0 if kind == "inference" else 12)
+    assert_weights(elastic.model, dict(plain.model.state_dict()), rtol=1e-4, atol=1e-6)
+
+
+class TimeFirstInside(nn.Module):
+    """Has time steps before examples inside, and reads their number off a layer below the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.norm = nn.Linear(5, 8), nn.LayerNorm(8)
+        self.above, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = self.below(x.transpose(0, 1))
+        count = steps.shape[1]
+        found = self.above(self.norm(steps).relu()).relu().sum(0)
+        scores: torch.Tensor = self.head(found.reshape(count, -1))
+        return scores
+
+
+def test_a_smaller_last_batch_is_trained_where_time_comes_first_inside() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(n, 6, 5), torch.randint(0, 3, (n,))) for n in (8, 8, 5)]
+    start = TimeFirstInside()
+    plain = trainer_of(copy.deepcopy(start), {"above", "head"}, None)
+    plain.fit(batches, epochs=2)
+    elastic = trainer_of(copy.deepcopy(start), {"above", "head"}, OPTIONS["inference"])
+    report = elastic.fit(batches, epochs=2)
+    assert report.forward is not None and report.forward.cut == "above"
+    assert_weights(elastic.model, dict(plain.model.state_dict()), rtol=1e-4, atol=1e-6)

@@ -306,6 +306,90 @@ def test_what_has_no_head_in_closed_form_is_said(
     assert not any(module._forward_hooks for module in model.modules())
 
 
+class Threefold(nn.Linear):
+    """Has an nn.Linear's weight, and does something else with it."""
+
+    def forward(self, x: Tensor) -> Any:
+        return 3.0 * super().forward(x)
+
+
+class WithAdapter(nn.Linear):
+    """Adds a product of low rank, as LoRA does."""
+
+    def __init__(self, given: int, outputs: int) -> None:
+        super().__init__(given, outputs)
+        self.down, self.up = nn.Linear(given, 1), nn.Linear(1, outputs)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) + self.up(self.down(x))
+
+
+class Quantised(nn.Linear):
+    """Rounds its weight, as training aware of quantisation does."""
+
+    def forward(self, x: Tensor) -> Any:
+        step = self.weight.abs().max() / 127
+        return functional.linear(x, torch.round(self.weight / step) * step, self.bias)
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(FEATURES, CLASSES)
+    layer.register_forward_hook(lambda _, __, out: out.softmax(dim=1))
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Threefold(FEATURES, CLASSES),
+        lambda: WithAdapter(FEATURES, CLASSES),
+        lambda: Quantised(FEATURES, CLASSES),
+        hooked,
+    ],
+)
+def test_a_last_layer_that_does_more_than_multiply_gets_no_head(
+    make: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    data = in_batches(torch.randn(20, FEATURES), torch.arange(20) % CLASSES)
+    model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(), make())
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(TrainingError, match="is not its weight times its input"):
+        solve_head(model, data)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 100.0])
+def test_rounding_makes_no_layer_another(kind: torch.dtype, size: float) -> None:
+    torch.manual_seed(0)
+    inputs = (size * torch.randn(40, 500)).to(kind)
+    layer = nn.Linear(500, CLASSES).to(kind)
+    assert head_sums(layer, in_batches(inputs, torch.arange(40) % CLASSES)).num_examples == 40
+    if kind is torch.float32:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = head_sums(layer, in_batches(inputs, torch.arange(40) % CLASSES))
+        assert found.num_examples == 40
+
+
+class ByName(nn.Module):
+    """Calls its last layer with a named argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(input=torch.relu(x))
+
+
+def test_a_last_layer_may_be_called_by_the_name_of_its_argument() -> None:
+    torch.manual_seed(0)
+    inputs, classes = torch.randn(20, FEATURES), torch.arange(20) % CLASSES
+    found = head_sums(ByName(), in_batches(inputs, classes))
+    assert_sums(found, inputs.relu(), functional.one_hot(classes, CLASSES))
+
+
 @pytest.mark.parametrize("read", ["auto", "1@flat"])
 def test_inputs_that_the_model_cannot_take_are_refused_with_their_shape(read: str) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fl_elastic import fine_tune
 from fl_elastic.budget import Budget
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import AUTO, Reading, parse_places
 from fl_elastic.readout.wire import encode_places
 from fl_elastic.training.head_sums import features_in_memory, head_sums, held_out, sums_bytes
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.places_reply import places_reply
+from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
 from fl_elastic.update.head_sums import encode_head_sums
 
@@ -125,3 +127,45 @@ def test_sums_of_fewer_features_than_fit_the_memory_fit_it_as_well(
     assert all(peak(features) <= memory for features in range(1, min(found, 20_000) + 1))
     more = range(found + 1, 20_000)
     assert not more or peak(found + 1) > memory
+
+
+class Mean(nn.Module):
+    """Reads sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(30, 8)
+        self.layer = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layer(self.words(x))[0].mean(1))
+        return scores
+
+
+def sentences() -> list[tuple[Tensor, Tensor]]:
+    """Batches that were padded to their longest sentence each."""
+    draw = torch.Generator().manual_seed(0)
+    found = []
+    for length in (20, 12, 31, 7, 20, 14):
+        y = torch.randint(0, 3, (8,), generator=draw)
+        found.append((torch.randint(0, 10, (8, length), generator=draw) + 10 * y[:, None], y))
+    return found
+
+
+def test_batches_of_other_lengths_leave_out_the_places_whose_features_they_change() -> None:
+    torch.manual_seed(0)
+    found = read_out(Mean(), sentences())
+    assert found.choice is not None and found.head.error < 0.5
+    names = {each.name for each in found.choice.single}
+    assert {"words@tokens1", "in:head@flat"} <= names
+    assert not any(name.startswith("input") or name == "words@flat" for name in names)
+    done = fine_tune(
+        Mean(), nn.functional.cross_entropy, lambda p: torch.optim.SGD(p, 0.1), sentences()
+    )
+    assert done.final_error < 0.5
+
+
+def test_a_named_place_that_other_lengths_change_is_refused_with_the_reason() -> None:
+    with pytest.raises(PlanError, match="another number of features in another batch"):
+        read_out(Mean(), sentences(), read="words@flat>4")

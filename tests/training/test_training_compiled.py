@@ -13,11 +13,12 @@ from slow_ones import slow_unless
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 
-from fl_elastic import Budget, ElasticTrainer
+from fl_elastic import Budget, ElasticTrainer, fine_tune
 from fl_elastic.errors import ModelError
 from fl_elastic.flower import ElasticClient
 from fl_elastic.groups import tensor_groups
 from fl_elastic.profiling import profile_model
+from fl_elastic.readout import Readout, loaded
 from fl_elastic.training import apply_plan, changed, plan_for
 from fl_elastic.update import Manifest, load_weights, weights_of
 
@@ -111,3 +112,21 @@ def test_what_would_be_compiled_for_ever_is_refused_with_a_sentence() -> None:
         with pytest.raises(ModelError, match=f"{named} runs compiled code"):
             trainer.fit(images(2))
     assert backend.count == 0
+
+
+@pytest.mark.parametrize("read", ["auto", "last", "2@grid2"])
+def test_a_head_reads_where_it_does_without_the_compiler(read: str) -> None:
+    _, twin, compiled, backend = pair()
+    expected = fine_tune(twin, loss_fn, sgd, images(12), read=read, epochs=0)
+    done = fine_tune(compiled, loss_fn, sgd, images(12), read=read, epochs=0)
+    assert done.reads == expected.reads and done.head_error == pytest.approx(expected.head_error)
+    assert_weights(done.model, dict(expected.model.state_dict()))
+    assert not backend.count
+
+
+def test_a_compiled_model_takes_the_state_of_a_readout() -> None:
+    model, _, compiled, _ = pair()
+    inputs = images(1)[0][0]
+    state = Readout(model, "2@grid2", inputs, 4).state_dict()
+    found = loaded(compiled, state, inputs)
+    assert list(found.state_dict()) == list(state)

@@ -242,3 +242,33 @@ def test_an_example_costs_far_less_than_to_solve_anew() -> None:
         head.add(x[[place]], y[[place]])
         head.layer()
     assert (time.perf_counter() - began) / 20 < anew / 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("rest", [0.0, 0.25])
+def test_a_feature_that_only_forgotten_examples_had_gets_no_weight(seed: int, rest: float) -> None:
+    draw = np.random.default_rng(seed)
+    x, y = np.abs(draw.normal(size=(60, 4))), draw.permutation(np.arange(60) % 3)
+    x[y != 2, 3] = rest
+    head, others = RunningHead(RunningSums(4, 3)), RunningHead(RunningSums(4, 3))
+    for place in range(60):
+        head.add(x[[place]], y[[place]])
+    head.remove(x[y == 2], y[y == 2])
+    others.add(x[y != 2], y[y != 2])
+    for found, expected in (
+        (head.layer(), others.layer()),
+        (closed_form_head(head.sums.head_sums("w")), closed_form_head(others.sums.head_sums("w"))),
+    ):
+        assert np.abs(expected.weight[:, 3]).max() < 1e-12
+        np.testing.assert_allclose(found.weight, expected.weight, atol=1e-6)
+
+
+def test_a_dead_feature_far_from_the_origin_travels_as_a_constant() -> None:
+    x, y = np.abs(np.random.default_rng(0).normal(size=(11, 4))), np.arange(11) % 3
+    x[1:, 3] = 0.0
+    sums = RunningSums(4, 3)
+    for place in range(11):
+        sums.add(x[[place]], y[[place]])
+    sums.remove(x[:1], y[:1])
+    found = sums.head_sums("weight")
+    assert not found.products[3].any() and not found.targets[3].any()
