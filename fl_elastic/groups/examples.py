@@ -50,7 +50,8 @@ def count_rows(inputs: Any) -> int:
         )
     for tensor in tensors:
         if tensor.dim():
-            return len(tensor)
+            # Not by len(), which makes the number a constant in an exported model.
+            return tensor.shape[0]
     raise ModelError(
         f"inputs or targets of type {type(inputs).__name__} hold no tensor with a row per example: give tensors"
     )
@@ -97,7 +98,7 @@ def map_rows(change: Callable[[Tensor], Tensor], inputs: Any) -> Any:
 
     def changed(value: Any) -> Any:
         if isinstance(value, Tensor):
-            return change(value) if value.dim() and len(value) == count else value
+            return change(value) if value.dim() and value.shape[0] == count else value
         if isinstance(value, Mapping):
             return {name: changed(each) for name, each in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -181,6 +181,39 @@ def test_tracers_can_follow_it(places: str) -> None:
         torch.testing.assert_close(one(other), readout(other))
 
 
+class Tokens(nn.Module):
+    """Rows of an image of two channels as tokens, in place of channels-first maps."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(2).movedim(1, -1)
+
+
+def tokens_of(places: str) -> tuple[Readout, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Tokens(), nn.Linear(4, 5), nn.Flatten())
+    inputs = torch.randn(4, 3, 8, 8)
+    readout = Readout(model, places, inputs, 3).eval()
+    nn.init.normal_(readout.head.weight)
+    return readout, inputs
+
+
+@pytest.mark.parametrize("places", [*PLACES[3:], "2@tokens2", "mirrored:2@tokens3>6"])
+@pytest.mark.parametrize("way", ["export", "trace"])
+def test_what_tracers_give_takes_any_number_of_examples(places: str, way: str) -> None:
+    readout, inputs = (tokens_of if "tokens" in places else readout_of)(places)
+    if readout.projection is not None:
+        readout.projection.matrix.random_(-100, 100)
+    batch = torch.export.Dim("batch")
+    found = (
+        torch.export.export(readout, (inputs,), dynamic_shapes=(({0: batch},),)).module()
+        if way == "export"
+        else torch.jit.trace(readout, (inputs,), check_trace=False)  # type: ignore[no-untyped-call]
+    )
+    for examples in (1, 3, 7):
+        other = torch.randn(examples, *inputs.shape[1:])
+        torch.testing.assert_close(found(other), readout(other))
+
+
 @pytest.mark.parametrize("places", slow_unless(PLACES[-1].__eq__, PLACES[3:]))
 def test_it_is_a_model_of_onnx(places: str, tmp_path: Any) -> None:
     onnx = pytest.importorskip("onnx")
