@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,9 +74,15 @@ def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
     # A batch size of 1 would be taken for a constant.
     inputs = example[:1].expand(_BATCH, *example.shape[1:]).contiguous()
     batch = torch.export.Dim("batch")
+    # By name, because a model may take its inputs as *args, as a readout does.
+    given = inspect.signature(model.forward).bind(inputs).arguments
+    sizes = {
+        name: ({0: batch},) if isinstance(value, tuple) else {0: batch}
+        for name, value in given.items()
+    }
     try:
         program = torch.onnx.export(
-            model, (inputs,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False,
+            model, (inputs,), dynamo=True, dynamic_shapes=sizes, verbose=False,
             input_names=["input"], output_names=["output"],
         )  # fmt: skip
     except Exception as error:

@@ -11,6 +11,7 @@ from torch import nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.operations import export_model
+from fl_elastic.readout import Readout
 from fl_elastic.update import Manifest, weights_of
 
 
@@ -64,6 +65,26 @@ def test_onnx_computes_the_same_for_any_batch(
     inputs = torch.randn(size, 1, 4, 4)
     found = ReferenceEvaluator(onnx.load(path)).run(None, {"input": inputs.numpy()})[0]
     np.testing.assert_allclose(found, model(inputs).detach().numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "places",
+    [pytest.param("2@grid2", marks=pytest.mark.slow), "mirrored:input@grid2+2@grid1>3"],
+)
+def test_a_readout_is_exported_to_onnx_for_any_batch(places: str, tmp_path: Path) -> None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    readout = Readout(model_of(1), places, torch.zeros(2, 1, 4, 4), 3).eval()
+    nn.init.normal_(readout.head.weight)
+    if readout.projection is not None:
+        readout.projection.matrix.random_(-100, 100)
+    weights = weights_of(readout, Manifest.of(readout))
+    path = export_model(readout, weights, tmp_path / "m.onnx", torch.zeros(1, 1, 4, 4))
+    for size in (1, 5):
+        inputs = torch.randn(size, 1, 4, 4)
+        found = ReferenceEvaluator(onnx.load(path)).run(None, {"input": inputs.numpy()})[0]
+        np.testing.assert_allclose(found, readout(inputs).detach().numpy(), atol=1e-5)
 
 
 def test_an_unknown_ending_is_refused(
