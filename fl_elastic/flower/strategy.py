@@ -421,10 +421,15 @@ class PartialUpdates(Strategy):
         config: ConfigRecord,
         grid: Grid,
     ) -> list[Message]:
-        """Return the messages to the clients that the inner strategy chooses."""
+        """Return the messages to the clients that the inner strategy chooses, one to each."""
         arrays = parameters_of(self._weights, manifest)
         # By position, as Flower does: a strategy of a user may have other names for its arguments.
-        return list(configure(server_round, arrays, config, grid))
+        chosen = list(configure(server_round, arrays, config, grid))
+        # One that draws with replacement may choose a client twice, whose examples would count twice.
+        first: dict[int, Message] = {}
+        for message in chosen:
+            first.setdefault(message.metadata.dst_node_id, message)
+        return list(first.values())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

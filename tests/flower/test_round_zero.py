@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from small_federation import (
     arrays_of,
     as_weights,
@@ -34,6 +34,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.records import ERROR, train_reply
+from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_zero import HeadCheckpoint, Solved
 from fl_elastic.flower.tasks.task import TASK, config_key
 from fl_elastic.flower.tasks.train import Train
@@ -147,6 +148,28 @@ def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
     np.testing.assert_allclose(weights["3.bias"], together.bias, rtol=1e-3, atol=1e-4)
     for name in set(before) - {"3.weight", "3.bias"}:
         np.testing.assert_array_equal(weights[name], before[name])
+
+
+class DrawsOneTwice(FedAvg):
+    """Asks the first node twice, as a strategy does that draws nodes with replacement."""
+
+    def configure_train(self, *arguments: Any, **options: Any) -> list[Message]:
+        messages = list(super().configure_train(*arguments, **options))
+        first = min(messages, key=lambda each: each.metadata.dst_node_id)
+        return [*messages, Message(first.content, first.metadata.dst_node_id, "train")]
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_who_is_drawn_twice_is_asked_once(rounds: int) -> None:
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(DrawsOneTwice), config=TERMS, on_round=records.append)
+    arrays, _ = start(strategy, rounds)
+    together = closed_form_head(*(sums_at(n) for n in range(1, 5)))
+    weights = as_weights(arrays)
+    np.testing.assert_allclose(weights["3.weight"], together.weight, rtol=1e-3, atol=1e-4)
+    for record in records:
+        assert sorted(each.node_id for each in record.accepted) == [1, 2, 3, 4]
+        assert not record.rejected
 
 
 @pytest.mark.parametrize("timed", [False, True])
