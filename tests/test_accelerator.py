@@ -33,6 +33,7 @@ from fl_elastic.training import (
     plan_for,
 )
 from fl_elastic.training.head_sums import solve_head
+from fl_elastic.update.manifest import places_of
 
 # Where there is none the tests run on the CPU, once.
 PLACES = [pytest.param((DEVICE, CPU), id="batches on the CPU")]
@@ -215,6 +216,15 @@ def test_a_head_is_solved_for_there(places: Place) -> None:
     solve_head(plain, data(CPU))
     solve_head(model, data(there))
     alike(state(plain), state(model), 1e-3)
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_head_reads_inside_of_a_model_there(places: Place) -> None:
+    here, there = places
+    plain = fine_tune(net(), loss_fn, sgd, data(CPU), read="2@grid2").model
+    done = fine_tune(net().to(here), loss_fn, sgd, data(there), read="2@grid2")
+    assert places_of(done.model.state_dict()) == done.reads == "2@grid2" and stays(done.model)
+    alike(state(plain), state(done.model), 1e-3)
 
 
 @pytest.mark.parametrize("places", PLACES)

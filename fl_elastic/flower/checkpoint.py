@@ -31,10 +31,10 @@ from fl_elastic.flower.strategy_state import (
     tested,
 )
 from fl_elastic.flower.wrapped_strategy import check_strategy
-from fl_elastic.readout.place import BODY, Reading, places_of
+from fl_elastic.readout.place import BODY, Reading
 from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.state.files import remove_leftovers
-from fl_elastic.update.manifest import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE, places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _KIND = Kind("fl_elastic.checkpoint", 3)

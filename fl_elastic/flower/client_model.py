@@ -13,9 +13,9 @@ from fl_elastic.groups.forward import split_batch
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.place import places_of
 from fl_elastic.training.batches import first_batches
 from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import places_of
 
 
 @dataclass(frozen=True, eq=False)

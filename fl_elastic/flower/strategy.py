@@ -59,10 +59,10 @@ from fl_elastic.flower.wrapped_strategy import (
     whole_model,
 )
 from fl_elastic.given import of_another_kind
-from fl_elastic.readout.place import BODY, places_of
+from fl_elastic.readout.place import BODY
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
+from fl_elastic.update.manifest import FROZEN_BASE, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0

@@ -10,9 +10,10 @@ from fl_elastic.lazy_names import loaded_late
 if TYPE_CHECKING:
     from fl_elastic.readout.candidates import candidate_places
     from fl_elastic.readout.loading import loaded
-    from fl_elastic.readout.place import Place, places_of
+    from fl_elastic.readout.place import Place
     from fl_elastic.readout.poolings import POOLINGS
     from fl_elastic.readout.readout import Readout
+    from fl_elastic.update.manifest import places_of
 
 __all__ = ["POOLINGS", "Place", "Readout", "candidate_places", "loaded", "places_of"]
 
@@ -22,7 +23,7 @@ _MODULES = {
     "Readout": "readout",
     "candidate_places": "candidates",
     "loaded": "loading",
-    "places_of": "place",
+    "places_of": "fl_elastic.update.manifest",
 }
 
 __getattr__ = loaded_late(__name__, _MODULES)

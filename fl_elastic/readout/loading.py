@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.readout.place import HEAD, places_of
+from fl_elastic.readout.place import HEAD
 from fl_elastic.readout.readout import Readout
-from fl_elastic.update.manifest import Manifest, array_of, load_weights
+from fl_elastic.update.manifest import Manifest, array_of, load_weights, places_of
 
 
 def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module:

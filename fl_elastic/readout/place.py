@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from fl_elastic.errors import PlanError
-from fl_elastic.update.manifest import READ_FROM
 
 INPUT = "input"
 """Name of the model's own input in a place."""
@@ -153,15 +149,3 @@ AUTO = Reading()
 def joined(places: Iterable[Place]) -> str:
     """Return the name of several places that are read side by side."""
     return _JOIN.join(map(str, places))
-
-
-def places_of(state: Mapping[str, Any]) -> str:
-    """Return the name of the places that a readout with this state reads; empty for any other model's state.
-
-    >>> places_of({"weight": np.ones(2)})
-    ''
-    """
-    found = state.get(READ_FROM)
-    if found is None:
-        return ""
-    return bytes(np.asarray(found, dtype=np.uint8)).decode(errors="replace")

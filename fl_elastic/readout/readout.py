@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -20,7 +20,7 @@ from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
-from fl_elastic.update.manifest import READ_FROM
+from fl_elastic.update.manifest import READ_FROM, refuse_other_places
 
 
 class Readout(nn.Module):
@@ -126,6 +126,14 @@ class Readout(nn.Module):
         found = reaching(self.body, self.places, inputs, stop=self._stops)
         outputs: Tensor = self.head(self._pooled(found))
         return outputs
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *others: Any
+    ) -> None:
+        given = {READ_FROM: state_dict.get(f"{prefix}{READ_FROM}")}
+        # Before anything is copied, since another place's tensors may have the same names and shapes.
+        refuse_other_places({READ_FROM: self.read_from}, given)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def _views(self, inputs: Any) -> Any:
         return with_mirror_images(inputs) if self.reading.mirrored else inputs

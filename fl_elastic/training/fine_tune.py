@@ -20,7 +20,6 @@ from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.place import places_of
 from fl_elastic.training.above_cut import passing_above_cut
 from fl_elastic.training.batches import first_batches, loader_size, refuse_iterator
 from fl_elastic.training.costs import costs_for
@@ -31,6 +30,7 @@ from fl_elastic.training.read_out import readout_of
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
 from fl_elastic.update.closed_form import ClosedFormHead
+from fl_elastic.update.manifest import places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _FEATURE_BYTES = 1 << 30

@@ -373,6 +373,30 @@ def weights_of(
     return weights if digest is None else {**weights, FROZEN_BASE: digest}
 
 
+def places_of(state: Mapping[str, Any]) -> str:
+    """Return the name of the places that a readout with this state reads; empty for any other model's state.
+
+    >>> places_of({"weight": np.ones(2)})
+    ''
+    """
+    found = state.get(READ_FROM)
+    if found is None:
+        return ""
+    # A tensor may be on an accelerator, of which numpy cannot read.
+    array = found.cpu() if hasattr(found, "cpu") else found
+    return bytes(np.asarray(array, dtype=np.uint8)).decode(errors="replace")
+
+
+def refuse_other_places(own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise UpdateError if a state is that of a readout of other places, whose tensors may have the same shapes."""
+    reads, wanted = places_of(own), places_of(given)
+    if reads and wanted and reads != wanted:
+        raise UpdateError(
+            f"the weights are of a model that reads {wanted}, and this one reads {reads}: "
+            "fl_elastic.readout.loaded makes the model that a state belongs to"
+        )
+
+
 def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDArray[Any]]) -> None:
     """Copy ``weights`` into the model.
 
@@ -388,7 +412,9 @@ def load_weights(model: nn.Module, manifest: Manifest, weights: Mapping[str, NDA
     if FROZEN_BASE in weights:
         manifest.with_base(model).check_base(hex_of(np.asarray(weights[FROZEN_BASE])))
     values = {name: torch.as_tensor(np.array(weights[name])) for name in manifest.names}
+    state = _state_of(model)
+    refuse_other_places(state.tensors, values)
     try:
-        _state_of(model).load(values)
+        state.load(values)
     except ModelError as error:
         raise UpdateError(str(error)) from error

@@ -33,7 +33,7 @@ from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.records import IMPORTANCE, train_reply
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.task import TASK
-from fl_elastic.readout.place import places_of
+from fl_elastic.update.manifest import places_of
 
 MOVING = RoundConfig(cut="moving", solve_every=2)
 # From the head down; "6" is a convolution with a norm above it.

@@ -14,16 +14,17 @@ from slow_ones import slow_unless
 from torch import Tensor, nn
 
 from fl_elastic import Budget, ElasticTrainer
-from fl_elastic.errors import ElasticError, ModelError, PlanError
+from fl_elastic.errors import ElasticError, ModelError, PlanError, UpdateError
 from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling import profile_model
 from fl_elastic.readout import loaded
 from fl_elastic.readout.candidates import candidate_places
-from fl_elastic.readout.place import INPUT, Place, parse_places, places_of
+from fl_elastic.readout.place import INPUT, Place, parse_places
 from fl_elastic.readout.readout import Readout, _PassedBy, kept_tensors
 from fl_elastic.testing.probes import Snapshot
+from fl_elastic.update.manifest import Manifest, load_weights, places_of, weights_of
 
 ZOO = {
     "vision_models": (
@@ -199,6 +200,7 @@ def tokens_of(places: str) -> tuple[Readout, Tensor]:
 
 @pytest.mark.parametrize("places", [*PLACES[3:], "2@tokens2", "mirrored:2@tokens3>6"])
 @pytest.mark.parametrize("way", ["export", "trace"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_what_tracers_give_takes_any_number_of_examples(places: str, way: str) -> None:
     readout, inputs = (tokens_of if "tokens" in places else readout_of)(places)
     if readout.projection is not None:
@@ -343,3 +345,38 @@ def test_it_is_trained_planned_and_grouped_like_any_model(places: str) -> None:
     assert trainer.fit(batches).steps == 3
     assert_weights(readout, plain)
     assert "read_from" not in trainer.update().deltas
+
+
+@pytest.mark.parametrize("way", ["state dict", "not strict", "inside another", "weights"])
+def test_a_state_of_other_places_with_the_same_shapes_is_refused(way: str) -> None:
+    """The outputs of the norm and of the function after it differ, and no tensor's name or shape tells."""
+    given, inputs = readout_of("1@grid2")
+    readout, _ = readout_of("2@grid2")
+    nn.init.normal_(given.head.weight)
+    before = readout(inputs)
+    with pytest.raises(UpdateError, match=r"reads 1@grid2, and this one reads 2@grid2.*loaded"):
+        if way == "weights":
+            load_weights(readout, Manifest.of(readout), weights_of(given, Manifest.of(given)))
+        elif way == "inside another":
+            whole = nn.ModuleDict({"part": readout})
+            whole.load_state_dict(nn.ModuleDict({"part": given}).state_dict())
+        else:
+            readout.load_state_dict(given.state_dict(), strict=way != "not strict")
+    assert torch.equal(readout(inputs), before)
+    readout.load_state_dict({"head.bias": torch.ones(3)}, strict=False)
+    assert not torch.equal(readout(inputs), before)
+
+
+def test_places_are_read_from_a_tensor_on_another_device() -> None:
+    class Elsewhere(Tensor):
+        """As on an accelerator, whose memory numpy does not read."""
+
+        def __array__(self, *_: Any) -> Any:  # type: ignore[override]
+            raise TypeError("can't convert a device type tensor to numpy: use Tensor.cpu()")
+
+        def cpu(self) -> Tensor:  # type: ignore[override]
+            return self.as_subclass(Tensor)
+
+    readout, _ = readout_of("2@grid2")
+    readout.read_from = readout.read_from.as_subclass(Elsewhere)
+    assert places_of(ModelState.of(readout).tensors) == "2@grid2"

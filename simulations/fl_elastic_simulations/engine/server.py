@@ -23,10 +23,11 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
-from fl_elastic.readout.place import BODY, places_of
+from fl_elastic.readout.place import BODY
 from fl_elastic.state.files import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic.update.manifest import places_of
 from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing

@@ -9,8 +9,8 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.checkpoint import load_checkpoint
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.operations import export_model
-from fl_elastic.readout.place import places_of
 from fl_elastic.update import Manifest, weights_of
+from fl_elastic.update.manifest import places_of
 from fl_elastic_simulations.engine.method_model import read_at
 from fl_elastic_simulations.engine.workload import first_batch, scenario_model
 from fl_elastic_simulations.fleet.server import CHECKPOINTS, SCENARIO

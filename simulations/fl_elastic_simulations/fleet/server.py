@@ -23,10 +23,10 @@ from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import log_to_file
-from fl_elastic.readout.place import places_of
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
+from fl_elastic.update.manifest import places_of
 from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.summary import final_accuracy
