@@ -25,6 +25,7 @@ from fl_elastic.flower.strategy_state import (
     EvaluateFn,
     as_record,
     averaged,
+    averaged_in,
     collect,
     names_of,
     restore,
@@ -56,6 +57,15 @@ class Checkpoint:
     arrays: dict[str, NDArray[Any]]
     state: Archive
     strategies: tuple[str, ...]
+
+    @property
+    def tested(self) -> dict[str, NDArray[Any]]:
+        """The model that the run tested after the round and would hand out.
+
+        It is not ``arrays``, from which rounds go on, if the strategy averages models, or has trained under a head
+        since it was solved for.
+        """
+        return averaged_in(self.state, self.arrays)
 
 
 class Checkpointed(Strategy):

@@ -15,7 +15,7 @@ from fl_elastic.errors import CheckpointError
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.state.archive import Archive
 from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.update.manifest import FROZEN_BASE
+from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
 _OBJECT = "!object!"
 # A number that adaptive clipping learns.
@@ -167,15 +167,42 @@ def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:
     """Return the model to test: that of the last solved head, else the mean of past rounds, else ``arrays``."""
     solved, average = getattr(strategy, "solved", None), getattr(strategy, "average", None)
-    if isinstance(solved, HeadCheckpoint) and solved.weights:
-        found = as_record(solved.weights)
-    elif isinstance(average, ModelAverage) and average.rounds:
-        found = as_record(average.weights())
-    else:
+    found = _handed_out(solved, average)
+    if not found:
         return arrays
-    if FROZEN_BASE in arrays:
-        found[FROZEN_BASE] = arrays[FROZEN_BASE]
-    return found
+    base = {FROZEN_BASE: arrays[FROZEN_BASE].numpy()} if FROZEN_BASE in arrays else {}
+    return as_record(found | base)
+
+
+def averaged_in(state: Archive, arrays: WeightDict) -> WeightDict:
+    """Return what `averaged` would return, given the state that `collect` returned.
+
+    Raises
+    ------
+    CheckpointError
+        If the state is not that of a strategy of this version.
+    """
+    kept = {"solved": HeadCheckpoint(), "average": ModelAverage()}
+    try:
+        for name, value in kept.items():
+            if name in state.facts:
+                found = Archive(state.facts[name], state.under(f"{name}{_OBJECT}"))
+                value.restore(from_archive(type(value.to_state()), found))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoint's state does not say which model is the result ({type(error).__name__}: {error})"
+        ) from None
+    found_weights = _handed_out(**kept)
+    if not found_weights:
+        return arrays
+    base = {FROZEN_BASE: arrays[FROZEN_BASE]} if FROZEN_BASE in arrays else {}
+    return found_weights | base
+
+
+def _handed_out(solved: object, average: object) -> WeightDict:
+    if isinstance(solved, HeadCheckpoint) and solved.weights:
+        return dict(solved.weights)
+    return average.weights() if isinstance(average, ModelAverage) and average.rounds else {}
 
 
 def tested(strategy: Strategy, evaluate_fn: EvaluateFn | None) -> EvaluateFn | None:

@@ -131,6 +131,27 @@ def test_every_round_is_written_and_the_newest_are_kept(tmp_path: Path) -> None:
     assert seen == [names[:1], names[:2], names[1:3], names[2:4]]
 
 
+def test_the_newest_checkpoint_holds_the_model_that_was_tested(tmp_path: Path) -> None:
+    differ: list[bool] = []
+
+    def look(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round:
+            stored = load_checkpoint(tmp_path, arrays)
+            assert stored is not None
+            assert_identical(as_record(stored.tested), arrays)
+            went_on = as_weights(arrays)
+            differ.append(
+                any(not np.array_equal(went_on[n], each) for n, each in stored.arrays.items())
+            )
+        return None
+
+    strategy = PartialUpdates(quiet(), average=ModelAverage(0.5))
+    result = trained(Checkpointed(strategy, tmp_path), 3, evaluate_fn=look)
+    stored = load_checkpoint(tmp_path, result.arrays)
+    assert stored is not None and any(differ)
+    assert_identical(as_record(stored.tested), result.arrays)
+
+
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "round-notes.state").write_text("mine")
     (tmp_path / ".round-000009.state.77.tmp").write_text("half a file of a crash")

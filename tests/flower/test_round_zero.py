@@ -32,6 +32,7 @@ from fl_elastic.flower import (
     PartialUpdates,
     RoundConfig,
     elastic_client_app,
+    load_checkpoint,
 )
 from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.round import RoundRecord
@@ -338,6 +339,25 @@ def test_after_the_second_round_a_head_is_solved_for_to_test_and_training_goes_o
     for number, trained_under, tested in heads:
         assert np.array_equal(trained_under, first) == (number <= 4)
         assert np.array_equal(trained_under, tested) == (number in (1, 2, 5))
+
+
+def test_a_checkpoint_holds_the_model_that_was_tested_beside_the_one_that_goes_on(
+    tmp_path: Path,
+) -> None:
+    differ: list[bool] = []
+
+    def look(server_round: int, arrays: ArrayRecord) -> None:
+        stored = load_checkpoint(tmp_path, arrays)
+        assert stored is not None and stored.server_round == server_round
+        tested = as_weights(arrays)
+        assert stored.tested.keys() == tested.keys()
+        for name, each in tested.items():
+            np.testing.assert_array_equal(stored.tested[name], each)
+        differ.append(any(not np.array_equal(stored.arrays[n], tested[n]) for n in tested))
+
+    strategy = Checkpointed(PartialUpdates(quiet(), config=TERMS), tmp_path)
+    run(strategy, apps(), arrays_of(build()), 3, evaluate_fn=look)
+    assert differ == [False, True, True, False]
 
 
 def test_without_solving_again_the_head_is_trained_like_the_rest() -> None:

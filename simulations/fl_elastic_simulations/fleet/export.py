@@ -20,7 +20,7 @@ from fl_elastic_simulations.scenario.scenario import Scenario
 def export_run(
     results: Path, output: Path, *, scenario: Path | None = None, data_root: str | None = None
 ) -> dict[str, Any]:
-    """Write the newest model of a run to a file; return the file, its size and the round.
+    """Write the newest model that a run tested to a file; return the file, its size and the round.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def export_run(
                 ) from None
             raise CheckpointError(
                 f"{results} holds no {SCENARIO}, so the run was of an app of your own, which alone knows its "
-                f"model: load_checkpoint({str(results / CHECKPOINTS)!r}, ArrayRecord(model.state_dict())).arrays "
+                f"model: load_checkpoint({str(results / CHECKPOINTS)!r}, ArrayRecord(model.state_dict())).tested "
                 "are the newest weights, as docs/how-to/fleet.md shows; or give the scenario"
             ) from None
     else:
@@ -66,5 +66,5 @@ def export_run(
         )
     model = read_at(model, places_of(found.arrays), chosen, data_root)
     inputs, _ = first_batch(chosen, data_root)
-    path = export_model(model, found.arrays, output, inputs)
+    path = export_model(model, found.tested, output, inputs)
     return {"file": str(path), "bytes": path.stat().st_size, "round": found.server_round}
