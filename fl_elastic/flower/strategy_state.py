@@ -182,7 +182,8 @@ def averaged_in(state: Archive, arrays: WeightDict) -> WeightDict:
     CheckpointError
         If the state is not that of a strategy of this version.
     """
-    kept = {"solved": HeadCheckpoint(), "average": ModelAverage()}
+    solved, average = HeadCheckpoint(), ModelAverage()
+    kept: dict[str, Remembering] = {"solved": solved, "average": average}
     try:
         for name, value in kept.items():
             if name in state.facts:
@@ -192,11 +193,9 @@ def averaged_in(state: Archive, arrays: WeightDict) -> WeightDict:
         raise CheckpointError(
             f"the checkpoint's state does not say which model is the result ({type(error).__name__}: {error})"
         ) from None
-    found_weights = _handed_out(**kept)
-    if not found_weights:
-        return arrays
+    weights = _handed_out(solved, average)
     base = {FROZEN_BASE: arrays[FROZEN_BASE]} if FROZEN_BASE in arrays else {}
-    return found_weights | base
+    return weights | base if weights else arrays
 
 
 def _handed_out(solved: object, average: object) -> WeightDict:

@@ -108,7 +108,7 @@ class TokenPooling(nn.Module):
             if side is not None:
                 given = given[:, side[1] :]
                 if self._size > 1:
-                    given = given.unflatten(1, (side[0], side[0]))
+                    given = given.reshape(given.shape[0], side[0], side[0], given.shape[2])
         return mean_over_grid(given.movedim(-1, 1), self._size)
 
 
