@@ -52,7 +52,7 @@ def believed(
             failed.append(message)
             continue
         try:
-            reply = evaluation_of(message.content, max_examples)
+            reply = evaluation_of(message.content, max_examples, weight_key)
         except UpdateError as error:
             downlink.forget(node)
             _leave_out(node, str(error))

@@ -89,9 +89,18 @@ class ReplyMerger:
         stale, self.round.stale = self.round.stale, {}
         if not stale:
             return
+        refused: dict[int, str] = {}
         for message in self.round.packer.whole_again(stale):
-            stale.pop(message.metadata.src_node_id, None)
+            node = message.metadata.src_node_id
+            stale.pop(node, None)
+            if message.has_error() and self.downlink.stock.takes_one_record(node):
+                refused[node] = f"client failed: {message.error.reason}"
+            else:
+                self.take(message)
+        for message in self.round.packer.whole_again(refused):
+            refused.pop(message.metadata.src_node_id, None)
             self.take(message)
+        stale |= refused
         for node, reason in {**stale, **self.round.stale}.items():
             # A node that is taken for one of Flower's own clients stays so: it had no time to show otherwise.
             self.reject(node, reason)
@@ -246,8 +255,9 @@ class ReplyMerger:
         steps = [max(each.steps.values(), default=1) for each in self.round.record.accepted]
         this = self.round
         update, metrics, size = stock.update(
-            message, this.weights, this.manifest, this.number, steps, self.limits
-        )
+            message, this.weights, this.manifest, this.number, steps, self.limits,
+            self.weight_key,
+        )  # fmt: skip
         return update, 0, TrainReply(bytes(0), update.num_examples, metrics, size=size)
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:

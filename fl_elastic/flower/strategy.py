@@ -20,6 +20,7 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
+from fl_elastic.aggregation.averaging import AverageState
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
@@ -51,6 +52,7 @@ from fl_elastic.flower.wrapped_strategy import (
     longest_step,
     no_longer_than,
     parameters_of,
+    refuse_other_contents,
     refuse_what_each_seen_ignores,
     say_what_it_sees,
     sees_each_client,
@@ -175,7 +177,8 @@ class PartialUpdates(Strategy):
         self._round: Round | None = None
         self._last_round = 0
         self._warned = False
-        self._begin(Settings(rule, merge, config, server_optimizer, average))
+        self._settings = Settings(rule, merge, config, server_optimizer, average)
+        self._begin(self._settings)
         say_what_it_sees(inner)
 
     def _begin(self, settings: Settings) -> None:
@@ -256,10 +259,12 @@ class PartialUpdates(Strategy):
         return cls(inner, on_round=on_round, preset=later, **vars(settings))
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Choose the settings by the model, if a preset leaves that open."""
-        preset, self._preset = self._preset, None
-        if preset is not None and trained_before(arrays):
-            self._begin(preset.pretrained())
+        """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
+        preset = self._preset if self._preset and trained_before(arrays) else None
+        if preset is not None or self._last_round:
+            self._begin(self._settings if preset is None else preset.pretrained())
+            if self.average is not None:
+                self.average.restore(AverageState(0, {}, {}))
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -424,7 +429,9 @@ class PartialUpdates(Strategy):
         """Return the messages to the clients that the inner strategy chooses."""
         arrays = parameters_of(self._weights, manifest)
         # By position, as Flower does: a strategy of a user may have other names for its arguments.
-        return list(configure(server_round, arrays, config, grid))
+        messages = list(configure(server_round, arrays, config, grid))
+        refuse_other_contents(self.inner, messages, arrays)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
