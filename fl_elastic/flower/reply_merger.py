@@ -17,6 +17,7 @@ from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
+from fl_elastic.flower.stock_clients import RAISED
 from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.checks import Limits, check_variances
@@ -24,8 +25,8 @@ from fl_elastic.update.checks import Limits, check_variances
 _LOG = logging.getLogger("fl_elastic")
 # One of this many clients may deviate from the others.
 _PARTS = 5
-# Flower's code for an error that the client itself raised.
-_RAISED = 2
+# Flower's code for a message that a mod does not take.
+_BY_MOD = 6
 # Wording of the errors by which clients report a loss that is not finite.
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
@@ -93,7 +94,8 @@ class ReplyMerger:
         for message in self.round.packer.whole_again(stale):
             node = message.metadata.src_node_id
             stale.pop(node, None)
-            if message.has_error() and self.downlink.stock.takes_one_record(node):
+            of_mod = message.has_error() and message.error.code == _BY_MOD
+            if of_mod and self.downlink.stock.takes_one_record(node):
                 refused[node] = f"client failed: {message.error.reason}"
             else:
                 self.take(message)
@@ -109,7 +111,7 @@ class ReplyMerger:
         """Merge one reply, or record why it is not merged."""
         if message.has_error():
             node, reason = message.metadata.src_node_id, message.error.reason
-            raised, stock = message.error.code == _RAISED, self.downlink.stock
+            raised, stock = message.error.code == RAISED, self.downlink.stock
             if raised and node in self.round.packer.sent_bytes and stock.supposed(node):
                 # It may be one of Flower's own clients, which take the model in another form.
                 self.round.stale[node] = f"client failed: {reason}"

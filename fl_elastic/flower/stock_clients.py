@@ -26,6 +26,9 @@ from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role, Weights
 
+RAISED = 2
+"""Flower's code for an error that the client itself raised."""
+
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
 # Names that Flower's examples use for loss and accuracy.

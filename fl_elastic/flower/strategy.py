@@ -28,7 +28,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
-from fl_elastic.flower.evaluation_replies import believed
+from fl_elastic.flower.evaluation_replies import asked_again, believed
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
@@ -175,6 +175,7 @@ class PartialUpdates(Strategy):
         # The digest of the frozen base, which every device already has.
         self._base: WeightDict = {}
         self._round: Round | None = None
+        self._evaluation: MessagePacker | None = None
         self._last_round = 0
         self._warned = False
         self._settings = Settings(rule, merge, config, server_optimizer, average)
@@ -415,7 +416,7 @@ class PartialUpdates(Strategy):
         manifest = self._remember(arrays, server_round + 1)
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
-        packer = MessagePacker("evaluate", self.downlink, grid)
+        self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
         return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
 
     def _chosen(
@@ -549,6 +550,9 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Pass loss and metrics of the valid replies to the inner strategy."""
+        packer = self._evaluation
+        if packer is not None:
+            replies = asked_again(replies, packer, self.downlink.stock)
         messages = believed(
             replies, weight_key(self.inner), self.limits.max_examples, self.downlink
         )

@@ -405,6 +405,42 @@ def test_metrics_that_a_mod_adds_arrive(mod: Mod) -> None:
     assert result.evaluate_metrics_clientapp[1]["mine"] == pytest.approx(2.5)
 
 
+class TrainsTwo(FedAvg):
+    """Never asks node 3 to train."""
+
+    def configure_train(self, *arguments: Any) -> Any:
+        messages = super().configure_train(*arguments)
+        return [each for each in messages if each.metadata.dst_node_id != 3]
+
+
+def test_a_plain_client_that_is_never_trained_is_evaluated() -> None:
+    apps = {
+        1: plain(1),
+        2: plain(2),
+        3: plain(3, tested={"eval_loss": 9.0, "num-examples": 10}),
+    }
+    for kind, rounds in ((TrainsTwo, 2), (FedAvg, 1)):
+        fraction = {"fraction_train": 0.0} if kind is FedAvg else {}
+        result = start(PartialUpdates(strategy_of(kind, **fraction)), apps, rounds)
+        metrics = result.evaluate_metrics_clientapp
+        assert [each["eval_loss"] for each in metrics.values()] == [pytest.approx(9.5 / 3)] * rounds
+
+
+def test_a_client_that_cannot_be_evaluated_is_asked_twice_and_keeps_its_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: Context) -> ElasticClient:
+        raise ZeroDivisionError("no disk")
+
+    inner = strategy_of(fraction_train=0.0)
+    apps = {1: elastic(1), 2: elastic_client_app(broken), 3: elastic(3)}
+    result, grid = run(PartialUpdates(inner), apps, arrays_of(net()))
+    assert [message.metadata.dst_node_id for message in grid.sent].count(2) == 2
+    assert len(grid.sent) == 4
+    assert "node 2: ZeroDivisionError('no disk')" in caplog.text
+    assert result.evaluate_metrics_clientapp[1]["loss"] > 0
+
+
 def test_a_legacy_client_that_reports_a_failure_is_not_merged() -> None:
     class Fails(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> Any:
