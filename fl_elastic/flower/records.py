@@ -267,6 +267,20 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     )
 
 
+def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> int:
+    """Return the weight of a reply: the metric by which the strategy weights, or else the number of examples.
+
+    Raises
+    ------
+    UpdateError
+        If it is no whole number from 1 to ``most``.
+    """
+    weight = reply.metrics.get(weight_key, reply.num_examples)
+    if not isinstance(weight, int) or not 0 < weight <= most:
+        raise UpdateError(f"{weight_key} is {weight!r}, expected a whole number from 1 to {most}")
+    return weight
+
+
 def failure(error: Exception) -> dict[str, Any]:
     """Return the metrics by which a client reports a failure.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, MetricRecord, RecordDict
 
@@ -15,7 +15,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
-from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
+from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED
 from fl_elastic.flower.wrapped_strategy import completed
@@ -253,7 +253,9 @@ class ReplyMerger:
         if node not in stock:
             reply = read_train_reply(message.content)
             stock.is_own(node)
-            return *self._decoded(reply), reply
+            update, staleness = self._decoded(reply)
+            weight = weight_of(reply, self.weight_key, self.limits.max_examples)
+            return replace(update, num_examples=weight), staleness, reply
         steps = [max(each.steps.values(), default=1) for each in self.round.record.accepted]
         this = self.round
         update, metrics, size = stock.update(

@@ -11,6 +11,7 @@ import logging
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
-from fl_elastic.flower.records import LOSS, EvaluateReply, check_status
+from fl_elastic.flower.records import LOSS, EvaluateReply, check_status, weight_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.checks import Limits, check_update
@@ -237,7 +238,8 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
         If the reply is invalid or cannot be averaged.
     """
     if content.config_records or len(content.metric_records) != 1:
-        return read_own_evaluate_reply(content, max_examples)
+        own = read_own_evaluate_reply(content, max_examples)
+        return replace(own, num_examples=weight_of(own, weight_key, max_examples))
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
     examples = _examples(metrics, weight_key)

@@ -54,6 +54,7 @@ from fl_elastic.flower.wrapped_strategy import (
     parameters_of,
     refuse_other_contents,
     refuse_what_each_seen_ignores,
+    say_what_is_not_sent,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -432,6 +433,8 @@ class PartialUpdates(Strategy):
         # By position, as Flower does: a strategy of a user may have other names for its arguments.
         messages = list(configure(server_round, arrays, config, grid))
         refuse_other_contents(self.inner, messages, arrays)
+        if server_round <= 1:
+            say_what_is_not_sent(messages)
         return messages
 
     def aggregate_train(

@@ -171,6 +171,19 @@ def refuse_other_contents(
             )
 
 
+def say_what_is_not_sent(messages: Iterable[Message]) -> None:
+    """Log settings that are lists, which only Flower's own clients of the Message API are sent."""
+    records = [each for message in messages for each in message.content.config_records.values()]
+    lists = dict.fromkeys(
+        name for record in records for name, value in record.items() if isinstance(value, list)
+    )
+    if lists:
+        _LOG.warning(
+            "settings that are lists are not sent to an ElasticClient, which gets single values: %s",
+            one_line(", ".join(lists)),
+        )
+
+
 def _is_flowers(method: Callable[..., Any]) -> bool:
     return str(getattr(method, "__module__", "")).startswith("flwr.")
 

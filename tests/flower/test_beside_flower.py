@@ -405,6 +405,46 @@ def test_metrics_that_a_mod_adds_arrive(mod: Mod) -> None:
     assert result.evaluate_metrics_clientapp[1]["mine"] == pytest.approx(2.5)
 
 
+def weighs_itself(weight: float) -> Mod:
+    def mod(message: Message, context: Context, call: Any) -> Message:
+        reply = call(message, context)
+        reply.content["mine"] = MetricRecord({"mine": weight})
+        return reply
+
+    return mod
+
+
+def test_elastic_clients_weigh_as_the_strategy_says() -> None:
+    weights = {1: 6, 2: 3, 3: 1}
+    found, own = (
+        start(
+            strategy_around(strategy_of(weighted_by_key="mine", fraction_evaluate=0.0)),
+            {node: app_of(node) for node in NODES},
+        )
+        for strategy_around, app_of in (
+            (PartialUpdates, lambda node: elastic(node, [weighs_itself(weights[node])])),
+            (lambda inner: inner, lambda node: plain(node, lambda _: {"mine": weights[node]})),
+        )
+    )
+    assert_close(found.arrays, as_weights(own.arrays))
+
+
+def test_a_weight_that_is_no_whole_number_is_refused() -> None:
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(strategy_of(weighted_by_key="mine"), on_round=records.append)
+    result = start(strategy, {1: elastic(1, [weighs_itself(0.5)]), 2: elastic(2), 3: elastic(3)})
+    (refused,) = records[0].rejected
+    assert refused.reason == "mine is 0.5, expected a whole number from 1 to 100000000"
+    assert "mine" not in result.evaluate_metrics_clientapp[1]
+
+
+def test_settings_that_are_not_sent_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    config = ConfigRecord({"lr": [0.1], "local-epochs": 1})
+    start(PartialUpdates(strategy_of()), fleet(elastic), 2, train_config=config)
+    assert caplog.text.count("are not sent to an ElasticClient") == 1
+    assert "single values: lr" in caplog.text
+
+
 class TrainsTwo(FedAvg):
     """Never asks node 3 to train."""
 
