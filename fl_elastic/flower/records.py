@@ -275,7 +275,9 @@ def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> 
     UpdateError
         If it is no whole number from 1 to ``most``.
     """
-    weight = reply.metrics.get(weight_key, reply.num_examples)
+    # The number of examples has an entry of its own in a reply.
+    given = {**reply.metrics, "num-examples": reply.num_examples}
+    weight = given.get(weight_key, reply.num_examples)
     if not isinstance(weight, int) or not 0 < weight <= most:
         raise UpdateError(f"{weight_key} is {weight!r}, expected a whole number from 1 to {most}")
     return weight
