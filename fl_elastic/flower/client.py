@@ -21,7 +21,7 @@ from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.client_model import ClientModel
 from fl_elastic.flower.client_round import ClientRound, Configure, RoundData
 from fl_elastic.flower.client_state import ClientState
-from fl_elastic.flower.records import HAVE, PACKED, failure
+from fl_elastic.flower.records import HAVE, NAMES, PACKED, failure
 from fl_elastic.flower.tasks.task import Answer, RoundTask, task_in
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.flower.unlearning_request import UnlearningRequest
@@ -322,7 +322,7 @@ class ElasticClient(NumPyClient):
     ) -> tuple[dict[str, NDArray[Any]], int, dict[str, Any]]:
         """Return the received weights, their version, and metrics for the reply; packed or as a list of arrays."""
         if not config.get(PACKED):
-            return self.state.received_list(parameters, self.model), 0, {}
+            return self.state.received_list(parameters, self.model, config.get(NAMES)), 0, {}
         if len(parameters) != 1:
             raise UpdateError(f"expected one packed buffer, got {len(parameters)} arrays")
         weights, version = self.state.received(parameters[0].tobytes(), self.model)

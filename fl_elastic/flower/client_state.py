@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,9 +233,18 @@ class ClientState:
             return decode_weights(packed, self.manifest, known)
 
     def received_list(
-        self, arrays: list[NDArray[Any]], model: nn.Module
+        self, arrays: list[NDArray[Any]], model: nn.Module, names: Sequence[str] | None = None
     ) -> dict[str, NDArray[Any]]:
         """Return the weights of a model sent as a list of arrays, which may end with the digest of its frozen base.
+
+        Parameters
+        ----------
+        arrays : list of ndarray
+            The arrays in the order of the model's tensors.
+        model : nn.Module
+            The model here.
+        names : sequence of str, optional
+            Names under which the server has them; its own are their places in a list.
 
         Raises
         ------
@@ -253,6 +262,14 @@ class ClientState:
             raise UpdateError(
                 f"got {len(arrays)} arrays, the model has {len(self.manifest)} tensors"
             )
+        places = [str(place) for place in range(len(arrays))]
+        if names is not None and list(names) != places:
+            for name, here in zip(names, self.manifest.names, strict=False):
+                if name != here:
+                    raise UpdateError(
+                        f"the server has tensor {name!r} where this model has {here!r}: begin with "
+                        "initial_arrays(model), whose order is the model's"
+                    )
         return dict(zip(self.manifest.names, arrays, strict=True))
 
     def _follow(self, packed: bytes, model: nn.Module) -> None:

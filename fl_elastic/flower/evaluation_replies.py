@@ -10,10 +10,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import inner_times
-from fl_elastic.flower.downlink import Downlink
+from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.records import EvaluateReply
 from fl_elastic.flower.round import in_fixed_order, one_line
-from fl_elastic.flower.stock_clients import evaluation_of
+from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
 from fl_elastic.flower.wrapped_strategy import completed_metrics
 
 _LOG = logging.getLogger("fl_elastic")
@@ -24,6 +24,39 @@ _FEWEST = 3
 _EXAMPLES = 2.0
 # No number may lie further from the others' than this multiple of their size or range.
 _BEYOND = 1000.0
+
+
+def asked_again(
+    replies: Iterable[Message], packer: MessagePacker, stock: StockClients
+) -> list[Message]:
+    """Return the replies, but for nodes that could not read the packed model their answers to a plain one.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        Replies to one evaluation.
+    packer : MessagePacker
+        Sent the messages.
+    stock : StockClients
+        Knows which nodes run Flower's own clients; some may never have been asked to train.
+    """
+    kept: list[Message] = []
+    failed: dict[int, Message] = {}
+    for message in replies:
+        node = message.metadata.src_node_id
+        raised = message.has_error() and message.error.code == RAISED
+        if raised and node in packer.sent_bytes and stock.supposed(node):
+            failed[node] = message
+        else:
+            kept.append(message)
+    for answer in packer.whole_again(failed):
+        node = answer.metadata.src_node_id
+        # The first error is that of a client that reads neither.
+        first = failed.pop(node)
+        if answer.has_error():
+            stock.refuted(node)
+        kept.append(first if answer.has_error() else answer)
+    return [*kept, *failed.values()]
 
 
 def believed(
@@ -52,7 +85,7 @@ def believed(
             failed.append(message)
             continue
         try:
-            reply = evaluation_of(message.content, max_examples)
+            reply = evaluation_of(message.content, max_examples, weight_key)
         except UpdateError as error:
             downlink.forget(node)
             _leave_out(node, str(error))

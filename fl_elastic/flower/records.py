@@ -46,10 +46,15 @@ MAY_TRAIN = "fl_elastic.may-train"
 FORGET = "fl_elastic.forget"
 """Metric key under which a client names examples that it wants forgotten, by their digest."""
 
+NAMES = "fl_elastic.names"
+"""Config key of the names of the arrays that one of Flower's own strategies sends."""
+
 TENSORS = "fl_elastic.tensors"
 """Metric key of the indices of the arrays in a reply, as a JSON list, if they are not all tensors."""
 
 _NUMPY = "numpy.ndarray"
+# Entries of the records of metrics that every reply has.
+_FIXED = ("loss", "num_examples")
 
 
 @dataclass(frozen=True)
@@ -110,16 +115,17 @@ def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]]
     """
     if _is_stock(content):
         (record,), (sent,) = content.array_records.values(), content.config_records.values()
-        return [np.asarray(array.numpy()) for array in record.values()], dict(sent)
+        arrays = [np.asarray(array.numpy()) for array in record.values()]
+        return arrays, {**sent, NAMES: list(record)}
     prefix = {"train": "fitins", "evaluate": "evaluateins"}[kind]
     try:
-        arrays = content.array_records[f"{prefix}.parameters"]
+        packed = content.array_records[f"{prefix}.parameters"]
         config = dict(content.config_records[f"{prefix}.config"])
     except KeyError as error:
         raise UpdateError(
             f"message has no record {error}: wrap the server's strategy in PartialUpdates"
         ) from None
-    return [bytes_to_ndarray(array.data) for array in arrays.values()], config
+    return [bytes_to_ndarray(array.data) for array in packed.values()], config
 
 
 def _is_stock(content: RecordDict) -> bool:
@@ -205,13 +211,14 @@ def read_train_reply(content: RecordDict) -> TrainReply:
     try:
         # Read the view once: each access makes a new one.
         configs = content.config_records
-        status, metrics = configs["fitres.status"], dict(configs["fitres.metrics"])
+        status = configs["fitres.status"]
+        metrics = _all_metrics(content, configs["fitres.metrics"])
         arrays = content.array_records["fitres.parameters"]
         num_examples = content.metric_records["fitres.num_examples"]["num_examples"]
     except KeyError as error:
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     _check_errors(metrics, "train")
-    _check_status(status)
+    check_status(status)
     if list(arrays) != ["0"]:
         raise UpdateError(f"reply holds {len(arrays)} arrays, expected one packed buffer")
     if not isinstance(num_examples, int):
@@ -240,13 +247,13 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     """
     try:
         status = content.config_records["evaluateres.status"]
-        metrics = dict(content.config_records["evaluateres.metrics"])
+        metrics = _all_metrics(content, content.config_records["evaluateres.metrics"])
         loss = content.metric_records["evaluateres.loss"]["loss"]
         num_examples = content.metric_records["evaluateres.num_examples"]["num_examples"]
     except KeyError as error:
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     _check_errors(metrics, "evaluate")
-    _check_status(status)
+    check_status(status)
     if not isinstance(num_examples, int) or not 0 < num_examples <= max_examples:
         raise UpdateError(f"num_examples is {num_examples!r}, expected 1 to {max_examples}")
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
@@ -260,6 +267,22 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
     )
 
 
+def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> int:
+    """Return the weight of a reply: the metric by which the strategy weights, or else the number of examples.
+
+    Raises
+    ------
+    UpdateError
+        If it is no whole number from 1 to ``most``.
+    """
+    # The number of examples has an entry of its own in a reply.
+    given = {**reply.metrics, "num-examples": reply.num_examples}
+    weight = given.get(weight_key, reply.num_examples)
+    if not isinstance(weight, int) or not 0 < weight <= most:
+        raise UpdateError(f"{weight_key} is {weight!r}, expected a whole number from 1 to {most}")
+    return weight
+
+
 def failure(error: Exception) -> dict[str, Any]:
     """Return the metrics by which a client reports a failure.
 
@@ -269,6 +292,17 @@ def failure(error: Exception) -> dict[str, Any]:
     stale = {STALE: True} if isinstance(error, StaleModelError) else {}
     said = str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
     return {ERROR: said, **stale}
+
+
+def _all_metrics(content: RecordDict, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a client's metrics, with those that mods have put into records of metrics."""
+    added = {
+        str(name): value
+        for record in content.metric_records.values()
+        for name, value in record.items()
+        if name not in _FIXED
+    }
+    return {**added, **own}
 
 
 def _check_errors(metrics: Mapping[str, Any], what: str) -> None:
@@ -283,7 +317,8 @@ def _version(metrics: Mapping[str, Any]) -> int | None:
     return version if isinstance(version, int) and not isinstance(version, bool) else None
 
 
-def _check_status(status: Mapping[str, Any]) -> None:
+def check_status(status: Mapping[str, Any]) -> None:
+    """Raise UpdateError if a client reports a failure in its status."""
     if status.get("code") != 0:
         raise UpdateError(f"client reports failure: {str(status.get('message'))[:500]}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, MetricRecord, RecordDict
 
@@ -15,8 +15,9 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
-from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply
+from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
+from fl_elastic.flower.stock_clients import RAISED
 from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.checks import Limits, check_variances
@@ -24,8 +25,8 @@ from fl_elastic.update.checks import Limits, check_variances
 _LOG = logging.getLogger("fl_elastic")
 # One of this many clients may deviate from the others.
 _PARTS = 5
-# Flower's code for an error that the client itself raised.
-_RAISED = 2
+# Flower's code for a message that a mod does not take.
+_BY_MOD = 6
 # Wording of the errors by which clients report a loss that is not finite.
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
@@ -89,9 +90,19 @@ class ReplyMerger:
         stale, self.round.stale = self.round.stale, {}
         if not stale:
             return
+        refused: dict[int, str] = {}
         for message in self.round.packer.whole_again(stale):
-            stale.pop(message.metadata.src_node_id, None)
+            node = message.metadata.src_node_id
+            stale.pop(node, None)
+            of_mod = message.has_error() and message.error.code == _BY_MOD
+            if of_mod and self.downlink.stock.takes_one_record(node):
+                refused[node] = f"client failed: {message.error.reason}"
+            else:
+                self.take(message)
+        for message in self.round.packer.whole_again(refused):
+            refused.pop(message.metadata.src_node_id, None)
             self.take(message)
+        stale |= refused
         for node, reason in {**stale, **self.round.stale}.items():
             # A node that is taken for one of Flower's own clients stays so: it had no time to show otherwise.
             self.reject(node, reason)
@@ -100,7 +111,7 @@ class ReplyMerger:
         """Merge one reply, or record why it is not merged."""
         if message.has_error():
             node, reason = message.metadata.src_node_id, message.error.reason
-            raised, stock = message.error.code == _RAISED, self.downlink.stock
+            raised, stock = message.error.code == RAISED, self.downlink.stock
             if raised and node in self.round.packer.sent_bytes and stock.supposed(node):
                 # It may be one of Flower's own clients, which take the model in another form.
                 self.round.stale[node] = f"client failed: {reason}"
@@ -242,12 +253,15 @@ class ReplyMerger:
         if node not in stock:
             reply = read_train_reply(message.content)
             stock.is_own(node)
-            return *self._decoded(reply), reply
+            update, staleness = self._decoded(reply)
+            weight = weight_of(reply, self.weight_key, self.limits.max_examples)
+            return replace(update, num_examples=weight), staleness, reply
         steps = [max(each.steps.values(), default=1) for each in self.round.record.accepted]
         this = self.round
         update, metrics, size = stock.update(
-            message, this.weights, this.manifest, this.number, steps, self.limits
-        )
+            message, this.weights, this.manifest, this.number, steps, self.limits,
+            self.weight_key,
+        )  # fmt: skip
         return update, 0, TrainReply(bytes(0), update.num_examples, metrics, size=size)
 
     def _decoded(self, reply: TrainReply) -> tuple[PartialUpdate, int]:

@@ -1,14 +1,17 @@
 """Flower's own clients, which know nothing of packed models, in a fleet that uses them: they exchange whole models.
 
 Such a client is recognised by its answers. One that cannot read the packed model is sent the plain one in the same
-round, in the records of both kinds of client, and from then on in those of its own kind.
+round, in the records of both kinds of client, and from then on in those of its own kind. One that fails on both is
+sent those of a ClientApp alone, because mods such as ``LocalDpMod`` take one record of arrays.
 """
 
 from __future__ import annotations
 
 import logging
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,17 +21,21 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
-from fl_elastic.flower.records import LOSS, EvaluateReply
+from fl_elastic.flower.records import LOSS, EvaluateReply, check_status, weight_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role, Weights
+
+RAISED = 2
+"""Flower's code for an error that the client itself raised."""
 
 _LOG = logging.getLogger("fl_elastic")
 _PREFIXES = {"train": "fitins", "evaluate": "evaluateins"}
 # Names that Flower's examples use for loss and accuracy.
 _SHORT = {"loss": "loss", "acc": "accuracy", "accuracy": "accuracy"}
 _LISTS, _RECORDS, _EITHER = "a NumPyClient", "a ClientApp", "a client of Flower"
+_SUPPOSED = "a ClientApp, as it seems"
 
 
 class StockClients:
@@ -54,9 +61,16 @@ class StockClients:
         self.kinds[node] = _EITHER
         return True
 
+    def takes_one_record(self, node: int) -> bool:
+        """Assume that a node failed because it was sent the records of both kinds; return False if it was not."""
+        if self.kinds.get(node) != _EITHER:
+            return False
+        self.kinds[node] = _SUPPOSED
+        return True
+
     def refuted(self, node: int) -> None:
         """Forget an assumption about a node."""
-        if self.kinds.get(node) == _EITHER:
+        if self.kinds.get(node) in (_EITHER, _SUPPOSED):
             del self.kinds[node]
 
     def is_own(self, node: int) -> None:
@@ -85,7 +99,7 @@ class StockClients:
         if self.kinds[node] != _LISTS:
             arrays = {name: Array(np.asarray(array)) for name, array in weights.items()}
             content |= {keys[0]: ArrayRecord(arrays), keys[1]: config}
-        if self.kinds[node] != _RECORDS:
+        if self.kinds[node] not in (_RECORDS, _SUPPOSED):
             prefix = _PREFIXES[kind]
             scalars: dict[str, Any] = {
                 key: value for key, value in config.items() if not isinstance(value, list)
@@ -108,6 +122,7 @@ class StockClients:
         version: int,
         steps: Sequence[int],
         limits: Limits,
+        weight_key: str,
     ) -> tuple[PartialUpdate, dict[str, Any], int]:
         """Return a reply's model as an update of all tensors, its metrics, and its size in bytes.
 
@@ -121,6 +136,8 @@ class StockClients:
             Steps of the other clients; such a client reports none, and is assumed to take the median.
         limits : Limits
             Bounds of what is believed.
+        weight_key : str
+            Metric by which the inner strategy weights replies.
 
         Raises
         ------
@@ -128,17 +145,15 @@ class StockClients:
             If it is no reply, of another model, or of an earlier round, whose model is not kept.
         """
         node, content = message.metadata.src_node_id, message.content
-        arrays, examples, metrics = self._read(node, content)
+        listed, examples, metrics = self._read(node, content, weight_key)
         if message.metadata.group_id != group_of(version):
             raise UpdateError(
                 f"it is {self.kinds[node]}, whose model of an earlier round cannot be merged"
             )
-        names = list(manifest.names)
-        if len(arrays) != len(names):
-            raise UpdateError(f"got {len(arrays)} arrays, the model has {len(names)} tensors")
+        arrays = _by_name(listed, manifest.names)
         usual = max(1, int(statistics.median(steps))) if steps else 1
         deltas: dict[str, NDArray[Any]] = {}
-        for name, array in zip(names, arrays, strict=True):
+        for name, array in arrays.items():
             if manifest.role(name) is Role.COUNTER:
                 continue
             if array.shape != manifest.shape(name) or array.dtype.kind != "f":
@@ -151,37 +166,53 @@ class StockClients:
                 deltas[name] = delta
         update = PartialUpdate(deltas, dict.fromkeys(deltas, usual), examples, version)
         check_update(update, manifest, limits)
-        return update, metrics, sum(array.nbytes for array in arrays)
+        return update, metrics, sum(array.nbytes for array in arrays.values())
 
     def _read(
-        self, node: int, content: RecordDict
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+        self, node: int, content: RecordDict, weight_key: str
+    ) -> tuple[dict[str, NDArray[Any]], int, dict[str, Any]]:
         """Return arrays, examples and metrics of a reply, and note the client's kind."""
         try:
             if "fitres.parameters" in content:
+                check_status(content.config_records["fitres.status"])
                 listed = content.array_records["fitres.parameters"]
-                arrays = [bytes_to_ndarray(array.data) for array in listed.values()]
+                arrays = {name: bytes_to_ndarray(array.data) for name, array in listed.items()}
                 examples = content.metric_records["fitres.num_examples"]["num_examples"]
                 metrics = dict(content.config_records["fitres.metrics"])
                 self.kinds[node] = _LISTS
             else:
                 (record,) = content.array_records.values()
-                arrays = [array.numpy() for array in record.values()]
+                arrays = {name: array.numpy() for name, array in record.items()}
                 (sent,) = content.metric_records.values()
                 metrics = {str(name): value for name, value in sent.items()}
-                examples = _examples(metrics)
+                examples = _examples(metrics, weight_key)
                 self.kinds[node] = _RECORDS
+        except UpdateError:
+            raise
         # The bytes come from a client; numpy and Flower raise a different error for each way they can be wrong.
         except Exception as error:
             raise UpdateError(
                 f"a whole model cannot be read: {type(error).__name__}: {error}"
             ) from None
         if not isinstance(examples, int) or isinstance(examples, bool):
-            raise UpdateError(f"num-examples must be an integer, got {examples!r}")
+            raise UpdateError(f"{weight_key} must be an integer, got {examples!r}")
         left = left_out_of(metrics)
         if left:
             _LOG.warning("node %s: metrics left out: %s", node, left)
-        return [np.asarray(array) for array in arrays], examples, _called_alike(metrics)
+        found = {name: np.asarray(array) for name, array in arrays.items()}
+        return found, examples, _called_alike(metrics)
+
+
+def _by_name(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a reply by the names of the model's tensors, which they carry unless they are a list."""
+    if len(arrays) != len(names):
+        raise UpdateError(f"got {len(arrays)} arrays, the model has {len(names)} tensors")
+    if arrays.keys() == {*names}:
+        return {name: arrays[name] for name in names}
+    if list(arrays) != [str(place) for place in range(len(arrays))]:
+        strange = next(name for name in arrays if name not in names)
+        raise UpdateError(f"it names a tensor {strange[:80]!r}, which the model does not have")
+    return dict(zip(names, arrays.values(), strict=True))
 
 
 def group_of(version: int) -> str:
@@ -189,8 +220,17 @@ def group_of(version: int) -> str:
     return f"fl_elastic-{version}"
 
 
-def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
+def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> EvaluateReply:
     """Return the reply of any kind of client to an evaluation message.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The content of the reply.
+    max_examples : int
+        Most examples of one client.
+    weight_key : str
+        Metric by which the inner strategy weights replies.
 
     Raises
     ------
@@ -198,27 +238,47 @@ def evaluation_of(content: RecordDict, max_examples: int) -> EvaluateReply:
         If the reply is invalid or cannot be averaged.
     """
     if content.config_records or len(content.metric_records) != 1:
-        return read_own_evaluate_reply(content, max_examples)
+        own = read_own_evaluate_reply(content, max_examples)
+        return replace(own, num_examples=weight_of(own, weight_key, max_examples))
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
-    examples = _examples(metrics)
+    examples = _examples(metrics, weight_key)
     if not isinstance(examples, int) or not 0 < examples <= max_examples:
-        raise UpdateError(f"num-examples is {examples!r}, expected 1 to {max_examples}")
+        raise UpdateError(f"{weight_key} is {examples!r}, expected 1 to {max_examples}")
     alike = _called_alike(metrics)
-    short = {
-        _SHORT[end]: value
-        for name, value in alike.items()
-        if (end := name.replace("_", "-").split("-")[-1]) in _SHORT
+    named = {**_short_names(alike), **alike}
+    if "loss" not in named:
+        losses = [name for name in alike if _last_word(name) == "loss"]
+        raise UpdateError(
+            f"its metrics have no loss but {', '.join(losses)}: call one of them loss"
+            if losses
+            else "its metrics have no finite loss"
+        )
+    return EvaluateReply(float(named["loss"]), examples, named, left_out=left_out_of(metrics))
+
+
+def _short_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return loss and accuracy, each if a single metric is called so in its last word.
+
+    >>> _short_names({"eval_loss": 0.5, "eval_acc": 0.75, "top5-accuracy": 1.0})
+    {'loss': 0.5}
+    """
+    ends = Counter(_SHORT.get(_last_word(name), "") for name in metrics)
+    return {
+        short: value
+        for name, value in metrics.items()
+        if ends[short := _SHORT.get(_last_word(name), "")] == 1 and short
     }
-    if "loss" not in short:
-        raise UpdateError("its metrics have no finite loss")
-    return EvaluateReply(
-        float(short["loss"]), examples, {**alike, **short}, left_out=left_out_of(metrics)
-    )
 
 
-def _examples(metrics: Mapping[str, Any]) -> Any:
-    return metrics.get("num-examples", metrics.get("num_examples"))
+def _last_word(name: str) -> str:
+    return name.replace("_", "-").split("-")[-1]
+
+
+def _examples(metrics: Mapping[str, Any], weight_key: str) -> Any:
+    """Return the weight of a client: under the strategy's name for it, or under Flower's."""
+    named = (weight_key, "num-examples", "num_examples")
+    return next((metrics[name] for name in named if name in metrics), None)
 
 
 def _called_alike(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
+from fl_elastic.aggregation.averaging import AverageState
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
@@ -27,7 +28,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
-from fl_elastic.flower.evaluation_replies import believed
+from fl_elastic.flower.evaluation_replies import asked_again, believed
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
@@ -51,7 +52,9 @@ from fl_elastic.flower.wrapped_strategy import (
     longest_step,
     no_longer_than,
     parameters_of,
+    refuse_other_contents,
     refuse_what_each_seen_ignores,
+    say_what_is_not_sent,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -173,9 +176,11 @@ class PartialUpdates(Strategy):
         # The digest of the frozen base, which every device already has.
         self._base: WeightDict = {}
         self._round: Round | None = None
+        self._evaluation: MessagePacker | None = None
         self._last_round = 0
         self._warned = False
-        self._begin(Settings(rule, merge, config, server_optimizer, average))
+        self._settings = Settings(rule, merge, config, server_optimizer, average)
+        self._begin(self._settings)
         say_what_it_sees(inner)
 
     def _begin(self, settings: Settings) -> None:
@@ -256,10 +261,12 @@ class PartialUpdates(Strategy):
         return cls(inner, on_round=on_round, preset=later, **vars(settings))
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Choose the settings by the model, if a preset leaves that open."""
-        preset, self._preset = self._preset, None
-        if preset is not None and trained_before(arrays):
-            self._begin(preset.pretrained())
+        """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
+        preset = self._preset if self._preset and trained_before(arrays) else None
+        if preset is not None or self._last_round:
+            self._begin(self._settings if preset is None else preset.pretrained())
+            if self.average is not None:
+                self.average.restore(AverageState(0, {}, {}))
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -410,7 +417,7 @@ class PartialUpdates(Strategy):
         manifest = self._remember(arrays, server_round + 1)
         own = ConfigRecord(dict(config))
         messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
-        packer = MessagePacker("evaluate", self.downlink, grid)
+        self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
         return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
 
     def _chosen(
@@ -424,10 +431,13 @@ class PartialUpdates(Strategy):
         """Return the messages to the clients that the inner strategy chooses, one to each."""
         arrays = parameters_of(self._weights, manifest)
         # By position, as Flower does: a strategy of a user may have other names for its arguments.
-        chosen = list(configure(server_round, arrays, config, grid))
-        # One that draws with replacement may choose a client twice, whose examples would count twice.
+        messages = list(configure(server_round, arrays, config, grid))
+        refuse_other_contents(self.inner, messages, arrays)
+        if server_round <= 1:
+            say_what_is_not_sent(messages)
+        # A strategy that draws with replacement may choose a client twice, whose examples would count twice.
         first: dict[int, Message] = {}
-        for message in chosen:
+        for message in messages:
             first.setdefault(message.metadata.dst_node_id, message)
         return list(first.values())
 
@@ -547,6 +557,9 @@ class PartialUpdates(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Pass loss and metrics of the valid replies to the inner strategy."""
+        packer = self._evaluation
+        if packer is not None:
+            replies = asked_again(replies, packer, self.downlink.stock)
         messages = believed(
             replies, weight_key(self.inner), self.limits.max_examples, self.downlink
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -104,8 +104,9 @@ def check_strategy(inner: object) -> None:
 def chain(inner: Strategy) -> list[Strategy]:
     """Return the strategy and those it wraps, outermost first."""
     chain = [inner]
-    while isinstance(wrapped := getattr(chain[-1], "strategy", None), Strategy):
-        chain.append(wrapped)
+    # Under whatever name a wrapper of a user keeps it.
+    while wrapped := [each for each in vars(chain[-1]).values() if isinstance(each, Strategy)]:
+        chain.append(wrapped[0])
     return chain
 
 
@@ -135,16 +136,56 @@ def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimize
 
 def say_what_it_sees(inner: Strategy) -> None:
     """Log what a strategy of a user, which may look at single replies, is given in their place."""
+    for strategy in chain(inner):
+        if not _is_flowers(strategy.start):
+            _LOG.warning(
+                "start of %s is never called: the rounds are run by that of the outermost strategy",
+                type(strategy).__name__,
+            )
     if sees_each_client(inner):
         return
     for strategy in chain(inner):
-        module = getattr(strategy.aggregate_train, "__module__", "")
-        if not module.startswith("flwr."):
+        if not _is_flowers(strategy.aggregate_train):
             _LOG.warning(
                 "aggregate_train of %s is given one reply, with the merged model and the summed weight, and not "
                 "that of each client: the weights of replies cannot be changed there, nor single ones left out",
                 type(strategy).__name__,
             )
+
+
+def refuse_other_contents(
+    inner: Strategy, messages: Iterable[Message], arrays: ArrayRecord
+) -> None:
+    """Raise RegistryError for messages with another model, or with more than model and settings."""
+    for content in {id(each.content): each.content for each in messages}.values():
+        models, settings = list(content.array_records.values()), len(content.config_records)
+        if len(models) > 1 or settings > 1 or len(content) > len(models) + settings:
+            raise RegistryError(
+                f"{type(inner).__name__} puts {', '.join(content)} into its messages, but PartialUpdates sends the "
+                "model and one record of settings: put everything else into these"
+            )
+        if models and models[0] is not arrays and dict(models[0]) != dict(arrays):
+            raise RegistryError(
+                f"{type(inner).__name__} puts another model into its messages than it is given, but PartialUpdates "
+                "sends the one of the last round: change it in aggregate_train"
+            )
+
+
+def say_what_is_not_sent(messages: Iterable[Message]) -> None:
+    """Log settings that are lists, which only Flower's own clients of the Message API are sent."""
+    records = [each for message in messages for each in message.content.config_records.values()]
+    lists = dict.fromkeys(
+        name for record in records for name, value in record.items() if isinstance(value, list)
+    )
+    if lists:
+        _LOG.warning(
+            "settings that are lists are not sent to an ElasticClient, which gets single values: %s",
+            one_line(", ".join(lists)),
+        )
+
+
+def _is_flowers(method: Callable[..., Any]) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("flwr.")
 
 
 def takes_the_mean_as_it_is(inner: Strategy) -> bool:
@@ -180,10 +221,23 @@ def weight_key(inner: Strategy) -> str:
     return str(getattr(chain(inner)[-1], "weighted_by_key", "num-examples"))
 
 
-def metrics_aggregator(inner: Strategy) -> Callable[[list[RecordDict], str], MetricRecord] | None:
-    """Return the function that merges training metrics, if the innermost strategy has one."""
+@contextmanager
+def metrics_of_all(inner: Strategy, metrics: list[RecordDict]) -> Iterator[None]:
+    """Let Flower's strategy merge the training metrics of all clients, when it gets one reply in place of all.
+
+    A user's function for it is called once, with all of them: one record may be too few for it.
+    """
     innermost = chain(inner)[-1]
-    return innermost.train_metrics_aggr_fn if isinstance(innermost, FedAvg) else None
+    if not isinstance(innermost, FedAvg) or not metrics:
+        yield
+        return
+    merge = innermost.train_metrics_aggr_fn
+    merged = merge(metrics, innermost.weighted_by_key)
+    innermost.train_metrics_aggr_fn = lambda *_: merged
+    try:
+        yield
+    finally:
+        innermost.train_metrics_aggr_fn = merge
 
 
 def handed_on(
@@ -210,20 +264,16 @@ def handed_on(
     # Not every strategy of Flower can handle a round without any reply.
     if not usable and not this.failed:
         return None, None
-    with counted_replies(len(this.usable)):
+    with counted_replies(len(this.usable)), metrics_of_all(inner, [] if each else metrics):
         try:
-            aggregated, merged_metrics = inner.aggregate_train(this.number, [*usable, *this.failed])
+            return inner.aggregate_train(this.number, [*usable, *this.failed])
         except (ValueError, KeyError, AggregationError) as error:
-            if isinstance(error, ElasticError) or each:
+            if isinstance(error, ElasticError) or each or not _is_flowers(inner.aggregate_train):
                 raise
             raise CheckpointError(
                 f"{type(inner).__name__} cannot go on from what it keeps ({error}): is the checkpoint of another "
                 "model?"
             ) from error
-    aggregate_metrics = metrics_aggregator(inner)
-    if aggregate_metrics is not None and metrics and merged_metrics is not None:
-        merged_metrics = aggregate_metrics(metrics, weight_key(inner))
-    return aggregated, merged_metrics
 
 
 def _for_all(

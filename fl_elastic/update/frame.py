@@ -115,7 +115,7 @@ def _difference(seen: object, manifest: Manifest) -> str:
                 f", with the same tensors in {dtype} and not in {' and '.join(sorted(own))}: begin with "
                 "initial_arrays(model), or convert the arrays"
             )
-    return ", whose tensors have other names, shapes or dtypes"
+    return ", whose tensors have other names, shapes or dtypes, or another order"
 
 
 def peek(data: bytes | memoryview) -> dict[str, Any]:

@@ -150,14 +150,19 @@ def test_importance_is_a_moving_mean_over_the_fleet() -> None:
         1: json.dumps({"head": 3.0, "stem": 1.0}), 2: json.dumps({"head": 10.0}),
         3: json.dumps({"stem": 0.5}), 4: "no JSON",
     }  # fmt: skip
-    strategy = PartialUpdates(quiet(), config=RoundConfig(plan="server"))
-    result, _ = run(strategy, watched(seen, reported), first_arrays(), 3)
+    found: list[dict[str, float]] = []
+
+    def report_anew(record: RoundRecord) -> None:
+        found.append(strategy.fleet.importance)
+        if record.server_round == 3:
+            reported[1] = json.dumps({"head": 1.0})
+            reported[3] = json.dumps({"stem": 1.0})
+
+    strategy = PartialUpdates(quiet(), config=RoundConfig(plan="server"), on_round=report_anew)
+    result, _ = run(strategy, watched(seen, reported), first_arrays(), 4)
     # Shares of each: (0.75, 0.25), (1, 0), (0, 1); the fourth does not count.
     expected = {"head": 1.75 / 3, "stem": 1.25 / 3}
-    assert strategy.fleet.importance == pytest.approx(expected)
-    reported[1] = json.dumps({"head": 1.0})
-    reported[3] = json.dumps({"stem": 1.0})
-    run(strategy, watched(seen, reported), first_arrays(), 1)
+    assert found[:3] == [pytest.approx(expected)] * 3
     moved = {"head": 0.7 * 1.75 / 3 + 0.3 * 2 / 3, "stem": 0.7 * 1.25 / 3 + 0.3 / 3}
     assert strategy.fleet.importance == pytest.approx(moved)
     # It is no metric.

@@ -1,0 +1,504 @@
+"""Strategies, mods and clients as users of Flower write them, against Flower's own result or a mean by hand."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.typing import Mod
+from flwr.common import Code, FitIns, FitRes, Status
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    FedMedian,
+    Result,
+    Strategy,
+)
+from small_federation import Weights, arrays_of, as_weights, assert_close, assert_identical, run
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fl_elastic import Budget
+from fl_elastic.aggregation import ModelAverage
+from fl_elastic.errors import RegistryError
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
+from fl_elastic.flower._compat import NumPyClient
+
+NODES = (1, 2, 3)
+# The first two layers have the same shape, so that their tensors can be confused.
+OTHER_ORDER = ("1.weight", "1.bias", "0.weight", "0.bias", "2.weight", "2.bias")
+
+
+def net(scale: float = 1.0) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2))
+    with torch.no_grad():
+        for each in model.parameters():
+            each.mul_(scale)
+    return model
+
+
+def data(node: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """As many batches of four examples as the node's number."""
+    generator = torch.Generator().manual_seed(node)
+    return [
+        (torch.randn(4, 3, generator=generator), torch.randint(0, 2, (4,), generator=generator))
+        for _ in range(node)
+    ]
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def trained(model: nn.Module, node: int) -> int:
+    optimizer = sgd(model.parameters())
+    for inputs, targets in data(node):
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return 4 * node
+
+
+def elastic(node: int, mods: Sequence[Mod] = ()) -> ClientApp:
+    def client(_: Context) -> ElasticClient:
+        return ElasticClient(
+            net(), data(node), data(1), budget=Budget(), policy="full", optimizer_fn=sgd
+        )
+
+    return elastic_client_app(client, mods)
+
+
+def plain(
+    node: int,
+    metrics: Callable[[int], dict[str, Any]] = lambda n: {"num-examples": n},
+    tested: dict[str, Any] | None = None,
+    names: Sequence[str] = (),
+    mods: Sequence[Mod] = (),
+) -> ClientApp:
+    """As Flower's quickstart has it; ``names`` is the order of the tensors in its replies."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message: Message, _: Context) -> Message:
+        model = net()
+        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        examples = trained(model, node)
+        state = model.state_dict()
+        arrays = ArrayRecord({name: state[name] for name in names or state})
+        content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics(examples))})
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, _: Context) -> Message:
+        net().load_state_dict(message.content["arrays"].to_torch_state_dict())
+        said = MetricRecord(tested or {"eval_loss": 0.25, "num-examples": 10})
+        return Message(RecordDict({"metrics": said}), reply_to=message)
+
+    return app
+
+
+def strategy_of(kind: type[FedAvg] = FedAvg, **options: Any) -> FedAvg:
+    least = dict.fromkeys(("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"), 3)
+    return kind(**(least | options))
+
+
+def fleet(app: Callable[..., ClientApp], **options: Any) -> dict[int, ClientApp]:
+    return {node: app(node, **options) for node in NODES}
+
+
+def start(
+    strategy: Strategy, apps: dict[int, ClientApp], rounds: int = 1, **options: Any
+) -> Result:
+    return run(strategy, apps, arrays_of(net()), rounds, **options)[0]
+
+
+def by_hand(rounds: int = 1, scale: float = 1.0) -> Weights:
+    """The mean over the nodes' models, weighted by examples."""
+    state = net(scale).state_dict()
+    for _ in range(rounds):
+        models = [net() for _ in NODES]
+        for model in models:
+            model.load_state_dict(state)
+        weights = [trained(model, node) for model, node in zip(models, NODES, strict=True)]
+        state = {
+            name: sum(
+                weight * model.state_dict()[name].double()
+                for model, weight in zip(models, weights, strict=True)
+            ).float() / sum(weights)
+            for name in state
+        }  # fmt: skip
+    return {name: each.numpy() for name, each in state.items()}
+
+
+def test_a_plain_client_may_send_its_tensors_in_any_order() -> None:
+    apps = {1: elastic(1), 2: plain(2, names=OTHER_ORDER), 3: plain(3, names=OTHER_ORDER[::-1])}
+    assert_close(start(PartialUpdates(strategy_of()), apps).arrays, by_hand())
+
+
+def test_a_server_may_begin_with_tensors_in_any_order_if_its_clients_are_plain() -> None:
+    first = as_weights(arrays_of(net()))
+    record = ArrayRecord({name: Array(first[name]) for name in OTHER_ORDER})
+    result, _ = run(PartialUpdates(strategy_of()), fleet(plain), record)
+    expected = by_hand()
+    assert_close(result.arrays, {name: expected[name] for name in OTHER_ORDER})
+
+
+def test_a_plain_model_with_tensors_of_other_names_is_refused() -> None:
+    records: list[RoundRecord] = []
+    strange = plain(2)
+
+    def renamed(reply: Message) -> Message:
+        if reply.has_content() and "arrays" in reply.content:
+            arrays = reply.content["arrays"]
+            reply.content["arrays"] = ArrayRecord({f"net.{n}": a for n, a in arrays.items()})
+        return reply
+
+    strategy = PartialUpdates(strategy_of(), on_round=records.append)
+    run(strategy, {1: elastic(1), 2: strange, 3: elastic(3)}, arrays_of(net()), 1, renamed)
+    (refused,) = records[0].rejected
+    assert refused.reason == "it names a tensor 'net.0.weight', which the model does not have"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_elastic_client_takes_no_tensor_for_another(
+    packed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = as_weights(arrays_of(net()))
+    record = ArrayRecord({name: Array(first[name]) for name in OTHER_ORDER})
+    inner = strategy_of()
+    result, _ = run(PartialUpdates(inner) if packed else inner, fleet(elastic), record)
+    assert not result.arrays
+    assert ("another order" if packed else "has tensor '1.weight' where") in caplog.text
+
+
+def test_plain_clients_weigh_as_the_strategy_says() -> None:
+    def metrics(examples: int) -> dict[str, Any]:
+        return {"num-examples": examples, "mine": 100 - examples, "train_loss": 1.0 / examples}
+
+    tested = {"eval_loss": 0.5, "num-examples": 10, "mine": 3}
+    found, own = (
+        start(strategy, fleet(plain, metrics=metrics, tested=tested))
+        for strategy in (
+            PartialUpdates(strategy_of(weighted_by_key="mine")),
+            strategy_of(weighted_by_key="mine"),
+        )
+    )
+    assert_close(found.arrays, as_weights(own.arrays))
+    losses = [result.train_metrics_clientapp[1] for result in (found, own)]
+    assert losses[0]["train-loss"] == pytest.approx(losses[1]["train_loss"])
+
+
+def test_a_metric_that_ends_like_the_loss_does_not_replace_it() -> None:
+    tested = {
+        "loss": 0.25, "reg_loss": 7.0, "accuracy": 0.5, "top5_accuracy": 0.9, "num-examples": 10,
+    }  # fmt: skip
+    result = start(PartialUpdates(strategy_of()), fleet(plain, tested=tested))
+    found = result.evaluate_metrics_clientapp[1]
+    expected = {name: each for name, each in tested.items() if name != "num-examples"}
+    assert dict(found) == pytest.approx(expected)
+
+
+def test_which_of_two_losses_is_meant_is_not_guessed(caplog: pytest.LogCaptureFixture) -> None:
+    tested = {"eval_loss": 0.25, "reg_loss": 7.0, "num-examples": 10}
+    result = start(PartialUpdates(strategy_of()), fleet(plain, tested=tested))
+    assert not result.evaluate_metrics_clientapp
+    assert "its metrics have no loss but eval_loss, reg_loss" in caplog.text
+
+
+def test_a_function_for_training_metrics_sees_all_clients_once() -> None:
+    calls: list[int] = []
+
+    def spread(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        calls.append(len(records))
+        losses = [float(record["metrics"]["train-loss"]) for record in records]
+        return MetricRecord({"spread": statistics.stdev(losses)})
+
+    inner = strategy_of(train_metrics_aggr_fn=spread)
+    result = start(PartialUpdates(inner), fleet(elastic), 2)
+    assert calls == [3, 3]
+    assert result.train_metrics_clientapp[2]["spread"] > 0
+    assert inner.train_metrics_aggr_fn is spread
+
+
+def test_an_error_of_the_users_function_stays_what_it_is() -> None:
+    def faulty(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        raise KeyError("f1")
+
+    class Faulty(FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            raise ValueError("of the user's own")
+
+    with pytest.raises(KeyError, match="f1"):
+        start(PartialUpdates(strategy_of(train_metrics_aggr_fn=faulty)), fleet(elastic))
+    with pytest.raises(ValueError, match=r"^of the user's own$"):
+        start(PartialUpdates(strategy_of(Faulty)), fleet(elastic))
+
+
+class Adds(FedAvg):
+    """Adds a metric of its own."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        assert metrics is not None
+        metrics["mine"] = 1.5
+        return arrays, metrics
+
+
+def test_metrics_that_a_users_strategy_adds_are_kept() -> None:
+    result = start(PartialUpdates(strategy_of(Adds)), fleet(elastic))
+    metrics = result.train_metrics_clientapp[1]
+    assert metrics["mine"] == 1.5
+    assert metrics["train-loss"] > 0
+
+
+class Around(Strategy):
+    """A wrapper of a user, with a name of its own for what it wraps."""
+
+    def __init__(self, base: Strategy) -> None:
+        self.base = base
+
+    def configure_train(self, *arguments: Any) -> Any:
+        return self.base.configure_train(*arguments)
+
+    def configure_evaluate(self, *arguments: Any) -> Any:
+        return self.base.configure_evaluate(*arguments)
+
+    def aggregate_train(self, *arguments: Any) -> Any:
+        return self.base.aggregate_train(*arguments)
+
+    def aggregate_evaluate(self, *arguments: Any) -> Any:
+        return self.base.aggregate_evaluate(*arguments)
+
+    def summary(self) -> None:
+        self.base.summary()
+
+
+def test_what_a_users_wrapper_hides_is_seen() -> None:
+    with pytest.raises(RegistryError, match="Around around FedMedian is not a linear mean"):
+        PartialUpdates(Around(strategy_of(FedMedian)))
+
+    def private() -> Strategy:
+        return DifferentialPrivacyServerSideFixedClipping(strategy_of(), 0.0, 0.01, 3)
+
+    # Each client is clipped, and not their mean.
+    seen, hidden = (
+        start(PartialUpdates(strategy), fleet(elastic))
+        for strategy in (private(), Around(private()))
+    )
+    assert_identical(seen.arrays, hidden.arrays)
+
+
+def test_a_start_that_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Starts(FedAvg):
+        def start(self, *arguments: Any, **options: Any) -> Result:
+            raise AssertionError
+
+    PartialUpdates(strategy_of())
+    assert "never called" not in caplog.text
+    PartialUpdates(strategy_of(Starts))
+    assert "start of Starts is never called" in caplog.text
+
+
+class OtherModel(FedAvg):
+    """Sends zeros."""
+
+    def configure_train(
+        self, rnd: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Any:
+        zeros = {name: Array(np.zeros_like(each.numpy())) for name, each in arrays.items()}
+        return super().configure_train(rnd, ArrayRecord(zeros), config, grid)
+
+
+class MoreRecords(FedAvg):
+    """Sends a second record of arrays."""
+
+    def configure_train(
+        self, rnd: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Any:
+        for message in super().configure_train(rnd, arrays, config, grid):
+            message.content["controls"] = arrays
+            yield message
+
+
+class SameModel(FedAvg):
+    """Copies what it is given."""
+
+    def configure_train(
+        self, rnd: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Any:
+        return super().configure_train(rnd, arrays.copy(), config, grid)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(OtherModel, "puts another model into"), (MoreRecords, "puts arrays, config, controls into")],
+)
+def test_what_a_strategy_sends_is_sent_or_refused(kind: type[FedAvg], reason: str) -> None:
+    start(PartialUpdates(strategy_of(SameModel)), fleet(elastic))
+    with pytest.raises(RegistryError, match=reason):
+        start(PartialUpdates(strategy_of(kind)), fleet(elastic))
+
+
+def test_a_second_start_is_a_run_of_its_own() -> None:
+    strategy = PartialUpdates(strategy_of(), average=ModelAverage())
+    apps = fleet(elastic)
+    for rounds in (3, 2):
+        # The loss of this one is thousands of times that of the other.
+        for scale in (1.0, 30.0):
+            found, _ = run(strategy, apps, arrays_of(net(scale)), rounds)
+            fresh = PartialUpdates(strategy_of(), average=ModelAverage())
+            expected, _ = run(fresh, apps, arrays_of(net(scale)), rounds)
+            assert_identical(found.arrays, expected.arrays)
+
+
+MODS: dict[str, Callable[[], Mod]] = {
+    "LocalDpMod": lambda: LocalDpMod(0.01, 0.0, 1.0, 1e-5),
+    "fixedclipping_mod": lambda: fixedclipping_mod,
+}
+
+
+@pytest.mark.parametrize("app", [elastic, plain])
+@pytest.mark.parametrize("mod", MODS)
+def test_a_mod_that_clips_whole_models_gets_whole_models(
+    mod: str, app: Callable[..., ClientApp]
+) -> None:
+    """Such mods take one record of arrays; the packed model and the records of both kinds are neither."""
+    config = ConfigRecord({"clipping_norm": 0.01})
+    records: list[RoundRecord] = []
+    found, own = (
+        start(
+            strategy, {1: app(1, mods=[MODS[mod]()]), 2: app(2), 3: app(3)}, 2, train_config=config
+        )
+        for strategy in (
+            PartialUpdates(strategy_of(fraction_evaluate=0.0), on_round=records.append),
+            strategy_of(fraction_evaluate=0.0),
+        )
+    )
+    assert_close(found.arrays, as_weights(own.arrays), rtol=1e-5)
+    assert [len(record.accepted) for record in records] == [3, 3]
+
+
+def into_the_first_record(message: Message, context: Context, call: Any) -> Message:
+    reply = call(message, context)
+    next(iter(reply.content.metric_records.values()))["mine"] = 2.5
+    return reply
+
+
+def into_its_own_record(message: Message, context: Context, call: Any) -> Message:
+    reply = call(message, context)
+    reply.content["mine"] = MetricRecord({"mine": 2.5})
+    return reply
+
+
+@pytest.mark.parametrize("mod", [into_the_first_record, into_its_own_record])
+def test_metrics_that_a_mod_adds_arrive(mod: Mod) -> None:
+    result = start(PartialUpdates(strategy_of()), fleet(elastic, mods=[mod]))
+    assert result.train_metrics_clientapp[1]["mine"] == pytest.approx(2.5)
+    assert result.evaluate_metrics_clientapp[1]["mine"] == pytest.approx(2.5)
+
+
+def weighs_itself(weight: float) -> Mod:
+    def mod(message: Message, context: Context, call: Any) -> Message:
+        reply = call(message, context)
+        reply.content["mine"] = MetricRecord({"mine": weight})
+        return reply
+
+    return mod
+
+
+def test_elastic_clients_weigh_as_the_strategy_says() -> None:
+    weights = {1: 6, 2: 3, 3: 1}
+    found, own = (
+        start(
+            strategy_around(strategy_of(weighted_by_key="mine", fraction_evaluate=0.0)),
+            {node: app_of(node) for node in NODES},
+        )
+        for strategy_around, app_of in (
+            (PartialUpdates, lambda node: elastic(node, [weighs_itself(weights[node])])),
+            (lambda inner: inner, lambda node: plain(node, lambda _: {"mine": weights[node]})),
+        )
+    )
+    assert_close(found.arrays, as_weights(own.arrays))
+
+
+def test_a_weight_that_is_no_whole_number_is_refused() -> None:
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(strategy_of(weighted_by_key="mine"), on_round=records.append)
+    result = start(strategy, {1: elastic(1, [weighs_itself(0.5)]), 2: elastic(2), 3: elastic(3)})
+    (refused,) = records[0].rejected
+    assert refused.reason == "mine is 0.5, expected a whole number from 1 to 100000000"
+    assert "mine" not in result.evaluate_metrics_clientapp[1]
+
+
+def test_settings_that_are_not_sent_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    config = ConfigRecord({"lr": [0.1], "local-epochs": 1})
+    start(PartialUpdates(strategy_of()), fleet(elastic), 2, train_config=config)
+    assert caplog.text.count("are not sent to an ElasticClient") == 1
+    assert "single values: lr" in caplog.text
+
+
+class TrainsTwo(FedAvg):
+    """Never asks node 3 to train."""
+
+    def configure_train(self, *arguments: Any) -> Any:
+        messages = super().configure_train(*arguments)
+        return [each for each in messages if each.metadata.dst_node_id != 3]
+
+
+def test_a_plain_client_that_is_never_trained_is_evaluated() -> None:
+    apps = {
+        1: plain(1),
+        2: plain(2),
+        3: plain(3, tested={"eval_loss": 9.0, "num-examples": 10}),
+    }
+    for kind, rounds in ((TrainsTwo, 2), (FedAvg, 1)):
+        fraction = {"fraction_train": 0.0} if kind is FedAvg else {}
+        result = start(PartialUpdates(strategy_of(kind, **fraction)), apps, rounds)
+        metrics = result.evaluate_metrics_clientapp
+        assert [each["eval_loss"] for each in metrics.values()] == [pytest.approx(9.5 / 3)] * rounds
+
+
+def test_a_client_that_cannot_be_evaluated_is_asked_twice_and_keeps_its_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_: Context) -> ElasticClient:
+        raise ZeroDivisionError("no disk")
+
+    inner = strategy_of(fraction_train=0.0)
+    apps = {1: elastic(1), 2: elastic_client_app(broken), 3: elastic(3)}
+    result, grid = run(PartialUpdates(inner), apps, arrays_of(net()))
+    assert [message.metadata.dst_node_id for message in grid.sent].count(2) == 2
+    assert len(grid.sent) == 4
+    assert "node 2: ZeroDivisionError('no disk')" in caplog.text
+    assert result.evaluate_metrics_clientapp[1]["loss"] > 0
+
+
+def test_a_legacy_client_that_reports_a_failure_is_not_merged() -> None:
+    class Fails(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            raise AssertionError
+
+    def fit(asked: FitIns) -> FitRes:
+        # The packed model is one array.
+        assert len(asked.parameters.tensors) == 6
+        status = Status(Code.FIT_NOT_IMPLEMENTED, "nothing to train on")
+        return FitRes(status, asked.parameters, 100, {})
+
+    def failing(_: Context) -> Any:
+        client = Fails().to_client()
+        client.fit = fit  # type: ignore[method-assign]
+        return client
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(strategy_of(), on_round=records.append)
+    start(strategy, {1: elastic(1), 2: ClientApp(failing), 3: elastic(3)})
+    (refused,) = records[0].rejected
+    assert refused.reason == "client reports failure: nothing to train on"
