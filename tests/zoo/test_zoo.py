@@ -12,7 +12,7 @@ from zoo_checks import BUDGETS, trained, tuned
 # Why `fine_tune` cannot solve for the head.
 _NO_LINEAR = "scores of shape .* that no linear layer put out"
 _NO_SCORES = "with no class scores"
-_OTHER_TARGETS = r"needs classes of shape \(\d+(, \d+)*\) below \d+"
+_OTHER_TARGETS = r"needs whole-numbered classes of shape \(\d+(, \d+)*\) below \d+"
 _TIED = "the last layer's weight is that of another layer as well"
 _NEXT_TOKEN = "as for a model that predicts the next token"
 _MODULES = {
