@@ -47,9 +47,9 @@ def steady(measured: CostProfile) -> CostProfile:
     )
 
 
-def with_costs(patch: pytest.MonkeyPatch, profile: CostProfile, **choosing: Any) -> None:
+def with_costs(patch: pytest.MonkeyPatch, costs: CostProfile, **choosing: Any) -> None:
     """Costs are measured, so two runs are alike only if they start from the same ones."""
-    patch.setattr(simulated_server, "measure_profile", lambda *_, **__: profile)
+    patch.setattr(simulated_server, "measure_profile", lambda *_, **__: costs)
     patch.setattr(
         simulated_server, "measure_choosing", lambda made, *_: flat_choosing(made, **choosing)
     )

@@ -13,6 +13,7 @@ from choosing_costs import with_costs
 
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic_simulations.engine.client import LATE
 from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
@@ -93,16 +94,18 @@ def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> No
     assert [cell.peaks["small"] for cell in cells.values()] == pytest.approx(expected)
 
 
-def test_who_lacks_memory_is_not_late_where_no_time_is_set(ran: Any, profile: CostProfile) -> None:
+def test_who_lacks_memory_is_not_late_where_no_time_is_set(
+    profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_costs(monkeypatch, profile, profile=0.5)
     least, _ = head_and_all(profile)
     table = json.loads(scenario(memory=int(least / 2)).to_json())
     # A speed-up makes the first fit estimate its costs.
     table["fleet"][1]["speedup"] = 2.0
-    cell = ran(Scenario.from_json(json.dumps(table | {"methods": ["elastic"], "target": None})))[
-        "elastic"
-    ]
-    assert cell.rejected == 4
-    assert all("memory" in each and "deadline" not in each for each in cell.rejections)
+    made = Scenario.from_json(json.dumps(table | {"methods": ["elastic"], "target": None}))
+    cell = results_of(made, tmp_path)["elastic"]
+    assert cell.profile_seconds > 0 and cell.rejected == 4
+    assert all("memory" in each and LATE not in each for each in cell.rejections)
 
 
 def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(
