@@ -15,7 +15,7 @@ from fl_elastic.aggregation.rules import Amount, LinearRule
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 
-# Numbers per piece: four rows of doubles fit into a core's own cache, also where the one that cores share is busy.
+# Numbers per piece: four rows of doubles, half a megabyte, about fit into a core's own cache.
 # Not a power of two: rows at such distances may compete for the same cache lines.
 _PIECE = 16_000
 _DOUBLE = np.dtype(np.float64)

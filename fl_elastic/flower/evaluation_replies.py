@@ -51,8 +51,10 @@ def asked_again(
             kept.append(message)
     for answer in packer.whole_again(failed):
         node = answer.metadata.src_node_id
-        # The first error is that of a client that reads neither.
-        first = failed.pop(node)
+        # The first error is that of a client that reads neither; a second answer has none left.
+        first = failed.pop(node, None)
+        if first is None:
+            continue
         if answer.has_error():
             stock.refuted(node)
         kept.append(first if answer.has_error() else answer)

@@ -104,8 +104,12 @@ def check_strategy(inner: object) -> None:
 def chain(inner: Strategy) -> list[Strategy]:
     """Return the strategy and those it wraps, outermost first."""
     chain = [inner]
-    # Under whatever name a wrapper of a user keeps it.
-    while wrapped := [each for each in vars(chain[-1]).values() if isinstance(each, Strategy)]:
+    # Under whatever name a wrapper of a user keeps it; a strategy may also know the one around it.
+    while wrapped := [
+        each
+        for each in vars(chain[-1]).values()
+        if isinstance(each, Strategy) and not any(each is known for known in chain)
+    ]:
         chain.append(wrapped[0])
     return chain
 

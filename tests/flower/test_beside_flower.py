@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
@@ -21,6 +30,7 @@ from flwr.serverapp.strategy import (
     Result,
     Strategy,
 )
+from in_process_grid import InProcessGrid
 from small_federation import Weights, arrays_of, as_weights, assert_close, assert_identical, run
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -30,6 +40,9 @@ from fl_elastic.aggregation import ModelAverage
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient
+from fl_elastic.flower.evaluation_replies import asked_again
+from fl_elastic.flower.stock_clients import RAISED, StockClients
+from fl_elastic.flower.wrapped_strategy import chain
 
 NODES = (1, 2, 3)
 # The first two layers have the same shape, so that their tensors can be confused.
@@ -502,3 +515,31 @@ def test_a_legacy_client_that_reports_a_failure_is_not_merged() -> None:
     start(strategy, {1: elastic(1), 2: ClientApp(failing), 3: elastic(3)})
     (refused,) = records[0].rejected
     assert refused.reason == "client reports failure: nothing to train on"
+
+
+def test_strategies_that_know_each_other_are_each_seen_once() -> None:
+    inner = strategy_of()
+    around = Around(inner)
+    inner.owner, inner.itself = around, inner
+    assert chain(around) == [around, inner]
+
+
+def test_a_second_answer_to_an_evaluation_is_dropped() -> None:
+    """A grid may give an answer twice, or one of a node that was not asked."""
+
+    class Twice:
+        sent_bytes: ClassVar = {1: 10}
+
+        def whole_again(self, nodes: Any) -> list[Message]:
+            assert list(nodes) == [1]
+            return [answer(1), answer(1), answer(2)]
+
+    def answer(node: int, error: Error | None = None) -> Message:
+        asked = Message(RecordDict(), node, "evaluate")
+        return Message(error, reply_to=asked) if error else Message(RecordDict(), reply_to=asked)
+
+    # Sets the run that Flower's messages need.
+    InProcessGrid(1, ClientApp())
+    failed = answer(1, Error(RAISED, "cannot read it"))
+    (kept,) = asked_again([failed], cast(Any, Twice()), StockClients())
+    assert kept.metadata.src_node_id == 1 and not kept.has_error()

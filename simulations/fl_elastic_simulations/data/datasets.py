@@ -166,7 +166,6 @@ def _resized(data: Dataset, size: int) -> Dataset:
         raise DatasetError(
             f"{data.name}: inputs of shape {data.input_shape} are no images to be resized to {size}"
         )
-
     shape = (data.input_shape[0], size, size)
     train, test = (ResizedImages(each[:], size) for each in (data.train_x, data.test_x))
     return replace(data, train_x=train, test_x=test, input_shape=shape)
