@@ -42,6 +42,8 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
+from fl_elastic.flower.step_limit import longest_step, no_longer_than
+from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
 from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.wrapped_strategy import (
@@ -49,9 +51,6 @@ from fl_elastic.flower.wrapped_strategy import (
     check_inner,
     goes_by_the_change,
     handed_on,
-    longest_step,
-    no_longer_than,
-    parameters_of,
     refuse_other_contents,
     refuse_what_each_seen_ignores,
     say_what_is_not_sent,
@@ -59,7 +58,6 @@ from fl_elastic.flower.wrapped_strategy import (
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
-    whole_model,
 )
 from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY

@@ -1,16 +1,13 @@
-"""What an inner strategy of Flower needs to see of partial updates, and what its results mean for the model."""
+"""The inner strategy: whether partial updates can be merged under it, and what it is given in their place."""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -32,13 +29,11 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
-from fl_elastic.errors import CheckpointError, ElasticError, RegistryError, UpdateError
+from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
+from fl_elastic.flower.fleet_metrics import completed_metrics, mean_metrics
 from fl_elastic.flower.round import Round, one_line
-from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Role, Weights
+from fl_elastic.flower.strategy_parameters import parameters_of
 
-# Names that the clients of a round may have together.
-_METRICS = 512
 # Wording of the log lines of Flower's strategies.
 _RECEIVED = "%s: Received %s results and %s failures"
 _SERVER_DP = (
@@ -289,164 +284,4 @@ def _for_all(
     """
     most = 1 if takes_the_mean_as_it_is(inner) else None
     arrays = parameters_of(merged, this.manifest, most)
-    return RecordDict({"arrays": arrays, "metrics": _mean_metrics(metrics, weight_key(inner))})
-
-
-def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
-    """Give every client all metrics that any client sent, because Flower ends the run over unequal keys.
-
-    A client without a metric gets the weighted mean over those that sent it, so that the weighted mean over all
-    clients does not change. Every client also gets NAME-clients, the number of clients that sent it. Of more than
-    512 names, those that most clients sent are kept.
-
-    Examples
-    --------
-    >>> sent = [{"n": 2, "map": 0.25}, {"n": 2, "map": 0.75}, {"n": 4}]
-    >>> found = completed_metrics([RecordDict({"metrics": MetricRecord(each)}) for each in sent], "n")
-    >>> sorted(found[2]["metrics"].items())
-    [('map', 0.5), ('map-clients', 2), ('n', 4)]
-    """
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
-    having = Counter(name for record in records for name in record)
-    ranked = sorted(having, key=lambda name: -having[name])
-    if len(ranked) > _METRICS:
-        _LOG.warning(
-            "%s metrics that few clients sent are left out, as %s",
-            len(ranked) - _METRICS, one_line(", ".join(ranked[_METRICS:][:3])),
-        )  # fmt: skip
-    filled: dict[str, Any] = {}
-    for name in ranked[:_METRICS]:
-        if having[name] < len(records):
-            sent = [(record[weighted_by], record[name]) for record in records if name in record]
-            total = sum(weight for weight, _ in sent)
-            filled[name] = sum(weight * value for weight, value in sent) / total
-            if f"{name}-clients" not in having:
-                filled[f"{name}-clients"] = having[name]
-    kept = {*ranked[:_METRICS], *filled}
-    return [
-        RecordDict(
-            {"metrics": MetricRecord({k: v for k, v in (filled | record).items() if k in kept})}
-        )
-        for record in records
-    ]
-
-
-def _mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Return the weighted mean of metrics that all records have, with the summed weight."""
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
-    total = sum(record[weighted_by] for record in records)
-    names = [name for name in records[0] if name != weighted_by]
-    means = {
-        name: sum(record[weighted_by] * record[name] for record in records) / total
-        for name in names
-    }
-    return MetricRecord({**means, weighted_by: total})
-
-
-def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
-    """Return the parameters, which are all that an inner strategy may see; only the first ``most`` if given."""
-    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
-    return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
-
-
-def completed(update: PartialUpdate, weights: Weights, manifest: Manifest) -> ArrayRecord:
-    """Return all parameters of one client, with the global value of those that it did not train.
-
-    Raises
-    ------
-    UpdateError
-        If the update changes nothing: a change of norm 0 cannot be clipped.
-    """
-    arrays = {
-        name: np.asarray(weights[name] + update.deltas.get(name, 0.0), manifest.array_dtype(name))
-        for name in manifest.names
-        if manifest.role(name) is Role.PARAMETER
-    }
-    # Flower divides by the norm of the change.
-    if all(np.array_equal(array, weights[name]) for name, array in arrays.items()):
-        raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
-    return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
-
-
-def whole_model(
-    parameters: ArrayRecord, others: Weights, manifest: Manifest
-) -> dict[str, NDArray[Any]]:
-    """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
-
-    Raises
-    ------
-    UpdateError
-        If a parameter has another size.
-    """
-    whole = {}
-    for name in manifest.names:
-        array = parameters[name].numpy() if name in parameters else others[name]
-        if array.size != math.prod(manifest.shape(name)):
-            raise UpdateError(
-                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
-                "what it keeps from round to round, or its checkpoint, is of another model"
-            )
-        whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
-    return whole
-
-
-def longest_step(limit: float, manifest: Manifest, *, relative: bool) -> float | None:
-    """Return the largest length of a round's step relative to its clients' steps; None for no limit.
-
-    Parameters
-    ----------
-    limit : float
-        Limit set by the fleet's losses.
-    manifest : Manifest
-        Manifest of the model; a model with running statistics moves no further than its clients did, because the
-        statistics do not take part in a longer step, and would lag behind.
-    relative : bool
-        Whether the step is a multiple of the change that the clients made.
-    """
-    if relative and Role.STATISTIC in manifest.roles:
-        limit = min(limit, 1.0)
-    return None if math.isinf(limit) else limit
-
-
-def no_longer_than(
-    limit: float, base: Weights, merged: Weights, stepped: Weights, manifest: Manifest
-) -> dict[str, NDArray[Any]]:
-    """Return the model after the server's step, shortened to ``limit`` times the step that the clients asked for.
-
-    Parameters
-    ----------
-    limit : float
-        Bound on the norm of the parameters' change, relative to the clients' change.
-    base, merged, stepped : mapping of str to ndarray
-        The model before the round, after the clients' updates, and after the server optimiser's step.
-    manifest : Manifest
-        Manifest of the model.
-    """
-    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
-    clients_norm, step_norm = (
-        math.sqrt(sum(_square(each[name], base[name]) for name in names))
-        for each in (merged, stepped)
-    )
-    if step_norm <= limit * clients_norm * (1 + 1e-6):
-        return dict(stepped)
-    share = limit * clients_norm / step_norm
-    shorter = {
-        name: np.asarray(
-            base[name] + share * (np.asarray(stepped[name], np.float64) - base[name]),
-            manifest.array_dtype(name),
-        )
-        for name in names
-    }
-    return {**stepped, **shorter}
-
-
-def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
-    return float(np.square(np.asarray(one, np.float64) - other).sum())
-
-
-def _as_vector(array: NDArray[Any]) -> Array:
-    """Add a dimension to a zero-dimensional tensor, which Flower's clipping and optimisers would lose.
-
-    numpy turns sums of such arrays into plain scalars, which in-place operations then do not change.
-    """
-    return Array(np.atleast_1d(array))
+    return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})
