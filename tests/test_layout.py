@@ -29,6 +29,7 @@ FLOW = [
     ["profiling"],
     ["planning"],
     ["update"],
+    ["closed_form"],
     ["readout"],
     ["training"],
     ["methods"],
@@ -190,7 +191,16 @@ def test_no_method_imports_another() -> None:
 
 
 def test_the_core_imports_no_method() -> None:
-    core = ("groups", "ops", "profiling", "planning", "update", "readout", "training")
+    core = (
+        "groups",
+        "ops",
+        "profiling",
+        "planning",
+        "update",
+        "closed_form",
+        "readout",
+        "training",
+    )
     inside = [path for path in LIBRARY_MODULES if part_of(module_name(path)) in core]
     assert breaking(lambda path: imported(path, "fl_elastic.methods"), inside) == {}
 

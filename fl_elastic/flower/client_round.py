@@ -37,8 +37,8 @@ from fl_elastic.training.costs import passes_above_cut
 from fl_elastic.update import CODECS, Manifest, PartialUpdate, weights_of
 
 if TYPE_CHECKING:
+    from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client import ElasticClient
-    from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
 
     Squares: TypeAlias = tuple[SquaredGradients, SquaredGradients | None]

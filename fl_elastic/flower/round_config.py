@@ -10,8 +10,8 @@ from fl_elastic.given import is_real, whole
 from fl_elastic.readout.place import Reading
 
 if TYPE_CHECKING:
+    from fl_elastic.closed_form.sums_privacy import SumsPrivacy
     from fl_elastic.flower.deadline import Deadline
-    from fl_elastic.update.sums_privacy import SumsPrivacy
 
 
 GIVEN_PLACES = (
@@ -35,7 +35,7 @@ class RoundConfig:
     deadline : Deadline, optional
         Each client plans its round to meet it; by default clients only keep to their own budgets.
     read : str
-        Where a head in closed form reads (`fl_elastic.update.closed_form.closed_form_head`): before the first round
+        Where a head in closed form reads (`fl_elastic.closed_form.head.closed_form_head`): before the first round
         clients send sums, from which the server solves for the head without a training step. ``"none"`` for no such
         head; ``"last"`` for the input of the model's last linear layer; ``"auto"`` for the places of the model, or
         of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.choice`);

@@ -14,16 +14,16 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.head import ClosedFormHead, as_scores, best_ridge
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums
+from fl_elastic.closed_form.ridge import RidgeSystem
+from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.closed_form import ClosedFormHead, as_scores, best_ridge
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.ridge import RidgeSystem
-from fl_elastic.update.trusted_sums import harmful, sizes_of_features
 
 _LOG = logging.getLogger("fl_elastic")
 # A client's sums are left out if its features are larger, or smaller, than usual by the first factor. An example

@@ -14,22 +14,22 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from fl_elastic.errors import UpdateError
-from fl_elastic.flower.metrics import believed_metrics
-from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.round_zero import Solved, bias_beside
-from fl_elastic.flower.tasks.task import Answer, read_answers
-from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
-from fl_elastic.update.head_sums import HeadSums, layer_shape
-from fl_elastic.update.manifest import Manifest, Weights
-from fl_elastic.update.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
-from fl_elastic.update.sums_privacy import (
+from fl_elastic.closed_form.head import ClosedFormHead, closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, layer_shape
+from fl_elastic.closed_form.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
+from fl_elastic.closed_form.sums_privacy import (
     SumsPrivacy,
     decode_noisy_sums,
     encode_noisy_sums,
     noised,
     private_head,
 )
+from fl_elastic.errors import UpdateError
+from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.round import AcceptedReply, RoundRecord
+from fl_elastic.flower.round_zero import Solved, bias_beside
+from fl_elastic.flower.tasks.task import Answer, read_answers
+from fl_elastic.update.manifest import Manifest, Weights
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client_round import ClientRound

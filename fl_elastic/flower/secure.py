@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.secret_sums import FixedPoint
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower._compat import (
     ClientManager,
@@ -36,7 +37,6 @@ from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import GIVEN_PLACES, RoundConfig
 from fl_elastic.flower.tasks.describe import Describe
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.update.secret_sums import FixedPoint
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 120.0

@@ -31,8 +31,8 @@ from fl_elastic.training import ElasticTrainer, FitReport
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
 if TYPE_CHECKING:
+    from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client_round import Squares
-    from fl_elastic.update.head_sums import HeadSums
     from fl_elastic.update.squared_gradients import SquaredGradients
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.head import inner_mean
+from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from, precise_enough, varies
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
-from fl_elastic.update.closed_form import inner_mean
-from fl_elastic.update.ridge import PARTS, PENALTIES, least_from, precise_enough, varies
 
 EXAMPLES = 640
 """Number of examples, of all clients together, that suffices to choose places."""
@@ -130,7 +130,7 @@ class PlaceWorth:
         Mean squared error on held-out examples, relative to predicting the mean. Of many clients' errors the
         highest and lowest fifth do not count.
     penalty : float
-        The penalty of least error, in the units of `fl_elastic.update.closed_form.ClosedFormHead`.
+        The penalty of least error, in the units of `fl_elastic.closed_form.head.ClosedFormHead`.
     """
 
     places: tuple[Place, ...]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.update.ridge import varies
+from fl_elastic.closed_form.ridge import varies
 
 # Share of the largest value below which another one counts as zero.
 _NOTHING = 1e-6

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.ridge import varies
 from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.update.checks import check_count
 from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.ridge import varies
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
 _MOST, _MOST_MICROSECONDS = 1e30, 10**12
@@ -65,7 +65,7 @@ def sample_bytes(rows: int, features: int, outputs: int) -> int:
 def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
     """Return a reply as one buffer.
 
-    The rows of a fold are its principal axes, see `fl_elastic.update.folds.Fold.centred`.
+    The rows of a fold are its principal axes, see `fl_elastic.closed_form.folds.Fold.centred`.
     Features are standardised before they are written as fp16; targets travel as fp32.
     """
     sample = reply.sample

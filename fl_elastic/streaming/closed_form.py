@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.running_sums import KeptSums, RunningSums
 from fl_elastic.errors import StreamDataError, StreamError
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.running_sums import KeptSums, RunningSums
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import PARTS
+from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
@@ -35,10 +39,6 @@ from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.streaming.write_ahead import labelled_since
 from fl_elastic.training.head_sums import held_out
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import PARTS
-from fl_elastic.update.running_sums import RunningSums
 
 _STORE = "samples.db"
 _NEWEST = 512

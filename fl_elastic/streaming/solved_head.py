@@ -12,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.running_head import RunningHead
+from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
 from fl_elastic.readout.readout import Readout
 from fl_elastic.streaming.classifier import Classifier
@@ -23,9 +26,6 @@ from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.round_inbox import RoundChange
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.running_head import RunningHead
-from fl_elastic.update.running_sums import RunningSums
 
 # Number of stored samples from which the penalty is chosen.
 _HELD_OUT = 320

@@ -19,8 +19,8 @@ from fl_elastic.training.elastic_forward import ElasticForward
 from fl_elastic.training.options import TrainerOptions
 
 if TYPE_CHECKING:
+    from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.training.report import ForwardReport
-    from fl_elastic.update.head_sums import HeadSums
 
 
 @contextmanager

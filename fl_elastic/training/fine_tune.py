@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.head import ClosedFormHead
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState
@@ -29,7 +30,6 @@ from fl_elastic.training.options import ForwardOptions, TrainablePart, TrainerOp
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.training.report import FitReport
 from fl_elastic.training.trainer import ElasticTrainer
-from fl_elastic.update.closed_form import ClosedFormHead
 from fl_elastic.update.manifest import places_of
 
 _LOG = logging.getLogger("fl_elastic")

@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import ClosedFormHead, closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
@@ -44,9 +47,6 @@ from fl_elastic.training.last_layer import (
     shaped_like,
     takes_log_odds,
 )
-from fl_elastic.update.closed_form import ClosedFormHead, closed_form_head
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
 """Error message for data without a target that counts."""

@@ -59,7 +59,7 @@ class TrainablePart:
     cut : str
         The fleet's cut: the deepest group, or module, that is trained. Empty for no cut.
     kept_head : str
-        Group of a head that was solved for (`fl_elastic.update.closed_form.closed_form_head`) and is not trained.
+        Group of a head that was solved for (`fl_elastic.closed_form.head.closed_form_head`) and is not trained.
         Empty for none.
     keep_statistics : bool
         Whether norms run with their present statistics, as in eval mode, and do not update them: the statistics of

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fl_elastic.closed_form.head import ClosedFormHead
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import LossFn, split_batch
 from fl_elastic.profiling.profile import model_device
@@ -20,7 +21,6 @@ from fl_elastic.training.batches import first_batches, refuse_iterator
 from fl_elastic.training.head_sums import solve_head
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.trainer import eager
-from fl_elastic.update.closed_form import ClosedFormHead
 
 _LOG = logging.getLogger("fl_elastic")
 

@@ -18,6 +18,7 @@ from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import Tensor, nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
@@ -27,7 +28,6 @@ from fl_elastic.readout.place import parse_places
 from fl_elastic.readout.wire import PlacesReply, decode_places, encode_places
 from fl_elastic.training.head_sums import head_sums, put_head, sums_bytes
 from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
 
 CLIENTS, CLASSES = 10, 4
 Batches = list[tuple[Tensor, Tensor]]

@@ -19,6 +19,8 @@ from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head_sums import HeadSums, encode_head_sums
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
@@ -28,8 +30,6 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums, encode_head_sums
 
 CLIENTS, CLASSES, INPUTS, FEATURES = 10, 10, 24, 80
 Rows = tuple[torch.Tensor, torch.Tensor]

@@ -17,6 +17,8 @@ from small_federation import arrays_of, as_weights, plain_sgd, run
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.sums_privacy import SumsPrivacy
 from fl_elastic.errors import CheckpointError, RegistryError
 from fl_elastic.flower import (
     Checkpointed,
@@ -32,8 +34,6 @@ from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_sums import head_sums, put_head
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.sums_privacy import SumsPrivacy
 
 
 def build() -> nn.Module:

@@ -25,6 +25,9 @@ from small_federation import (
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
@@ -42,9 +45,6 @@ from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
 RATE = config_key("rate")
 TERMS = RoundConfig(read="last")

@@ -17,6 +17,10 @@ from secure_rounds import begins_with, run_securely
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.secret_sums import with_held_out
+from fl_elastic.closed_form.sums_privacy import SumsPrivacy, noised
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
@@ -26,10 +30,6 @@ from fl_elastic.flower.secret_round_zero import SUMS_OF
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_sums import sums_apart
 from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.secret_sums import with_held_out
-from fl_elastic.update.sums_privacy import SumsPrivacy, noised
 
 TERMS = RoundConfig(plan="server", read="last", solve_every=0)
 NODES = (1, 2, 3, 4, 5)

@@ -19,6 +19,7 @@ from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.head_sums import decode_head_sums
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import IMPORTANCE, PACKED
 from fl_elastic.flower.stream_client import StreamClient
@@ -32,7 +33,6 @@ from fl_elastic.streaming.learner_state import load_state, save_state
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, PartialUpdate, decode, load_weights
-from fl_elastic.update.head_sums import decode_head_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import blobs, closed, net, run, weights

@@ -16,6 +16,9 @@ from test_stream_cut import asked, refusal
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums
+from fl_elastic.closed_form.sums_privacy import decode_noisy_sums
 from fl_elastic.errors import StreamError
 from fl_elastic.flower import PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import PACKED
@@ -28,9 +31,6 @@ from fl_elastic.streaming.learner_snapshot import LearnerSnapshot, load_snapshot
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest, load_weights
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums
-from fl_elastic.update.sums_privacy import decode_noisy_sums
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))
 from toy_streams import blobs, closed, net, run, same, weights

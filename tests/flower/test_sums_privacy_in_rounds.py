@@ -15,14 +15,14 @@ from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.sums_privacy import SumsPrivacy, encode_noisy_sums
 from fl_elastic.errors import RegistryError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.losses import classification_loss
 from fl_elastic.update import Manifest
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.sums_privacy import SumsPrivacy, encode_noisy_sums
 
 PRIVACY = SumsPrivacy(epsilon=20.0, clip=4.0)
 TERMS = RoundConfig(read="last", solve_every=0, sums_privacy=PRIVACY)

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 from slow_ones import slow_unless
 
+from fl_elastic.closed_form.ridge import PENALTIES
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.choice import Choice, Sample, choose_places
 from fl_elastic.readout.place import Place
-from fl_elastic.update.ridge import PENALTIES
 
 Floats = NDArray[np.float64]
 PARTS = 5

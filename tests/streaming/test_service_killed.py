@@ -17,9 +17,9 @@ from forked_service import Life, arguments
 from slow_ones import slow_unless
 from toy_streams import samples_of
 
+from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import LearnerState, load_state
-from fl_elastic.update.running_sums import RunningSums
 
 KILLS = [4, pytest.param(50, marks=pytest.mark.slow)]
 ROWS_PER_LIFE = 90

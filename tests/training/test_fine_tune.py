@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 import fl_elastic
 from fl_elastic import Budget
+from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.errors import BudgetError, ElasticError, PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.head_sums import head_sums, solve_head
-from fl_elastic.update.closed_form import closed_form_head
 
 CUT = "6"
 

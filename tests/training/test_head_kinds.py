@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.training.head_sums import head_sums, solve_head
 from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
 Floats = NDArray[np.float64]
 Batches = list[tuple[Tensor, Tensor]]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic import fine_tune
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.head_sums import encode_head_sums
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import AUTO, Reading, parse_places
@@ -20,7 +21,6 @@ from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
-from fl_elastic.update.head_sums import encode_head_sums
 
 CLASSES = 5
 PLACES = parse_places("input@grid4+1@grid2+3@grid4+in:6@flat")

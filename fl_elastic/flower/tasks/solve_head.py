@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
+    from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.training.report import ForwardReport
-    from fl_elastic.update.head_sums import HeadSums
 
 
 # A fold of fewer examples would reveal nearly the examples themselves.
@@ -28,8 +28,8 @@ class SolveHead(RoundTask):
     Attributes
     ----------
     fixed_point : str
-        Format of the sums for secure aggregation, `fl_elastic.update.secret_sums.FixedPoint` as JSON; empty if the
-        server reads the sums.
+        Format of the sums for secure aggregation, `fl_elastic.closed_form.secret_sums.FixedPoint` as JSON; empty if
+        the server reads the sums.
     clip : float, optional
         Length to which features are scaled down, for differential privacy.
     noise : float, optional
@@ -57,8 +57,8 @@ class SolveHead(RoundTask):
             from fl_elastic.flower.secret_round_zero import noisy_answer
 
             return noisy_answer(work, self)
+        from fl_elastic.closed_form.head_sums import encode_head_sums
         from fl_elastic.training.head_sums import refuse_frozen_head
-        from fl_elastic.update.head_sums import encode_head_sums
 
         sums, examples, forward = _exact_sums(work)
         refuse_frozen_head(sums.weight, work.data.manifest.index)

@@ -14,6 +14,8 @@ import pandas as pd
 import torch
 from torch import nn
 
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
@@ -23,8 +25,6 @@ from fl_elastic.training import evaluate
 from fl_elastic.training.head_sums import head_sums, put_head
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.head_sums import HeadSums, encode_head_sums
 from fl_elastic_simulations.benchmarks.benchmark import (
     Benchmark,
     Request,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.groups import Batch
 from fl_elastic.streaming import (
     ClosedForm,
@@ -32,7 +33,6 @@ from fl_elastic.streaming import (
 )
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.training.read_out import readout_of
-from fl_elastic.update.head_sums import HeadSums
 from fl_elastic_simulations.benchmarks.benchmark import Row
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS, StreamMethod
 from fl_elastic_simulations.benchmarks.stream_tasks import TASKS, Labelled, Stream, StreamTask

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.head_sums import decode_head_sums
 from fl_elastic.errors import DatasetError, ElasticError, ScenarioError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient
@@ -39,7 +40,6 @@ from fl_elastic.training import Timing, TrainablePart
 from fl_elastic.training.costs import lasting_costs, passes_above_cut
 from fl_elastic.training.lean_start import without_compiler
 from fl_elastic.update import CODECS, Manifest
-from fl_elastic.update.head_sums import decode_head_sums
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts

@@ -13,6 +13,11 @@ import numpy as np
 from torch import nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import best_ridge, penalties_tried
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
+from fl_elastic.closed_form.ridge import Ridge, RidgeSystem
+from fl_elastic.closed_form.trusted_sums import harmful
 from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
@@ -20,12 +25,7 @@ from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import AUTO, Place
 from fl_elastic.training.head_sums import held_out
 from fl_elastic.training.places_reply import places_reply
-from fl_elastic.update.closed_form import best_ridge, penalties_tried
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.ridge import Ridge, RidgeSystem
-from fl_elastic.update.trusted_sums import harmful
 
 _ROWS, _REPEATS, _FOLDS, _BATCHES = 256, 3, 5, 4
 # Clients, classes and examples of a typical fleet, and numbers of places and features as in MobileNetV2.

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.closed_form.head import ClosedFormHead, stretch
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from
+from fl_elastic.closed_form.running_sums import RunningSums, add_product
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.closed_form import ClosedFormHead, stretch
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import PARTS, PENALTIES, least_from
-from fl_elastic.update.running_sums import RunningSums, add_product
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Sums over examples of the inputs and the targets of a model's last linear layer.
 
 They add up over clients, and the best linear head in the sense of least squares depends on nothing else
-(`fl_elastic.update.closed_form`): no client's examples are seen, and their distribution over clients does not
+(`fl_elastic.closed_form.head`): no client's examples are seen, and their distribution over clients does not
 matter.
 """
 
@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.closed_form.folds import Fold
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_count
-from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 

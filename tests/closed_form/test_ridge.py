@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import pytest
 
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import Ridge, RidgeSystem
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import Ridge, RidgeSystem
 
 
 @pytest.mark.parametrize("features", [3, 200])

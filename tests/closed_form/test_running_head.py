@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from slow_ridge import close, slow_ridge
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.running_head import RunningHead
+from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.running_head import RunningHead
-from fl_elastic.update.running_sums import RunningSums
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -15,14 +15,11 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from slow_ones import slow_unless
 from torch import nn
 
-from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update import Manifest
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.frame import Kind, pack
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
-from fl_elastic.update.sums_privacy import (
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
+from fl_elastic.closed_form.sums_privacy import (
     SumsPrivacy,
     decode_noisy_sums,
     encode_noisy_sums,
@@ -30,6 +27,9 @@ from fl_elastic.update.sums_privacy import (
     noised,
     private_head,
 )
+from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.update import Manifest
+from fl_elastic.update.frame import Kind, pack
 
 Floats = NDArray[np.float64]
 

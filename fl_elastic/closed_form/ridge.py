@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
 
 PARTS = 5
 """Number of parts into which all clients' examples are divided for holding out."""

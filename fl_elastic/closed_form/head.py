@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import PENALTIES, Ridge, RidgeSystem, least_from
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import PENALTIES, Ridge, RidgeSystem, least_from
 
 _Floats = NDArray[np.float64]
 # Least squares tell by how much the score of an example's own class exceeds the others on average. Class scores are
@@ -66,7 +66,7 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
 
     Examples
     --------
-    >>> from fl_elastic.update.folds import Fold
+    >>> from fl_elastic.closed_form.folds import Fold
     >>> x, folds = np.arange(10.0)[:, None], []
     >>> for part in range(5):
     ...     folds.append(Fold.of(x[part::5], 2 * x[part::5] + 1))

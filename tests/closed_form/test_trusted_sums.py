@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.trusted_sums import sizes_of_features
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.trusted_sums import sizes_of_features
 
 
 def added_up(x: NDArray[np.float64]) -> HeadSums:

@@ -12,8 +12,8 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import Ridge, RidgeWithout, varies
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import Ridge, RidgeWithout, varies
 
 _Floats = NDArray[np.float64]
 # One in this many judges, those with the most favourable verdicts, do not count: they may collude with the client.
@@ -35,7 +35,7 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
 
     Examples
     --------
-    >>> from fl_elastic.update.folds import Fold
+    >>> from fl_elastic.closed_form.folds import Fold
     >>> x = np.array([[1.0, 2.0], [3.0, 1.0], [2.0, 3.0]])
     >>> found = [HeadSums.of_folds("w", [Fold.of(k * x, x)], 2, 2, False) for k in (1, 1, 3)]
     >>> np.round(sizes_of_features(found), 2).tolist()

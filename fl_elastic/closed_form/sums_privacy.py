@@ -14,12 +14,12 @@ from math import erfc, exp, sqrt
 
 import numpy as np
 
+from fl_elastic.closed_form.head import ClosedFormHead, as_scores
+from fl_elastic.closed_form.head_sums import HeadSums, layer_shape
+from fl_elastic.closed_form.secret_sums import as_vector, of_vector
 from fl_elastic.errors import RegistryError, UpdateError
-from fl_elastic.update.closed_form import ClosedFormHead, as_scores
 from fl_elastic.update.frame import Kind, index_field, pack, unpack
-from fl_elastic.update.head_sums import HeadSums, layer_shape
 from fl_elastic.update.manifest import Manifest
-from fl_elastic.update.secret_sums import as_vector, of_vector
 
 # Factor by which targets are scaled up against products under the same noise: on digits of 64 pixels accuracy is
 # best from 2 to 4.

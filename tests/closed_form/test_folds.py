@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fl_elastic.update.folds import Fold
+from fl_elastic.closed_form.folds import Fold
 
 Floats = NDArray[np.float64]
 

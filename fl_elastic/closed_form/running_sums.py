@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.ridge import varies
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.head_sums import HeadSums
-from fl_elastic.update.ridge import varies
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]

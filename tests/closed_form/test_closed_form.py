@@ -13,14 +13,14 @@ from scipy.linalg import lstsq  # type: ignore[import-untyped]
 from slow_ones import slow_unless
 from torch import nn
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import closed_form_head
+from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_sums import head_sums
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.closed_form import closed_form_head
-from fl_elastic.update.folds import Fold
 from fl_elastic.update.frame import Kind, pack
-from fl_elastic.update.head_sums import HeadSums, decode_head_sums, encode_head_sums
 
 Floats = NDArray[np.float64]
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
-from fl_elastic.update.folds import Fold
-from fl_elastic.update.head_sums import HeadSums
 
 _Floats = NDArray[np.float64]
 # Bits of all digits of a number together: numbers up to 2**28, in steps of 2**-27.
