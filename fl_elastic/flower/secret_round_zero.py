@@ -69,7 +69,7 @@ def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
 
 def _sums_apart(work: ClientRound, task: SolveHead) -> tuple[HeadSums, HeadSums]:
     """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
-    from fl_elastic.training.head_sums import refuse_frozen_head, sums_apart
+    from fl_elastic.training.head_pass import refuse_frozen_head, sums_apart
 
     data = work.data
     total, held = sums_apart(

@@ -28,7 +28,7 @@ class ClosedForm:
         equal weight, so that no order of classes makes the head forget one; 1,000 to 3,000 suit streams whose
         classes change.
     before : HeadSums, optional
-        Sums from before the stream, as `fl_elastic.training.head_sums` computes them locally, or from a server;
+        Sums from before the stream, as `fl_elastic.training.head_pass` computes them locally, or from a server;
         for the labels in ``classes`` of the learner, in order.
 
     Examples

@@ -84,17 +84,17 @@ def head_sums_above_cut(
     seconds : float
         No batch is begun after this many seconds.
     together, loss_fn
-        See `fl_elastic.training.head_sums.head_sums`.
+        See `fl_elastic.training.head_pass.head_sums`.
 
     Raises
     ------
     TrainingError
-        As `fl_elastic.training.head_sums.head_sums` does.
+        As `fl_elastic.training.head_pass.head_sums` does.
     PlanError
         If the model has no group at the cut.
     """
     # Imported here: a pass over test data does not need this module.
-    from fl_elastic.training.head_sums import sums_and_inputs
+    from fl_elastic.training.head_pass import sums_and_inputs
 
     summed = partial(
         sums_and_inputs, model, loader, seconds=seconds, together=together, loss_fn=loss_fn

@@ -18,7 +18,7 @@ from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches, refuse_iterator
-from fl_elastic.training.head_sums import solve_head
+from fl_elastic.training.head_pass import solve_head
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.trainer import eager
 
@@ -72,7 +72,7 @@ def read_out(
         Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the
         features of the places are projected onto this many directions.
     loss_fn : callable, optional
-        The loss that the head is for, see `fl_elastic.training.head_sums.head_sums`.
+        The loss that the head is for, see `fl_elastic.training.head_pass.head_sums`.
 
     Raises
     ------

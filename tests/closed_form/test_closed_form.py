@@ -17,7 +17,7 @@ from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError, UpdateError
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
 from fl_elastic.update.frame import Kind, pack

@@ -27,7 +27,7 @@ from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.round_zero import with_closed_form_head
 from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.checks import Limits
 

@@ -43,7 +43,7 @@ from fl_elastic.flower.round_zero import HeadCheckpoint, Solved
 from fl_elastic.flower.tasks.task import TASK, config_key
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.losses import classification_loss
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest
 
 RATE = config_key("rate")

@@ -28,7 +28,7 @@ from fl_elastic.flower._compat import (
 )
 from fl_elastic.flower.secret_round_zero import SUMS_OF
 from fl_elastic.losses import classification_loss
-from fl_elastic.training.head_sums import sums_apart
+from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
 
 TERMS = RoundConfig(plan="server", read="last", solve_every=0)

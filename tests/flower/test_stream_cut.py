@@ -31,7 +31,7 @@ from fl_elastic.ops.split import SplitModel
 from fl_elastic.streaming import Latent, StreamLearner
 from fl_elastic.streaming.learner_state import load_state, save_state
 from fl_elastic.training import evaluate
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest, PartialUpdate, decode, load_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))

@@ -29,7 +29,7 @@ from fl_elastic.streaming import ClosedForm, Guard, SampleStore, StreamLearner
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.learner_snapshot import LearnerSnapshot, load_snapshot
 from fl_elastic.training import evaluate
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest, load_weights
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))

@@ -23,7 +23,7 @@ from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 
 LABELS = range(5)
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget, ElasticTrainer
 from fl_elastic.training import evaluate
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 
 CLASSES = torch.tensor([156, 3, 156, 199, 156, 0])
 WEIGHTED = nn.CrossEntropyLoss(torch.linspace(0.5, 2.0, 200))

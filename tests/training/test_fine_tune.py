@@ -20,7 +20,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.head_sums import head_sums, solve_head
+from fl_elastic.training.head_pass import head_sums, solve_head
 
 CUT = "6"
 
@@ -217,7 +217,7 @@ def test_a_model_whose_scores_have_a_name_is_fine_tuned_as_well(
 ) -> None:
     # The same examples are held out of both, whatever else their batches hold.
     monkeypatch.setattr(
-        "fl_elastic.training.head_sums.sample_ids",
+        "fl_elastic.training.head_pass.sample_ids",
         lambda inputs: sample_ids(inputs["pixels"] if isinstance(inputs, dict) else inputs),
     )
     data, plain = told_apart(6), build()

@@ -15,7 +15,7 @@ from fl_elastic import Budget, forget
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions, evaluate
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
 

@@ -31,7 +31,7 @@ from fl_elastic.streaming import (
     StreamOptions,
     Trigger,
 )
-from fl_elastic.training.head_sums import head_sums
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.read_out import readout_of
 from fl_elastic_simulations.benchmarks.benchmark import Row
 from fl_elastic_simulations.benchmarks.stream_methods import METHODS, StreamMethod

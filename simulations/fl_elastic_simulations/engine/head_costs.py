@@ -23,7 +23,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import AUTO, Place
-from fl_elastic.training.head_sums import held_out
+from fl_elastic.training.head_pass import held_out
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.update.manifest import Manifest
 
