@@ -15,7 +15,6 @@ _FIRST_LOOK = 3
 _REFERENCE_SHARE, _ESTIMATED_SHARE = 0.02, 0.125
 _MOST = 0.9
 _HALF = 0.5
-_FEWEST_COSTLIER = 4
 _TIMES_ITS_COST = 4.0
 
 
@@ -78,7 +77,6 @@ class BudgetControl:
         self._replans = 0
         self._patient_until = 0
         self._next_reference = _WINDOW
-        self._next_surplus = math.ceil(requested_steps / 2)
         self._early = self._estimated = estimated
         self._reference_share = _ESTIMATED_SHARE if estimated else _REFERENCE_SHARE
         self._full_seconds = full_seconds
@@ -212,48 +210,6 @@ class BudgetControl:
     def grant_a_step(self) -> None:
         """Allow, once, one more step than the remaining time pays for."""
         self._granted = self.steps + 1
-
-    def rest_seconds(self, plan: Plan) -> float:
-        """Return the time that a deadline leaves for cheaper steps, in the cost profile's seconds; may be 0.
-
-        A speed-up leaves no rest: it holds on average over many fits.
-        """
-        over = self.steps >= self.requested_steps and not self._open_ended
-        if self._relative or not self._limited or over:
-            return 0.0
-        slower = self._slow(plan) / plan.predicted_step_seconds if self.correct else 1.0
-        return max(self.left_seconds(plan), 0.0) / slower
-
-    def look_for_surplus(self, plan: Plan) -> bool:
-        """Return whether the budget pays for all remaining steps and each could take longer, if a look is due.
-
-        In a model of few large groups, the best choice that fits may be far cheaper than allowed. The look is taken
-        after half of the steps, then, as long as there is no surplus, after half of the remaining ones, and so on
-        until few are left.
-        """
-        left = self.requested_steps - self.steps
-        if not (self._limited and left >= _FEWEST_COSTLIER and self.steps >= self._next_surplus):
-            return False
-        found = self.steps_left(plan) == left and self.costlier_step_seconds(plan) > 0
-        if not found:
-            self.postpone_surplus()
-        return found
-
-    def postpone_surplus(self) -> None:
-        """Wait for half of the remaining steps before the next look for a surplus."""
-        self._next_surplus = self.steps + math.ceil((self.requested_steps - self.steps) / 2)
-
-    def costlier_step_seconds(self, plan: Plan) -> float:
-        """Return the profile's seconds that each remaining step may take; 0 if that is hardly more than now."""
-        left = self.requested_steps - self.steps
-        pace = self.drift * self.correction if self.correct else 1.0
-        step = self._slow(plan) if self.correct else plan.predicted_step_seconds
-        if self._relative and self.correct:
-            step = self.recent_step_seconds or plan.predicted_step_seconds * pace
-        allowed = self.left_seconds(plan) / left
-        if allowed <= step * (1 + _TOLERANCE):
-            return 0.0
-        return allowed * plan.predicted_step_seconds / step
 
     def left_seconds(self, plan: Plan) -> float:
         """Return the time left for all steps; may be infinite."""

@@ -33,11 +33,8 @@ from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
 
 _LOG = logging.getLogger("fl_elastic")
-# Stands for a batch that was not read, because no time is left for a step on it.
-_UNREAD: Batch = (None, None)
 _NEARLY_FULL = 0.9
 _TELLING_SHARE = 0.25
-_MOST_FOR_LOOKING = 0.2
 
 
 @dataclass(frozen=True)
@@ -46,15 +43,14 @@ class Phase:
 
     Attributes
     ----------
-    kind : {"full", "selected", "costlier", "remainder", "one step"}
-        ``full`` trains all groups, as each fit does in its turn. ``selected`` trains what the budget was planned
-        for. ``costlier`` takes longer steps, which a surplus of the budget pays for. ``remainder`` fits a rest that
-        is too short for one more step. ``one step`` trains the head, if choosing took all of the time.
+    kind : {"full", "selected", "one step"}
+        ``full`` trains all groups, as each fit does in its turn. ``selected`` trains what fits the budget.
+        ``one step`` trains the head, if choosing took all of the time.
     plan : Plan
         The plan of the phase.
     """
 
-    kind: Literal["full", "selected", "costlier", "remainder", "one step"]
+    kind: Literal["full", "selected", "one step"]
     plan: Plan
 
 
@@ -89,9 +85,9 @@ class Fit:
     plans : list of (int, Plan)
         The plans that were trained by, each with the number of steps before it.
     plan : Plan
-        The last plan made for the budget; plans for a surplus or a remainder do not count.
+        The last plan that was trained by.
     batch : batch, optional
-        The next batch; None at the end of the data.
+        The next batch; None at the end of the data, or of the time for steps.
     loading, prefetched_seconds : float
         Seconds that reading the next step's batch took, if they count, and the usual time if it was read before.
     stayed_here : set of str
@@ -160,6 +156,9 @@ class Fit:
         self._stream = stream
         for phase in self._phases():
             self._train(phase)
+        self.plan = self.plans[-1][1]
+        self.step_seconds = self.log.median_step_seconds
+        self.recent_seconds = self.control.recent_step_seconds
         self._close()
         self.log.ended = self.log.clock()
         self._refuse_overflow()
@@ -168,12 +167,11 @@ class Fit:
     def _phases(self) -> Iterator[Phase]:
         """Yield the phases in order; the caller trains each phase before it asks for the next."""
         last = yield from self._planned()
-        yield from self._remainder()
         if self.control.steps == 0:
             yield from self._one_step(last)
 
     def _planned(self) -> Generator[Phase, None, Plan]:
-        """Yield the phases planned for the budget, and costlier ones for a surplus; return the last plan."""
+        """Yield the phases planned for the budget; return the last plan."""
         control = self.control
         full = self.planner.full_update_plan(control.steps_left)
         phase = (
@@ -191,54 +189,22 @@ class Fit:
             if control.reference_due():
                 # Outside the frozen block: a full step also trains the norms that the plan freezes.
                 control.reference(*self._time_full_pass(self.batch, phase.plan))
-            if phase.kind != "full" and control.steps_left(phase.plan) > 0:
-                phase = self._reconsidered(phase, self.batch)
+            due = phase.kind != "full" and control.steps_left(phase.plan) > 0
+            if due and (self._probe_due(phase.plan) or control.corrected):
+                phase = Phase("selected", self._choose([self.batch, *self.batches[1:]], phase.plan))
+                self.plans.append((control.steps, phase.plan))
         if control.steps == 0 and self.batch is None:
             raise TrainingError(READ_ONCE)
         self.plans = _stepped(self.plans, control.steps)
-        if phase.kind != "costlier":
-            self._note_plan(self.plans[-1][1] if self.plans else phase.plan)
         return phase.plan
-
-    def _reconsidered(self, phase: Phase, batch: Batch) -> Phase:
-        """Return the next phase: a new choice if one is due, costlier steps if the budget allows them."""
-        control, plan = self.control, phase.plan
-        if self._probe_due(plan) or control.corrected:
-            chosen = self._choose([batch, *self.batches[1:]], plan)
-            self.plans.append((control.steps, chosen))
-            return phase if chosen is plan else Phase("selected", chosen)
-        found = self._costlier_plan(plan) if control.look_for_surplus(plan) else None
-        if found is None:
-            return phase
-        if phase.kind != "costlier":
-            self._note_plan(plan)
-        control.replanned()
-        self.plans.append((control.steps, found))
-        return Phase("costlier", found)
-
-    def _remainder(self) -> Iterator[Phase]:
-        """Yield a phase for the rest of a deadline, if it is too short for one more step of the plan."""
-        # Also if choosing took the time of the plan's first step.
-        rest = None if self.batch is None else self._remainder_plan()
-        if rest is not None and self.batch is _UNREAD:
-            self._read()
-        if rest is not None and self.batch is not None:
-            self.plans.append((self.control.steps, rest))
-            yield Phase("remainder", rest)
-            self.plans = _stepped(self.plans, self.control.steps)
-            if self.plans and self.plans[0][1] is rest:
-                self._note_plan(rest)
 
     def _one_step(self, plan: Plan) -> Iterator[Phase]:
         """Yield the cheapest possible step, so that a choice that used up the time does not cost the round."""
-        if self.batch is _UNREAD:
-            self._read()
-        if self.batch is not None and self._deadline_pays_for(plan):
+        if self._deadline_pays_for(plan):
             plan = self.planner.cheapest_plan(plan)
             self.control.grant_a_step()
             self.plans = [(0, plan)]
             yield Phase("one step", plan)
-            self._note_plan(plan)
         if self.control.steps == 0:
             raise self._no_step(plan)
 
@@ -250,12 +216,6 @@ class Fit:
         selects = self.planner.policy.reduces_uplink
         seconds = plan.floor_step_seconds if selects else plan.predicted_step_seconds
         return seconds * self.control.drift + plan.sending_seconds <= deadline
-
-    def _note_plan(self, plan: Plan) -> None:
-        """Note the plan that was made for the budget, and the time of its steps."""
-        self.plan = plan
-        self.step_seconds = self.log.median_step_seconds
-        self.recent_seconds = self.control.recent_step_seconds
 
     def _learn(self) -> None:
         """Pass on what the steps so far showed about the importance of the groups they trained."""
@@ -291,7 +251,7 @@ class Fit:
                 control.spent += log.after_step()
                 if self.loading_seconds is not None and not control.steps_left(plan):
                     # Reading a batch that no step has time for would cost time too.
-                    self.batch = _UNREAD
+                    self.batch = None
                     break
                 self._read()
                 if interrupted:
@@ -334,11 +294,11 @@ class Fit:
         control, plan = self.control, phase.plan
         if control.reference_due():
             return True
-        if phase.kind not in ("selected", "costlier"):
+        if phase.kind != "selected":
             return False
-        if self._probe_due(plan) or control.look_for_surplus(plan):
+        if self._probe_due(plan):
             return True
-        pace = control.missed_pace(plan) if phase.kind == "selected" else None
+        pace = control.missed_pace(plan)
         if pace is not None:
             control.correct_pace(pace)
         return pace is not None
@@ -419,34 +379,6 @@ class Fit:
         """Return whether to probe importance now; ``plan`` is the present one, None before the first."""
         left = np.inf if plan is None else self.control.left_seconds(plan)
         return self.planner.probe_due(self.control.correction, left)
-
-    def _costlier_plan(self, plan: Plan) -> Plan | None:
-        """Return a plan for the remaining steps, which may each take longer than planned.
-
-        None if no costlier plan exists, or if looking for one would cost more than it gains.
-        """
-        planner, control, log = self.planner, self.control, self.log
-        steps = control.requested_steps - control.steps
-        allowed = control.costlier_step_seconds(plan)
-        control.postpone_surplus()
-        known = planner.state.planning_seconds or planner.options.timing.planning_seconds
-        gained = steps * (allowed - plan.predicted_step_seconds)
-        if known > _MOST_FOR_LOOKING * gained or not planner.leaves_worth(plan):
-            return None
-        started = log.clock()
-        self._pay_for_plan()
-        self._price()
-        costlier = planner.costlier_plan(plan, allowed, steps)
-        self.charge(log.clock() - started)
-        return costlier
-
-    def _remainder_plan(self) -> Plan | None:
-        """Return a plan for the rest of a deadline that is too short for one more step of the present plan."""
-        started = self.log.clock()
-        rest = self.planner.remainder_plan(self.plan, self.control.rest_seconds(self.plan))
-        self.charge(self.log.clock() - started)
-        self.control.replanned()
-        return rest if rest is not None and self.control.steps_left(rest) > 0 else None
 
     def _optimizer_ratio(self, plan: Plan) -> float:
         """Return the optimiser's measured time in steps of a plan over the profile's.

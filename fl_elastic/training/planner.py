@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -401,78 +400,6 @@ class Planner:
         request = self._request(1.0)
         self.based_on = "the head, as choosing took all of the time"
         return request.plan_of_mask("head", request.head_mask())
-
-    def remainder_plan(self, plan: Plan, seconds: float) -> Plan | None:
-        """Return the largest part of a plan, from the loss on, whose step takes at most ``seconds``.
-
-        Only parts of what the fit trains anyway are considered, because sending these is paid for. None if not even
-        one group's step fits.
-
-        Parameters
-        ----------
-        plan : Plan
-            The plan of the fit.
-        seconds : float
-            In the cost profile's seconds.
-        """
-        costs = self._known_costs()
-        plain = {mode.kind for mode in plan.modes} <= {"full", "frozen"}
-        plain &= not any(each.seconds(costs) for each in plan.transforms)
-        if seconds <= 0 or not plain or not self.policy.needs_coverage:
-            return None
-        request, trained = self._request(1.0), np.flatnonzero(plan.mask)
-        parts = []
-        for count in range(1, len(trained)):
-            mask = np.zeros(len(plan.mask), dtype=bool)
-            mask[trained[:count]] = True
-            parts.append(mask)
-
-        def step_seconds(mask: Mask) -> float:
-            return request.plan_of_mask(plan.policy, mask).predicted_step_seconds
-
-        affordable = bisect_right(parts, seconds, key=step_seconds)
-        if not affordable:
-            return None
-        part = request.plan_of_mask(plan.policy, parts[affordable - 1])
-        return replace(part, sending_seconds=plan.sending_seconds)
-
-    def leaves_worth(self, plan: Plan) -> bool:
-        """Return whether a plan leaves out groups that costlier steps could train.
-
-        False for a policy that is defined by what it trains, and if only what the first plan sends may be sent.
-        """
-        policy = self.policy
-        if policy.needs.own_importance is not None or not (
-            policy.needs_coverage and policy.reduces_uplink
-        ):
-            return False
-        if self._first_plan is not None:
-            return False
-        worth = worth_for(policy, self.state, self._known_costs())
-        within = ~plan.mask[: self._reachable]
-        return bool(
-            within.any() if not policy.needs.importance else worth[: len(within)][within].any()
-        )
-
-    def costlier_plan(self, plan: Plan, step_seconds: float, steps: int) -> Plan | None:
-        """Return a plan for the remaining steps, which may take longer than those of ``plan``.
-
-        None if nothing costlier fits.
-
-        Parameters
-        ----------
-        plan : Plan
-            The present plan.
-        step_seconds : float
-            Time that each step may take, in the cost profile's seconds.
-        steps : int
-            Number of remaining steps.
-        """
-        request = replace(self._request(1.0).allowing(step_seconds), steps=steps)
-        found = self.policy.plan(request)
-        if not (found.feasible and found.predicted_step_seconds > plan.predicted_step_seconds):
-            return None
-        return self._with_channels(found)
 
     def _with_channels(self, plan: Plan) -> Plan:
         return with_channels(

@@ -147,8 +147,7 @@ class FitReport:
     Attributes
     ----------
     plan : Plan
-        The plan in force at the end. A remainder of a deadline too short for one more of its steps is spent on a
-        part of what it trains, and does not change this.
+        The plan in force at the end.
     plans : tuple of (int, Plan)
         Every plan with the step at which it came into force.
     steps, requested_steps : int
