@@ -39,30 +39,37 @@ def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def names_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return the class names of the strategy and those it wraps, with server optimiser and average."""
-    values = list(vars(strategy).values())
+def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str, ...]:
+    """Return the class names of the strategy and those it wraps, with server optimiser and average.
+
+    A strategy may also know those ``around`` it.
+    """
+    values, around = list(vars(strategy).values()), (*around, strategy)
     kinds = (ServerOptimizer, ModelAverage)
     optimizers = [type(value).__name__ for value in values if isinstance(value, kinds)]
-    inside = [value for value in values if isinstance(value, Strategy)]
+    inside = [each for each in values if isinstance(each, Strategy) and not _is_one(each, around)]
     name = " with ".join([type(strategy).__name__, *optimizers])
-    return (name, *(name for each in inside for name in names_of(each)))
+    return (name, *(name for each in inside for name in names_of(each, around)))
 
 
 def collect(strategy: Strategy) -> Archive:
     """Return the state of the strategy and of those it wraps; facts are of objects, by attribute path."""
     facts: dict[str, Any] = {}
-    return Archive(facts, _collect(strategy, "", facts))
+    return Archive(facts, _collect(strategy, "", facts, ()))
 
 
-def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, NDArray[Any]]:
+def _collect(
+    strategy: Strategy, path: str, facts: dict[str, Any], around: tuple[Strategy, ...]
+) -> dict[str, NDArray[Any]]:
     state: dict[str, NDArray[Any]] = {}
+    around = (*around, strategy)
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
         if name.startswith("_"):
             continue
         if isinstance(value, Strategy):
-            state |= _collect(value, f"{where}.", facts)
+            if not _is_one(value, around):
+                state |= _collect(value, f"{where}.", facts, around)
         elif isinstance(value, Remembering):
             kept = to_archive(value.to_state())
             facts[where] = kept.facts
@@ -76,6 +83,10 @@ def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, 
         elif name == _NUMBER:
             state[f"{where}!number!"] = np.array(value)
     return state
+
+
+def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
+    return any(strategy is each for each in of)
 
 
 def _all_arrays(values: Iterable[object]) -> bool:
