@@ -20,7 +20,6 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
-from fl_elastic.aggregation.averaging import AverageState
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
@@ -180,6 +179,7 @@ class PartialUpdates(Strategy):
         self._last_round = 0
         self._warned = False
         self._settings = Settings(rule, merge, config, server_optimizer, average)
+        self._as_given = undo_of([each for each in (server_optimizer, average) if each is not None])
         self._begin(self._settings)
         say_what_it_sees(inner)
 
@@ -264,9 +264,8 @@ class PartialUpdates(Strategy):
         """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
         preset = self._preset if self._preset and trained_before(arrays) else None
         if preset is not None or self._last_round:
+            self._as_given()
             self._begin(self._settings if preset is None else preset.pretrained())
-            if self.average is not None:
-                self.average.restore(AverageState(0, {}, {}))
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
