@@ -41,7 +41,13 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
+from fl_elastic.flower.strategy_state import (
+    EvaluateFn,
+    as_record,
+    averaged,
+    own_settings,
+    tested,
+)
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.wrapped_strategy import (
     chain,
@@ -295,8 +301,8 @@ class PartialUpdates(Strategy):
             initial_arrays=initial_arrays,
             num_rounds=num_rounds,
             timeout=timeout,
-            train_config=train_config,
-            evaluate_config=evaluate_config,
+            train_config=own_settings(train_config),
+            evaluate_config=own_settings(evaluate_config),
             evaluate_fn=tested(self, evaluate_fn),
         )
         result.arrays = averaged(self, result.arrays)
@@ -315,7 +321,8 @@ class PartialUpdates(Strategy):
         """
         if not self.config.solves_head:
             return arrays
-        config = ConfigRecord(dict(config or {}))
+        # Round zero is none of those by which an inner strategy changes its settings.
+        config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
         messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
@@ -379,9 +386,8 @@ class PartialUpdates(Strategy):
         self.fleet.serve(manifest)
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
-        # Copied, because the inner strategy writes into its config.
-        own = ConfigRecord(dict(config))
-        messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
+        # Not a copy: an inner strategy may change its settings from round to round, such as a decaying rate.
+        messages = self._chosen(self.inner.configure_train, server_round, manifest, config, grid)
         if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
             chosen = {message.metadata.dst_node_id for message in messages}
@@ -414,8 +420,7 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
         manifest = self._remember(arrays, server_round + 1)
-        own = ConfigRecord(dict(config))
-        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
+        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, config, grid)
         self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
         return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
 

@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from in_process_grid import InProcessGrid
-from small_federation import Weights, arrays_of, as_weights, assert_close, assert_identical, run
+from small_federation import Around, Weights, arrays_of, as_weights, assert_close, assert_identical, run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -278,28 +278,6 @@ def test_metrics_that_a_users_strategy_adds_are_kept() -> None:
     metrics = result.train_metrics_clientapp[1]
     assert metrics["mine"] == 1.5
     assert metrics["train-loss"] > 0
-
-
-class Around(Strategy):
-    """A wrapper of a user, with a name of its own for what it wraps."""
-
-    def __init__(self, base: Strategy) -> None:
-        self.base = base
-
-    def configure_train(self, *arguments: Any) -> Any:
-        return self.base.configure_train(*arguments)
-
-    def configure_evaluate(self, *arguments: Any) -> Any:
-        return self.base.configure_evaluate(*arguments)
-
-    def aggregate_train(self, *arguments: Any) -> Any:
-        return self.base.aggregate_train(*arguments)
-
-    def aggregate_evaluate(self, *arguments: Any) -> Any:
-        return self.base.aggregate_evaluate(*arguments)
-
-    def summary(self) -> None:
-        self.base.summary()
 
 
 def test_what_a_users_wrapper_hides_is_seen() -> None:
