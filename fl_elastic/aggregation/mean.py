@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -195,8 +196,20 @@ class PartialMean:
     def _combined(self, base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """Return the deltas of a rule that looks at all updates of the round."""
         if isinstance(self._rule, JointRule):
-            return self._rule.together(base, self._kept)
+            return self._rule.together(base, [(self._normalised(each), w) for each, w in self._kept])
         return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
+
+    def _normalised(self, update: PartialUpdate) -> PartialUpdate:
+        """Return an update whose parameters changed as in the mean number of steps, if steps are normalised."""
+        if not self.options.normalise_steps:
+            return update
+        deltas = {
+            name: delta * (self._sums[name].mean_steps / update.steps[name])
+            if self.manifest.role(name) is Role.PARAMETER
+            else delta
+            for name, delta in update.deltas.items()
+        }
+        return replace(update, deltas=deltas)
 
     def _robust(self, rule: RobustRule) -> dict[str, NDArray[np.float64]]:
         """Return the deltas of a robust rule, for the tensors that have a quorum."""

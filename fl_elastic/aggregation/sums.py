@@ -228,18 +228,19 @@ class TensorSum:
         contributed = self._contributed
         divisor = contributed if rule is None else rule.divisor(contributed, total)
         merged = summed / _one_for_zero(divisor)
-        if self._normalise:
-            merged = merged * (self._believed() / _one_for_zero(contributed))
         # numpy turns sums of zero-dimensional arrays into plain scalars.
-        return np.asarray(merged)
+        return np.asarray(merged * self.mean_steps)
 
-    def _believed(self) -> Amount:
-        """Return the sum of weights times believed steps."""
+    @property
+    def mean_steps(self) -> Amount:
+        """Weighted mean of the believed steps, to multiply deltas per step by; 1 if they are not normalised."""
+        if not self._normalise:
+            return 1.0
         usual = _median(self._clients)
         total: Amount = 0.0
         for steps, share in self._steps.items():
             total = total + share * believed_steps(steps, usual)
-        return total
+        return total / _one_for_zero(self._contributed)
 
 
 def believed_steps(steps: int, usual: float) -> float:

@@ -29,6 +29,7 @@ _FEATURE_BYTES = 1 << 30
 
 
 def plan(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="A torchvision name, or module:callable.")],
     input_: Annotated[
         str, typer.Option("--input", help="Shape of one example, such as 3,128,128.")
@@ -109,7 +110,9 @@ def plan(
     network = build_model(model, shape, classes or _CLASSES, seed)
     class_count = classes or classes_of(network, shape, _CLASSES)
     if read:
-        _read(model, network, shape, batch_size, class_count, data, as_json)
+        source = context.get_parameter_source("input_")
+        wanted = None if source is None or source.name == "DEFAULT" else shape
+        _read(model, network, shape, batch_size, class_count, data, wanted, as_json)
         return
     # Shown on a terminal only: planning takes seconds to minutes.
     with Console(stderr=True).status(f"{model}: ...") as shown:
@@ -142,12 +145,13 @@ def _read(
     batch_size: int,
     classes: int,
     data: str | None,
+    wanted: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     from fl_elastic.cli.plan_read import describe_places, print_places
 
     with Console(stderr=True).status(f"{name}: looking at places"):
-        result = describe_places(model, shape, batch_size, classes, data)
+        result = describe_places(model, shape, batch_size, classes, data, wanted)
     if as_json:
         typer.echo(json.dumps(result))
     else:

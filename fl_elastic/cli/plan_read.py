@@ -14,6 +14,7 @@ from fl_elastic.cli.planned import random_batch
 from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.forward import batch_shape
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
 from fl_elastic.readout.place import MOST_FEATURES, Place
@@ -26,7 +27,12 @@ _SUM_BYTES = 4 / 2
 
 
 def describe_places(
-    model: nn.Module, shape: tuple[int, ...], batch_size: int, classes: int, data: str | None
+    model: nn.Module,
+    shape: tuple[int, ...],
+    batch_size: int,
+    classes: int,
+    data: str | None,
+    wanted: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
     """Return as JSON values the costs of each place on this machine and, with data, its held-out error.
 
@@ -43,11 +49,13 @@ def describe_places(
     data : str, optional
         A data set of the laboratory, or ``module:callable`` that returns a loader. By default inputs are random and
         no error is computed.
+    wanted : tuple of int, optional
+        Shape of one input that a loader of ``module:callable`` must have; by default any.
 
     Raises
     ------
     ModelError
-        If the callable raises an error.
+        If the callable raises an error, or its inputs have another shape.
     RegistryError
         If there is no such data set or callable.
     LaboratoryMissing
@@ -58,6 +66,8 @@ def describe_places(
         loader = [random_batch(shape, batch_size, classes) for _ in range(2)]
     else:
         loader = _loader(data, shape, batch_size)
+        if wanted is not None:
+            _refuse_other_inputs(data, loader, wanted)
     # Warm up, so that work of the first pass alone is not counted.
     place_sample(model, loader, examples=_WARM, most_features=MOST_FEATURES)
     found = place_sample(model, loader, examples=EXAMPLES, most_features=MOST_FEATURES)
@@ -138,3 +148,13 @@ def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batc
             f"data {data!r} gives a {type(made).__name__}, expected a loader of batches (inputs, targets)"
         )
     return made if not hasattr(made, "__next__") else list(made)
+
+
+def _refuse_other_inputs(data: str, loader: Iterable[Batch], wanted: tuple[int, ...]) -> None:
+    """Raise ModelError if the first input tensor of a loader has examples of another shape."""
+    found = next((batch_shape(batch)[1:] for batch in loader), wanted)
+    if found != wanted:
+        raise ModelError(
+            f"data {data!r}: inputs are of shape {','.join(map(str, found))}, not {wanted}: use its shape as --input, "
+            "or leave that out"
+        )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from fl_elastic.flower.strategy_state import (
     averaged_in,
     collect,
     names_of,
+    numbers_in,
+    own_settings,
     restore,
     tested,
 )
@@ -38,7 +40,7 @@ from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE, places_of
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint", 3)
+_KIND = Kind("fl_elastic.checkpoint", 4)
 _MOST_ROUNDS = 999_999
 # More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
 _KEPT = 2
@@ -51,12 +53,17 @@ _NAME = re.compile(r"round-(\d{6})\.state")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and the strategies' state after a round; ``strategies`` are the names of their classes."""
+    """A model and the strategies' state after a round; ``strategies`` are the names of their classes.
+
+    ``settings`` are those of the clients' training that rounds have changed: by name, as they were given at the
+    beginning (None if not) and as they were after the round.
+    """
 
     server_round: int
     arrays: dict[str, NDArray[Any]]
     state: Archive
     strategies: tuple[str, ...]
+    settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def tested(self) -> dict[str, NDArray[Any]]:
@@ -103,6 +110,9 @@ class Checkpointed(Strategy):
         self.directory = Path(directory)
         self.resume = resume
         self._first_round = 0
+        self._begun = numbers_in(strategy)
+        # The settings of the clients' training as they were given, and as they are now.
+        self._given, self._settings = ConfigRecord(), ConfigRecord()
 
     def start(
         self,
@@ -116,6 +126,7 @@ class Checkpointed(Strategy):
     ) -> Result:
         """Run the remaining rounds; rounds are counted from the start of the whole run."""
         remove_leftovers(self.directory)
+        self._given, self._settings = own_settings(train_config), own_settings(train_config)
         if isinstance(self.strategy, PartialUpdates):
             self.strategy.begin_with(initial_arrays)
             self.strategy.runs_until(num_rounds)
@@ -136,7 +147,8 @@ class Checkpointed(Strategy):
             self._say_where_it_reads(found, initial_arrays)
             self._keep_before(found, initial_arrays)
             initial_arrays = as_record(found.arrays)
-            restore(self.strategy, found.state)
+            restore(self.strategy, found.state, self._begun)
+            self._go_on_with(found.settings)
             if found.server_round >= num_rounds:
                 _LOG.warning(
                     "nothing is left to do: the newest checkpoint in %s is of round %s, and %s rounds were asked "
@@ -156,8 +168,8 @@ class Checkpointed(Strategy):
             initial_arrays=initial_arrays,
             num_rounds=max(num_rounds - first, 0),
             timeout=timeout,
-            train_config=train_config,
-            evaluate_config=evaluate_config,
+            train_config=self._settings,
+            evaluate_config=own_settings(evaluate_config),
             evaluate_fn=None if evaluate_fn is None else lambda r, a: evaluate_fn(r + first, a),
         )
         result.arrays = averaged(self.strategy, result.arrays or initial_arrays)
@@ -210,6 +222,18 @@ class Checkpointed(Strategy):
         _LOG.info("checkpoints in %s", self.directory)
         self.strategy.summary()
 
+    def _go_on_with(self, settings: Mapping[str, tuple[Any, Any]]) -> None:
+        """Restore the settings that rounds have changed, except those with which this run begins differently."""
+        for name, (given, reached) in settings.items():
+            if self._settings.get(name) == given:
+                self._settings[name] = reached
+            else:
+                _LOG.warning(
+                    "setting %r is %s, and was %s when the run of the checkpoint began: it is not set to the %s of "
+                    "its last round",
+                    name, self._settings.get(name), given, reached,
+                )  # fmt: skip
+
     def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
         """Restore, if it is on disk, the model before the newest one, to which jumping losses turn the run back."""
         strategy = self.strategy
@@ -229,20 +253,21 @@ class Checkpointed(Strategy):
                     {name: each for name, each in some.items() if _UNDONE.match(name)}
                     for some in (before.state.facts, before.state.arrays)
                 )
-                restore(strategy, Archive(facts, arrays))
+                restore(strategy, Archive(facts, arrays), self._begun)
                 strategy.keep_before(before.arrays)
         except (OSError, ValueError, CheckpointError) as error:
             _LOG.warning("the run cannot go back by a round: %s: %s", path, error)
 
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
-        state = collect(self.strategy)
+        state = collect(self.strategy, self._begun)
         entries |= {f"state/{name}": value for name, value in state.arrays.items()}
         about = {
             "round": server_round,
             "names": list(arrays),
             "strategies": names_of(self.strategy),
             "objects": state.facts,
+            "settings": _changed(self._given, self._settings),
         }
         path = _path(self.directory, server_round)
         try:
@@ -316,7 +341,28 @@ def _checkpoint(found: Archive) -> Checkpoint:
         arrays={str(name): found.arrays[f"array/{name}"] for name in about["names"]},
         state=Archive(dict(about["objects"]), found.under("state/")),
         strategies=tuple(str(name) for name in about["strategies"]),
+        settings={str(n): _pair(each) for n, each in dict(about["settings"]).items()},
     )
+
+
+def _changed(given: ConfigRecord, settings: ConfigRecord) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from those given, with both values; bytes cannot be stored."""
+    return {
+        name: (given.get(name), value)
+        for name, value in settings.items()
+        if value != given.get(name) and not _is_bytes(value) and not _is_bytes(given.get(name))
+    }
+
+
+def _is_bytes(value: object) -> bool:
+    return any(isinstance(each, bytes) for each in (value if isinstance(value, list) else [value]))
+
+
+def _pair(values: Any) -> tuple[Any, Any]:
+    given, reached = values
+    # Raises an error for a value that no setting has.
+    ConfigRecord({"x": reached})
+    return given, reached
 
 
 def _most_bytes(expected: ArrayRecord) -> int:

@@ -17,6 +17,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import ExampleCounter
 from fl_elastic.groups.forward import example_counter, map_tensors, tensor_bytes
@@ -134,6 +135,14 @@ class ClientRound:
     def budget(self) -> Budget:
         """Budget of the task."""
         return round_budget(self.client.budget, self.task, CODECS.make(self.client.codec).share)
+
+    @property
+    def epochs(self) -> int:
+        """Local epochs of a round; a server's config may hold 2.0."""
+        from fl_elastic.training.trainer import whole_epochs
+
+        asked = self.config.get("local-epochs", self.client.epochs)
+        return whole_epochs(whole(asked) or asked)
 
     @cached_property
     def options(self) -> TrainerOptions:

@@ -144,7 +144,8 @@ def undo_of(owners: Iterable[object]) -> Callable[[], None]:
 
     def undo() -> None:
         for owner, values in kept:
-            vars(owner).update(values)
+            # Copied again: what the owner changes in place from now on is not what it may be put back to once more.
+            vars(owner).update({name: _held(value) for name, value in values.items()})
 
     return undo
 

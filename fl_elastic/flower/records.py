@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of, warn_of_left_out
+from fl_elastic.given import whole
 
 PACKED = "fl_elastic.packed"
 """Config key that tells a client that the model comes as one packed buffer."""
@@ -277,9 +278,11 @@ def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> 
     """
     # The number of examples has an entry of its own in a reply.
     given = {**reply.metrics, "num-examples": reply.num_examples}
-    weight = given.get(weight_key, reply.num_examples)
-    if not isinstance(weight, int) or not 0 < weight <= most:
-        raise UpdateError(f"{weight_key} is {weight!r}, expected a whole number from 1 to {most}")
+    said = given.get(weight_key, reply.num_examples)
+    # Flower's strategies divide by the sum of the weights, and take 8.0 for 8.
+    weight = whole(said)
+    if weight is None or not 0 < weight <= most:
+        raise UpdateError(f"{weight_key} is {said!r}, expected a whole number from 1 to {most}")
     return weight
 
 

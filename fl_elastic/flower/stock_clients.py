@@ -23,6 +23,7 @@ from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
 from fl_elastic.flower.records import LOSS, EvaluateReply, check_status, weight_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
+from fl_elastic.given import whole
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role, Weights
@@ -194,13 +195,14 @@ class StockClients:
             raise UpdateError(
                 f"a whole model cannot be read: {type(error).__name__}: {error}"
             ) from None
-        if not isinstance(examples, int) or isinstance(examples, bool):
-            raise UpdateError(f"{weight_key} must be an integer, got {examples!r}")
+        weight = whole(examples)
+        if weight is None:
+            raise UpdateError(f"{weight_key} is {examples!r}, expected a whole number")
         left = left_out_of(metrics)
         if left:
             _LOG.warning("node %s: metrics left out: %s", node, left)
         found = {name: np.asarray(array) for name, array in arrays.items()}
-        return found, examples, _called_alike(metrics)
+        return found, weight, _called_alike(metrics)
 
 
 def _by_name(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -242,9 +244,10 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
         return replace(own, num_examples=weight_of(own, weight_key, max_examples))
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
-    examples = _examples(metrics, weight_key)
-    if not isinstance(examples, int) or not 0 < examples <= max_examples:
-        raise UpdateError(f"{weight_key} is {examples!r}, expected 1 to {max_examples}")
+    said = _examples(metrics, weight_key)
+    examples = whole(said)
+    if examples is None or not 0 < examples <= max_examples:
+        raise UpdateError(f"{weight_key} is {said!r}, expected a whole number from 1 to {max_examples}")
     alike = _called_alike(metrics)
     named = {**_short_names(alike), **alike}
     if "loss" not in named:

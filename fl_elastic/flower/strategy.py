@@ -20,7 +20,6 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
-from fl_elastic.aggregation.averaging import AverageState
 from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
@@ -44,7 +43,13 @@ from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.step_limit import longest_step, no_longer_than
 from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
-from fl_elastic.flower.strategy_state import EvaluateFn, as_record, averaged, tested
+from fl_elastic.flower.strategy_state import (
+    EvaluateFn,
+    as_record,
+    averaged,
+    own_settings,
+    tested,
+)
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.wrapped_strategy import (
     chain,
@@ -178,6 +183,7 @@ class PartialUpdates(Strategy):
         self._last_round = 0
         self._warned = False
         self._settings = Settings(rule, merge, config, server_optimizer, average)
+        self._as_given = undo_of([each for each in (server_optimizer, average) if each is not None])
         self._begin(self._settings)
         say_what_it_sees(inner)
 
@@ -262,9 +268,8 @@ class PartialUpdates(Strategy):
         """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
         preset = self._preset if self._preset and trained_before(arrays) else None
         if preset is not None or self._last_round:
+            self._as_given()
             self._begin(self._settings if preset is None else preset.pretrained())
-            if self.average is not None:
-                self.average.restore(AverageState(0, {}, {}))
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -294,8 +299,8 @@ class PartialUpdates(Strategy):
             initial_arrays=initial_arrays,
             num_rounds=num_rounds,
             timeout=timeout,
-            train_config=train_config,
-            evaluate_config=evaluate_config,
+            train_config=own_settings(train_config),
+            evaluate_config=own_settings(evaluate_config),
             evaluate_fn=tested(self, evaluate_fn),
         )
         result.arrays = averaged(self, result.arrays)
@@ -314,7 +319,8 @@ class PartialUpdates(Strategy):
         """
         if not self.config.solves_head:
             return arrays
-        config = ConfigRecord(dict(config or {}))
+        # Round zero is none of those by which an inner strategy changes its settings.
+        config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
         messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
@@ -378,9 +384,8 @@ class PartialUpdates(Strategy):
         self.fleet.serve(manifest)
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
-        # Copied, because the inner strategy writes into its config.
-        own = ConfigRecord(dict(config))
-        messages = self._chosen(self.inner.configure_train, server_round, manifest, own, grid)
+        # Not a copy: an inner strategy may change its settings from round to round, such as a decaying rate.
+        messages = self._chosen(self.inner.configure_train, server_round, manifest, config, grid)
         if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
             chosen = {message.metadata.dst_node_id for message in messages}
@@ -413,8 +418,7 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
         manifest = self._remember(arrays, server_round + 1)
-        own = ConfigRecord(dict(config))
-        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, own, grid)
+        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, config, grid)
         self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
         return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -17,9 +18,8 @@ from fl_elastic.state.archive import Archive
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
+_LOG = logging.getLogger("fl_elastic")
 _OBJECT = "!object!"
-# A number that adaptive clipping learns.
-_NUMBER = "clipping_norm"
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -39,31 +39,38 @@ def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def names_of(strategy: Strategy) -> tuple[str, ...]:
-    """Return the class names of the strategy and those it wraps, with server optimiser and average."""
-    values = list(vars(strategy).values())
+def own_settings(config: ConfigRecord | None) -> ConfigRecord:
+    """Return a copy of the settings of a run, into which strategies write while those of the caller stay."""
+    return ConfigRecord(dict(config or {}))
+
+
+def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str, ...]:
+    """Return the class names of the strategy and those it wraps, with server optimiser and average.
+
+    A strategy may also know those ``around`` it.
+    """
+    values, around = list(vars(strategy).values()), (*around, strategy)
     kinds = (ServerOptimizer, ModelAverage)
     optimizers = [type(value).__name__ for value in values if isinstance(value, kinds)]
-    inside = [value for value in values if isinstance(value, Strategy)]
+    inside = [each for each in values if isinstance(each, Strategy) and not _is_one(each, around)]
     name = " with ".join([type(strategy).__name__, *optimizers])
-    return (name, *(name for each in inside for name in names_of(each)))
+    return (name, *(name for each in inside for name in names_of(each, around)))
 
 
-def collect(strategy: Strategy) -> Archive:
-    """Return the state of the strategy and of those it wraps; facts are of objects, by attribute path."""
+def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
+    """Return the state of the strategy and of those it wraps; facts are of objects, by attribute path.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The outermost strategy.
+    begun : dict of str to float
+        What `numbers_in` returned before the run; only numbers that have changed since are state.
+    """
     facts: dict[str, Any] = {}
-    return Archive(facts, _collect(strategy, "", facts))
-
-
-def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, NDArray[Any]]:
     state: dict[str, NDArray[Any]] = {}
-    for name, value in vars(strategy).items():
-        where = f"{path}{name}"
-        if name.startswith("_"):
-            continue
-        if isinstance(value, Strategy):
-            state |= _collect(value, f"{where}.", facts)
-        elif isinstance(value, Remembering):
+    for where, name, value in _attributes(strategy):
+        if isinstance(value, Remembering):
             kept = to_archive(value.to_state())
             facts[where] = kept.facts
             state |= {f"{where}{_OBJECT}{key}": array for key, array in kept.arrays.items()}
@@ -73,9 +80,37 @@ def _collect(strategy: Strategy, path: str, facts: dict[str, Any]) -> dict[str, 
             state |= {f"{where}!dict!{key}": array for key, array in value.items()}
         elif isinstance(value, list) and value and _all_arrays(value):
             state |= {f"{where}!list!{index:06d}": array for index, array in enumerate(value)}
-        elif name == _NUMBER:
-            state[f"{where}!number!"] = np.array(value)
-    return state
+        elif _is_number(value) and float(value) != begun.get(where, np.nan):
+            state[f"{where}!number!"] = np.array([begun.get(where, np.nan), value], np.float64)
+    return Archive(facts, state)
+
+
+def numbers_in(strategy: Strategy) -> dict[str, float]:
+    """Return the numbers in the attributes of a strategy and of those it wraps, by attribute path."""
+    return {where: float(value) for where, _, value in _attributes(strategy) if _is_number(value)}
+
+
+def _attributes(
+    strategy: Strategy, path: str = "", around: tuple[Strategy, ...] = ()
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield path, name and value of each attribute that may be state, except those that are strategies."""
+    around, keeps = (*around, strategy), getattr(strategy, "keeps", None)
+    for name, value in vars(strategy).items():
+        where = f"{path}{name}"
+        if isinstance(value, Strategy):
+            # Not those of a strategy that says what it keeps, of which the inner one is public.
+            if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
+                yield from _attributes(value, f"{where}.", around)
+        elif keeps is None or name in keeps:
+            yield where, name, value
+
+
+def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
+    return any(strategy is each for each in of)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.number))
 
 
 def _all_arrays(values: Iterable[object]) -> bool:
@@ -83,8 +118,19 @@ def _all_arrays(values: Iterable[object]) -> bool:
     return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
 
 
-def restore(strategy: Strategy, state: Archive) -> None:
+def restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> None:
     """Restore the state that `collect` returned.
+
+    A number with which this run begins differently from the earlier one stays: its owner has changed a setting.
+
+    Parameters
+    ----------
+    strategy : Strategy
+        The outermost strategy.
+    state : Archive
+        What `collect` returned.
+    begun : dict of str to float
+        What `numbers_in` returned before this run.
 
     Raises
     ------
@@ -92,7 +138,7 @@ def restore(strategy: Strategy, state: Archive) -> None:
         If it names something that `collect` does not save, or does not fit the strategy.
     """
     try:
-        _restore(strategy, state)
+        _restore(strategy, state, begun)
     except CheckpointError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -102,7 +148,7 @@ def restore(strategy: Strategy, state: Archive) -> None:
         ) from None
 
 
-def _restore(strategy: Strategy, state: Archive) -> None:
+def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> None:
     grouped: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
     grouped |= {(where, "object"): {} for where in state.facts}
     for entry, array in state.arrays.items():
@@ -121,31 +167,45 @@ def _restore(strategy: Strategy, state: Archive) -> None:
             raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
         if any(array.dtype.kind not in "biuf" for array in entries.values()):
             raise CheckpointError(f"{where[:80]!r} holds what is no number")
-        if not _may_become(kind, name, value):
+        if not _may_become(kind, value):
             raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
         if kind == "object":
             found = Archive(state.facts[where], entries)
             value.restore(from_archive(type(value.to_state()), found))
+        elif kind == "number":
+            given, reached = (float(each) for each in next(iter(entries.values())))
+            now = begun.get(where, np.nan)
+            if now == given or np.isnan([now, given]).all():
+                setattr(owner, name, _as_number(reached, value))
+            else:
+                _LOG.warning(
+                    "%s is %s, and was %s when the run of the checkpoint began: it is not set to the %s of its "
+                    "last round",
+                    where, now, given, reached,
+                )  # fmt: skip
         else:
             setattr(owner, name, _restored(kind, entries))
 
 
 def _own(owner: object, name: str) -> Any:
-    """Return a public attribute of the object itself, not of its class; None if it does not exist yet."""
-    if not name.isidentifier() or name.startswith("_") or hasattr(type(owner), name):
+    """Return an attribute of the object itself, not one that its class defines; None if it does not exist yet."""
+    foreign = name.startswith("__" if getattr(owner, "keeps", None) is None else "_")
+    # A class may have a default for a number, or None for arrays; anything else there is no state.
+    default = getattr(type(owner), name, None)
+    if not name.isidentifier() or foreign or not (default is None or _is_number(default)):
         raise CheckpointError(f"{name[:80]!r} is nothing that {type(owner).__name__} keeps")
-    return vars(owner).get(name)
+    return vars(owner).get(name, default)
 
 
-def _may_become(kind: str, name: str, value: object) -> bool:
+def _may_become(kind: str, value: object) -> bool:
     """Return whether an attribute with this value may hold what was collected as this kind.
 
-    None is accepted for arrays, because strategies begin with None and set arrays later.
+    None is accepted for arrays and numbers, because strategies begin with None and set them later.
     """
     if kind == "object":
         return isinstance(value, Remembering) and not isinstance(value, Strategy)
     if kind == "number":
-        return name == _NUMBER and isinstance(value, (int, float))
+        return value is None or _is_number(value)
     if kind == "record":
         return value is None or isinstance(value, ArrayRecord)
     if kind == "dict":
@@ -155,13 +215,18 @@ def _may_become(kind: str, name: str, value: object) -> bool:
     return False
 
 
+def _as_number(reached: float, value: Any) -> float:
+    """Return a number as an int, or a truth value, if the attribute holds one."""
+    whole = isinstance(value, (int, np.integer)) and reached.is_integer()
+    return type(value)(reached) if whole else reached
+
+
 def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
     if kind == "record":
         return as_record(entries)
     if kind == "dict":
         return entries
-    in_order = [entries[key] for key in sorted(entries)]
-    return in_order if kind == "list" else float(in_order[0])
+    return [entries[key] for key in sorted(entries)]
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:

@@ -63,9 +63,9 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
     for strategy in chain(inner):
         if why := getattr(strategy, "not_inside", ""):
             raise RegistryError(f"PartialUpdates cannot be put around {why}")
-    names = [type(strategy).__name__ for strategy in chain(inner)]
     for strategy in chain(inner):
         if isinstance(strategy, _NOT_LINEAR):
+            names = dict.fromkeys(type(each).__name__ for each in (inner, strategy))
             raise RegistryError(
                 f"{' around '.join(names)} is not a linear mean, so partial updates cannot be merged under it; "
                 "use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx"
@@ -75,6 +75,12 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
                 f"{type(strategy).__name__} needs dense replies clipped by a client mod; "
                 "use the server-side wrapper with packed updates"
             )
+    keys = {str(getattr(each, "weighted_by_key", "num-examples")) for each in _innermost(inner)}
+    if len(keys) > 1:
+        raise RegistryError(
+            f"{type(inner).__name__} holds strategies that weight replies by different metrics, "
+            f"{' and '.join(sorted(keys))}: let them have one weighted_by_key"
+        )
     if sees_each_client(inner):
         if rule is not None and RULES.name_of(rule) != "all":
             raise RegistryError(
@@ -97,16 +103,36 @@ def check_strategy(inner: object) -> None:
 
 
 def chain(inner: Strategy) -> list[Strategy]:
-    """Return the strategy and those it wraps, outermost first."""
+    """Return the strategy and those it wraps, outermost first; a wrapper may hold several."""
     chain = [inner]
-    # Under whatever name a wrapper of a user keeps it; a strategy may also know the one around it.
-    while wrapped := [
-        each
-        for each in vars(chain[-1]).values()
-        if isinstance(each, Strategy) and not any(each is known for known in chain)
-    ]:
-        chain.append(wrapped[0])
+    # Under whatever name a wrapper of a user keeps them; a strategy may also know the one around it.
+    for strategy in chain:
+        chain += [each for each in _held_by(strategy) if not any(each is one for one in chain)]
     return chain
+
+
+def _held_by(strategy: Strategy) -> list[Strategy]:
+    """Return the strategies in the attributes of one, or in lists and dicts there."""
+    held: list[Strategy] = []
+    for value in vars(strategy).values():
+        several = value.values() if isinstance(value, dict) else value
+        held += [
+            each
+            for each in (several if isinstance(value, (dict, list, tuple)) else [value])
+            if isinstance(each, Strategy) and not any(each is one for one in held)
+        ]
+    return held
+
+
+def _innermost(inner: Strategy) -> list[Strategy]:
+    """Return the strategies that hold no other one, except those around them."""
+    found = chain(inner)
+    place = {id(strategy): index for index, strategy in enumerate(found)}
+    return [
+        each
+        for each in found
+        if all(place[id(held)] <= place[id(each)] for held in _held_by(each))
+    ]
 
 
 def sees_each_client(inner: Strategy) -> bool:
@@ -217,7 +243,7 @@ def counted_replies(merged: int) -> Iterator[None]:
 
 def weight_key(inner: Strategy) -> str:
     """Return the metric by which the innermost strategy weights replies."""
-    return str(getattr(chain(inner)[-1], "weighted_by_key", "num-examples"))
+    return str(getattr(_innermost(inner)[0], "weighted_by_key", "num-examples"))
 
 
 @contextmanager
@@ -226,17 +252,19 @@ def metrics_of_all(inner: Strategy, metrics: list[RecordDict]) -> Iterator[None]
 
     A user's function for it is called once, with all of them: one record may be too few for it.
     """
-    innermost = chain(inner)[-1]
-    if not isinstance(innermost, FedAvg) or not metrics:
-        yield
-        return
-    merge = innermost.train_metrics_aggr_fn
-    merged = merge(metrics, innermost.weighted_by_key)
-    innermost.train_metrics_aggr_fn = lambda *_: merged
+    own = [
+        (each, each.train_metrics_aggr_fn)
+        for each in (_innermost(inner) if metrics else ())
+        if isinstance(each, FedAvg)
+    ]
+    for innermost, merge in own:
+        merged = merge(metrics, innermost.weighted_by_key)
+        innermost.train_metrics_aggr_fn = lambda *_, merged=merged: merged
     try:
         yield
     finally:
-        innermost.train_metrics_aggr_fn = merge
+        for innermost, merge in own:
+            innermost.train_metrics_aggr_fn = merge
 
 
 def handed_on(

@@ -9,6 +9,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.groups.model_state import wrapper_prefix
+from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.readout.place import HEAD
 from fl_elastic.readout.readout import Readout
 from fl_elastic.update.manifest import Manifest, array_of, load_weights, places_of
@@ -20,9 +22,10 @@ def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module
     Parameters
     ----------
     model : nn.Module
-        The model that the run began with. A readout shares its tensors, which get the state's values.
+        The model that the run began with, also compiled or in a wrapper around the whole model, such as
+        ``DataParallel``. A readout shares its tensors, which get the state's values.
     state : mapping of str to tensor or array
-        A state dict, or the ``result.arrays`` of a run of Flower.
+        A state dict, of the model or of such a wrapper, or the ``result.arrays`` of a run of Flower.
     inputs : any
         Inputs of a batch, in the model's form, for the shapes.
 
@@ -42,13 +45,18 @@ def loaded(model: nn.Module, state: Mapping[str, Any], inputs: Any) -> nn.Module
     >>> type(loaded(model, state, images)).__name__, loaded(model, model.state_dict(), images) is model
     ('Readout', True)
     """
-    arrays = {name: _as_array(each) for name, each in state.items()}
+    inside = uncompiled(model)
+    prefix = wrapper_prefix(inside)
+    arrays = {
+        name.removeprefix(COMPILED).removeprefix(prefix): _as_array(each)
+        for name, each in state.items()
+    }
     places, found = places_of(arrays), model
     if places:
         weight = arrays.get(f"{HEAD}.weight")
         if weight is None or weight.ndim != 2 or not len(weight):
             raise UpdateError(f"a state that reads {places} has no {HEAD}.weight of shape (C, D)")
-        found = Readout(model, places, inputs, len(weight))
+        found = Readout(inside.get_submodule(prefix[:-1]), places, inputs, len(weight))
     load_weights(found, Manifest.of(found), arrays)
     return found
 

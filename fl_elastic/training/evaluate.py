@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,12 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing
 
 MetricsFn = Callable[[Any, Any], Mapping[str, float]]
-"""``metrics_fn(outputs, targets)`` returns the metrics of one batch by name."""
+"""``metrics_fn(outputs, targets)`` returns the metrics of one batch by name.
+
+It may also be a collection that is updated with each batch and computes the metrics of all examples together, as
+``torchmetrics.MetricCollection`` does: many metrics, such as F1, are no mean over batches.
+"""
+_COLLECTS = ("reset", "update", "compute")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class Evaluation:
         Number of examples, without those whose class the loss ignores.
     metrics : dict
         Mean of what ``metrics_fn`` returned, by name, weighted by examples; only batches that have the name count.
+        Of a collection with ``update`` and ``compute`` what it computes for all examples.
     """
 
     loss: float
@@ -75,7 +82,8 @@ def evaluate(
     loader : iterable of batches
         What to evaluate on.
     metrics_fn : callable, optional
-        ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch.
+        ``metrics_fn(outputs, targets)`` returns a dict of finite numbers, means over the batch; or a collection of
+        metrics as in torchmetrics, of which a copy is used.
     running : callable, optional
         Returns the context in which the model runs on a batch; if left out, it runs as it is.
     count_examples : callable, optional
@@ -107,6 +115,7 @@ def evaluate(
     judged = 0
     sums: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
+    collected = _emptied(metrics_fn)
     try:
         with torch.no_grad():
             for given, size, _ in counter.over(loader):
@@ -128,9 +137,12 @@ def evaluate(
                 loss += float(batch_loss) * (1 if is_summed(loss_fn) else counting)
                 right = None if right is None or found is None else right + int(found.sum())
                 judged += 0 if found is None else len(found)
-                for name, value in _metrics(metrics_fn, outputs, batch[1]).items():
-                    sums[name] += value * size
-                    counts[name] += size
+                if collected is not None:
+                    collected.update(outputs, batch[1])
+                elif metrics_fn is not None:
+                    for name, value in _numbers(metrics_fn(outputs, batch[1])).items():
+                        sums[name] += value * size
+                        counts[name] += size
                 examples += size
     finally:
         held.put_back()
@@ -144,7 +156,9 @@ def evaluate(
         loss / over,
         None if right is None else right / judged,
         examples,
-        {name: total / max(counts[name], 1) for name, total in sums.items()},
+        {name: total / max(counts[name], 1) for name, total in sums.items()}
+        if collected is None
+        else _numbers(collected.compute()),
     )
 
 
@@ -167,11 +181,17 @@ def right_examples(outputs: object, targets: object) -> Tensor | None:
     return scores.argmax(dim=1) == targets
 
 
-def _metrics(metrics_fn: MetricsFn | None, outputs: Any, targets: Any) -> dict[str, float]:
-    """Return the metrics of a batch as plain numbers."""
-    if metrics_fn is None:
-        return {}
-    found = metrics_fn(outputs, targets)
+def _emptied(metrics_fn: Any) -> Any:
+    """Return an empty copy of a collection of metrics, as in torchmetrics; None for a function."""
+    if not all(callable(getattr(metrics_fn, name, None)) for name in _COLLECTS):
+        return None
+    own = copy.deepcopy(metrics_fn)
+    own.reset()
+    return own
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """Return metrics as plain numbers."""
     if not isinstance(found, Mapping):
         raise TrainingError(
             f"metrics_fn returned a {type(found).__name__}: return a dict of a number per name"

@@ -211,6 +211,8 @@ def _pass_over(
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     odds: bool | None = None
+    # Whether a batch beyond shares has shown what the loss takes outputs for.
+    settled = False
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     if loss_fn is not None and weighs_classes(loss_fn):
         _LOG.warning(
@@ -232,10 +234,11 @@ def _pass_over(
                     lay_out = stack.enter_context(as_inference(model, small))
                 outputs = _outputs(model, batch, size, running, lay_out)
                 rows = rows_of(model, seen, outputs, targets, ignored)
-                if odds is None:
+                if odds is None or not (odds or settled or rows.may_be_shares):
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
-                if odds and not bool(((rows.wanted >= 0) & (rows.wanted <= 1)).all()):
+                    settled = loss_fn is None or rows.classes or rows.differ and not rows.may_be_shares
+                if odds and not rows.may_be_shares:
                     raise TrainingError(
                         "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and other "
                         "targets do not: shuffle the data, or train the head"

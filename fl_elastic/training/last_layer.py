@@ -134,6 +134,16 @@ class Rows:
     count: int
     several: bool
 
+    @property
+    def may_be_shares(self) -> bool:
+        """Whether all wanted outputs lie from 0 to 1."""
+        return bool(((self.wanted >= 0) & (self.wanted <= 1)).all())
+
+    @property
+    def differ(self) -> bool:
+        """Whether not all rows want the same."""
+        return bool((self.wanted != self.wanted[:1]).any())
+
     def without_ignored(self) -> Rows:
         """Return the rows whose class is not ignored."""
         known = ~self.wanted.isnan().all(dim=1)
@@ -216,8 +226,9 @@ def takes_log_odds(
     """Return whether the loss takes scores for log-odds; raise TrainingError if it is not about these targets.
 
     Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. Classes of tokens
-    may belong to other positions, as a language model's targets belong to the next token. Both are found out by
-    computing the loss with wanted scores in place of the layer's output.
+    may belong to other positions, as a language model's targets belong to the next token. A loss may also take
+    scores for something else than its targets, such as the logarithm of counts. All this is found out by computing
+    the loss with wanted scores in place of the layer's output.
 
     Parameters
     ----------
@@ -244,12 +255,23 @@ def takes_log_odds(
                 "next token: such a head cannot be solved for in closed form; train it"
             )
         return False
-    if float(wanted.min()) < 0 or float(wanted.max()) > 1:
+    if not bool(wanted.isfinite().all()):
+        # Refused with its reason when the sums are finished.
         return False
-    odds, before = log_odds(wanted), loss(wanted)
-    # Both ends: a loss of log rates is smaller too if zeros become negative, as most counts are zeros.
-    ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
-    return loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends)
+    before = loss(wanted)
+    if found.may_be_shares:
+        odds = log_odds(wanted)
+        # Both ends: a loss of log rates is smaller too if zeros become negative, as most counts are zeros.
+        ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
+        if loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends):
+            return True
+    if found.differ and not before < loss(wanted.mean(dim=0).expand_as(wanted)):
+        raise TrainingError(
+            "the loss is no smaller if outputs equal their targets than if all equal the targets' mean: it takes "
+            "outputs for something else, such as the logarithm of a rate. A head in closed form would be fitted to "
+            "the targets themselves; train it"
+        )
+    return False
 
 
 def log_odds(share: Tensor) -> Tensor:

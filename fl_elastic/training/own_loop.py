@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import to_device
+from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState, wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.optimizers import KeptOptimizer, OptimizerFn
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.training.batches import first_batches
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import accumulated, costs_for, planned_with
 from fl_elastic.training.options import TrainerOptions
@@ -61,7 +62,7 @@ def plan_for(
     loss_fn : callable
         ``loss_fn(outputs, targets)`` returning a scalar tensor.
     batches : sequence of batches
-        Batches like those of the training; two for the default importance.
+        Batches like those of the training; two for the default importance. Those without examples are left out.
     budget : Budget
         A deadline is for all steps together.
     policy : str or Policy
@@ -101,12 +102,15 @@ def plan_for(
         raise TrainingError(
             "batches is one batch, of inputs and targets: pass a list of batches, such as [first, second]"
         )
+    if batches:
+        # As a trainer does, without batches that have no example or none with a target.
+        counter = example_counter(loss_fn, options.count_examples)
+        batches = first_batches(batches, len(batches), model_device(model), counter)
     if len(batches) < planner.batches_needed:
         raise TrainingError(
             f"policy {policy!r} with importance {options.importance!r} measures on {planner.batches_needed} "
-            f"batches, {len(batches)} were given"
+            f"batches, {len(batches)} were given with examples"
         )
-    batches = [to_device(batch, model_device(model)) for batch in batches]
     _refuse_what_a_loop_does(options)
     whole = costs_for(
         planner.policy, profile, model, loss_fn, batches[0],

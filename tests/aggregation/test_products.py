@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fl_elastic.aggregation import PartialMean
+from fl_elastic.aggregation import MergeOptions, PartialMean
 from fl_elastic.aggregation.products import factor_pairs, nearest_factors
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
@@ -37,8 +38,10 @@ def update(
     return PartialUpdate(deltas, dict.fromkeys(deltas, 1), num_examples=examples, **more)
 
 
-def merged(rule: str, base: dict[str, _Array], *updates: PartialUpdate) -> dict[str, _Array]:
-    mean = PartialMean(MANIFEST, rule)
+def merged(
+    rule: str, base: dict[str, _Array], *updates: PartialUpdate, **options: Any
+) -> dict[str, _Array]:
+    mean = PartialMean(MANIFEST, rule, **options)
     for each in updates:
         mean.add(each)
     return mean.finish(base)
@@ -61,6 +64,25 @@ def test_the_product_is_the_nearest_to_the_weighted_mean_of_products() -> None:
     np.testing.assert_allclose(product(found), nearest(exact), rtol=1e-9, atol=1e-12)
     plain = merged("contributors", base, *updates)
     assert np.linalg.norm(product(found) - exact) < np.linalg.norm(product(plain) - exact)
+
+
+def test_steps_are_normalised_in_factors_as_in_other_tensors() -> None:
+    """FedNova: changes per step, times the mean number of steps."""
+    base, examples, steps = start(), (1, 2, 5), (4, 12, 6)
+    updates = [
+        replace(each, steps=dict.fromkeys(each.deltas, taken))
+        for each, taken in zip((update(n, A, B, BIAS, examples=n) for n in examples), steps, strict=True)
+    ]  # fmt: skip
+    usual = sum(n * taken for n, taken in zip(examples, steps, strict=True)) / 8
+    scaled = [
+        replace(each, deltas={name: usual / taken * each.deltas[name] for name in each.deltas})
+        for each, taken in zip(updates, steps, strict=True)
+    ]
+    found = merged("products", base, *updates, options=MergeOptions(normalise_steps=True))
+    expected = merged("products", base, *scaled)
+    for name in (A, B, BIAS):
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12)
+    assert not np.allclose(found[B], merged("products", base, *updates)[B])
 
 
 def test_what_one_rank_holds_is_exact() -> None:

@@ -99,6 +99,11 @@ def test_with_data_it_says_what_they_are_worth(data: str, plan: Plan) -> None:
     assert all(each["penalty"] > 0 for each in found["places"])
 
 
+def test_own_data_say_their_shape_themselves(plan: Plan) -> None:
+    found = result(plan("mine:tiny", "--read", "--data", "mine:spots", "--json"))
+    assert found["examples"] == 96 and found["best"]
+
+
 def test_a_data_set_of_the_laboratory_has_a_name(plan: Plan) -> None:
     found = result(plan("digits_cnn", *SMALL, "--data", "digits", "--json"))
     assert found["examples"] == 640 and found["best"]
@@ -123,6 +128,10 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "other inputs": (("mine:tiny", *SMALL, "--data", "mine:others"), "error: "),
     "another shape": (
         ("mine:tiny", "--input", "3,8,8", "--read", "--data", "digits"), "error: ",
+    ),
+    "other shape of own data": (
+        ("mine:tiny", "--input", "1,16,16", "--read", "--data", "mine:spots"),
+        "inputs are of shape 1,8,8, not (1, 16, 16)",
     ),
     "no row of numbers": (("torch.nn:Flatten", *SMALL), "error: "),
 }  # fmt: skip

@@ -138,6 +138,28 @@ def scripted_app(manifest: Manifest, update_of: UpdateOf, codec: str = "fp32") -
     return app
 
 
+class Around(Strategy):
+    """A wrapper of a user, with a name of its own for what it wraps."""
+
+    def __init__(self, base: Strategy) -> None:
+        self.base = base
+
+    def configure_train(self, *arguments: Any) -> Any:
+        return self.base.configure_train(*arguments)
+
+    def configure_evaluate(self, *arguments: Any) -> Any:
+        return self.base.configure_evaluate(*arguments)
+
+    def aggregate_train(self, *arguments: Any) -> Any:
+        return self.base.aggregate_train(*arguments)
+
+    def aggregate_evaluate(self, *arguments: Any) -> Any:
+        return self.base.aggregate_evaluate(*arguments)
+
+    def summary(self) -> None:
+        self.base.summary()
+
+
 class _Reference(Strategy):
     """Delegates to ``inner``; subclasses turn replies of clients into dense ones."""
 

@@ -19,7 +19,7 @@ from small_federation import (
     scripted_app,
 )
 
-from fl_elastic.aggregation import ModelAverage
+from fl_elastic.aggregation import SERVER_OPTIMIZERS, ModelAverage
 from fl_elastic.errors import CheckpointError
 from fl_elastic.flower import Checkpointed, PartialUpdates
 
@@ -61,3 +61,15 @@ def test_a_checkpoint_with_a_mean_is_not_resumed_without(tmp_path: Path) -> None
     trained(Checkpointed(averaging(), tmp_path), 1)
     with pytest.raises(CheckpointError, match="ModelAverage"):
         trained(Checkpointed(PartialUpdates(quiet()), tmp_path), 2)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "yogi", "agreement"])
+def test_a_second_run_begins_without_what_the_first_one_kept(optimizer: str) -> None:
+    def strategy() -> PartialUpdates:
+        return PartialUpdates(
+            quiet(), server_optimizer=SERVER_OPTIMIZERS.make(optimizer), average=ModelAverage(0.6)
+        )
+
+    used, expected = strategy(), trained(strategy())
+    for _ in range(3):
+        assert_identical(trained(used).arrays, expected.arrays)

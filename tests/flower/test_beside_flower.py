@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -26,19 +27,26 @@ from flwr.common import Code, FitIns, FitRes, Status
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
+    FedAvgM,
     FedMedian,
     Result,
     Strategy,
 )
 from in_process_grid import InProcessGrid
-from small_federation import Weights, arrays_of, as_weights, assert_close, assert_identical, run
+from small_federation import Around, Weights, arrays_of, as_weights, assert_close, assert_identical, run
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import ModelAverage
 from fl_elastic.errors import RegistryError
-from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
+from fl_elastic.flower import (
+    Checkpointed,
+    ElasticClient,
+    PartialUpdates,
+    RoundRecord,
+    elastic_client_app,
+)
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic.flower.evaluation_replies import asked_again
 from fl_elastic.flower.stock_clients import RAISED, StockClients
@@ -272,28 +280,6 @@ def test_metrics_that_a_users_strategy_adds_are_kept() -> None:
     assert metrics["train-loss"] > 0
 
 
-class Around(Strategy):
-    """A wrapper of a user, with a name of its own for what it wraps."""
-
-    def __init__(self, base: Strategy) -> None:
-        self.base = base
-
-    def configure_train(self, *arguments: Any) -> Any:
-        return self.base.configure_train(*arguments)
-
-    def configure_evaluate(self, *arguments: Any) -> Any:
-        return self.base.configure_evaluate(*arguments)
-
-    def aggregate_train(self, *arguments: Any) -> Any:
-        return self.base.aggregate_train(*arguments)
-
-    def aggregate_evaluate(self, *arguments: Any) -> Any:
-        return self.base.aggregate_evaluate(*arguments)
-
-    def summary(self) -> None:
-        self.base.summary()
-
-
 def test_what_a_users_wrapper_hides_is_seen() -> None:
     with pytest.raises(RegistryError, match="Around around FedMedian is not a linear mean"):
         PartialUpdates(Around(strategy_of(FedMedian)))
@@ -522,6 +508,45 @@ def test_strategies_that_know_each_other_are_each_seen_once() -> None:
     around = Around(inner)
     inner.owner, inner.itself = around, inner
     assert chain(around) == [around, inner]
+
+
+class OneOf(Around):
+    """A wrapper that holds two strategies, such as one for the first rounds and one for the rest."""
+
+    def __init__(self, first: Any, base: Strategy) -> None:
+        self.first = first
+        super().__init__(base)
+
+
+@pytest.mark.parametrize("held", [lambda each: each, lambda each: [each], lambda each: {1: each}])
+def test_each_of_the_strategies_that_a_wrapper_holds_is_seen(held: Callable[..., Any]) -> None:
+    for others in ((FedAvg(), FedMedian()), (FedMedian(), FedAvg())):
+        with pytest.raises(RegistryError, match="FedMedian is not a linear mean"):
+            PartialUpdates(OneOf(held(others[0]), others[1]))
+    with pytest.raises(RegistryError, match="by different metrics, mine and num-examples"):
+        PartialUpdates(OneOf(held(FedAvg(weighted_by_key="mine")), FedAvg()))
+
+
+def test_metrics_of_all_clients_are_merged_by_whichever_strategy_is_used() -> None:
+    def seen(records: list[RecordDict], key: str) -> MetricRecord:
+        return MetricRecord({"clients": len(records)})
+
+    wrapper = OneOf(strategy_of(), strategy_of(train_metrics_aggr_fn=seen))
+    result = start(PartialUpdates(wrapper), fleet(elastic))
+    assert result.train_metrics_clientapp[1]["clients"] == 3
+
+
+def test_a_checkpoint_is_written_of_strategies_that_know_each_other(tmp_path: Path) -> None:
+    def around() -> Around:
+        inner = strategy_of(FedAvgM, server_momentum=0.9)
+        inner.owner = Around(inner)  # type: ignore[attr-defined]
+        return inner.owner  # type: ignore[attr-defined,no-any-return]
+
+    apps = fleet(elastic)
+    whole = start(PartialUpdates(around()), apps, 3)
+    start(Checkpointed(PartialUpdates(around()), tmp_path), apps, 1)
+    resumed = start(Checkpointed(PartialUpdates(around()), tmp_path), apps, 3)
+    assert_identical(resumed.arrays, whole.arrays)
 
 
 def test_a_second_answer_to_an_evaluation_is_dropped() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -21,6 +22,7 @@ from flwr.serverapp.strategy import (
 from scripted_clients import EXAMPLES, first_arrays, manifest, scripts
 from small_federation import SERVERS as FLOWERS
 from small_federation import (
+    Around,
     Completed,
     as_record,
     as_weights,
@@ -82,6 +84,81 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
         trained(checkpointed(tmp_path, server), 5, evaluate_fn=crash)
     resumed = trained(checkpointed(tmp_path, server), 5)
     assert_identical(resumed.arrays, whole.arrays)
+
+
+class Halving(FedAvgM):
+    """Changes settings from round to round in each of the places where users do that."""
+
+    in_attribute = 1.0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._privately, self.waited, self.last = 1, False, None
+        self.seen: list[dict[str, Any]] = []
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        # As Flower's documents have it.
+        config["lr"] = 0.5 * float(config["lr"])  # type: ignore[arg-type]
+        self.in_attribute *= 0.5
+        self._privately += 2
+        self.last = self.in_attribute if self.last is None else self.last + 1
+        self.server_momentum = self.in_attribute
+        config["said"] = [self.in_attribute, float(self._privately), float(self.waited), self.last]
+        self.waited = True
+        self.seen.append(dict(config))
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class Privately(Around):
+    """A wrapper that keeps what it wraps under a private name."""
+
+    def __init__(self, base: Strategy) -> None:
+        self._within = base
+
+    @property
+    def base(self) -> Strategy:  # type: ignore[override]
+        return self._within
+
+
+@pytest.mark.parametrize("wrapper", [lambda each: each, Around, Privately])
+def test_a_schedule_in_a_strategy_goes_on_where_it_was(
+    wrapper: Callable[..., Strategy], tmp_path: Path
+) -> None:
+    def ran(rounds: int, folder: Path | None = None) -> tuple[Halving, Result]:
+        inner = quiet(Halving, server_momentum=0.5)
+        strategy: Strategy = PartialUpdates(wrapper(inner))
+        strategy = strategy if folder is None else Checkpointed(strategy, folder)
+        given = ConfigRecord({"lr": 0.1, "name": "x"})
+        result = trained(strategy, rounds, train_config=given)
+        assert dict(given) == {"lr": 0.1, "name": "x"}
+        return inner, result
+
+    whole, expected = ran(5)
+    assert [each["lr"] for each in whole.seen] == [0.1 / 2**k for k in range(1, 6)]
+    for last in range(1, 5):
+        folder = tmp_path / str(last)
+        ran(last, folder)
+        resumed, result = ran(5, folder)
+        assert resumed.seen == whole.seen[last:]
+        assert_identical(result.arrays, expected.arrays)
+
+
+def test_a_setting_that_the_owner_changed_is_not_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ran(rate: float, momentum: float, rounds: int) -> Halving:
+        inner = quiet(Halving, server_momentum=momentum)
+        strategy = Checkpointed(PartialUpdates(inner), tmp_path)
+        trained(strategy, rounds, train_config=ConfigRecord({"lr": rate}))
+        return inner
+
+    ran(0.1, 0.5, 2)
+    again = ran(0.8, 0.25, 3)
+    assert [each["lr"] for each in again.seen] == [0.4]
+    assert "setting 'lr' is 0.8, and was 0.1" in caplog.text
+    assert "inner.server_momentum is 0.25, and was 0.5" in caplog.text
 
 
 @pytest.mark.parametrize("name", SERVER_OPTIMIZERS.names())

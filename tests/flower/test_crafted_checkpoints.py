@@ -25,7 +25,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.state.archive import Kind, read_archive
 
-KIND, VERSION = "fl_elastic.checkpoint", 3
+KIND, VERSION = "fl_elastic.checkpoint", 4
 
 
 def strategy() -> PartialUpdates:
@@ -82,6 +82,9 @@ STATE: dict[str, np.ndarray] = {
     "state/average!object!mean/more": ONE,
     "state/inner.aggregate_train!number!": ONE,
     "state/inner.__class__!number!": ONE,
+    "state/inner.fraction_train!number!": ONE,
+    "state/inner.train_metrics_aggr_fn!number!": np.ones(2),
+    "state/inner.arrayrecord_key!number!": np.ones(2),
     "state/_weights!dict!x": ONE,
     "state/nobody!dict!x": ONE,
     "state/x": ONE,
@@ -141,6 +144,8 @@ ABOUT: dict[str, Any] = {
     "names are a number": {"names": 3}, "names are foreign": {"names": ["evil"]},
     "names are fewer": {"names": []}, "strategies are others": {"strategies": ["X"]},
     "strategies are a number": {"strategies": 3},
+    "settings are a list": {"settings": ["lr"]}, "settings are no pairs": {"settings": {"lr": 1}},
+    "a setting is an object": {"settings": {"lr": [None, {"x": 1}]}},
     "version is another": {"version": 99}, "version is lines": {"version": "1\n2"},
 }  # fmt: skip
 

@@ -30,9 +30,11 @@ from fl_elastic import Budget
 from fl_elastic.errors import ElasticError, RegistryError, TrainingError, UpdateError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
+from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_round import ClientRound
 from fl_elastic.flower.records import ERROR, PACKED, instruction
 from fl_elastic.flower.tasks.task import config_key
+from fl_elastic.flower.tasks.describe import Describe
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
@@ -239,6 +241,16 @@ def test_the_servers_epochs_override_the_clients() -> None:
     for asked in (3, 3.0):
         metrics = client.fit([packed_model(build())], {PACKED: True, "local-epochs": asked})[2]
         assert metrics["steps"] == 9
+
+
+@pytest.mark.parametrize("asked", [None, 3, 3.0])
+def test_what_a_round_takes_is_said_for_the_servers_epochs(asked: float | None) -> None:
+    """A deadline for a quarter of the fleet would otherwise be a third of what they need."""
+    client = elastic_client(build(), 2, epochs=2)
+    config = {} if asked is None else {"local-epochs": asked}
+    said = client.evaluate([], {**Describe().to_config(), **config})[2]
+    trained = client.fit([packed_model(build())], {PACKED: True, **config})[2]
+    assert Capabilities.from_metrics(said).steps == trained["requested-steps"] == (9 if asked else 6)
 
 
 @pytest.mark.parametrize("epochs", [1.5, "many", 0, float("nan")])

@@ -144,6 +144,29 @@ def test_stock_clients_are_merged_as_full_updates_beside_elastic_ones(kind: str)
     assert sizes[2] == sum(array.nbytes for array in as_weights(result.arrays).values())
 
 
+def counted_as_float(node: int) -> ClientApp:
+    """A ClientApp that sends its number of examples as a sum of floats."""
+    app, counted = message_app(node), ClientApp()
+
+    def as_float(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        metrics = reply.content.metric_records["metrics"]
+        metrics["num-examples"] = float(metrics["num-examples"])  # type: ignore[arg-type]
+        return reply
+
+    counted.train()(as_float)
+    counted.evaluate()(as_float)
+    return counted
+
+
+def test_a_whole_number_of_examples_may_come_as_a_float() -> None:
+    apps = {1: elastic(1), **{node: counted_as_float(node) for node in (2, 3, 4)}}
+    inner = FedAvg(min_available_nodes=4)
+    result, _ = run(PartialUpdates(inner), apps, arrays_of(build()), 2)
+    assert_as_fedavg(result, 2)
+    assert result.evaluate_metrics_clientapp[2]["eval_loss-clients"] == 3
+
+
 @pytest.mark.parametrize("kind", MIXED)
 def test_the_servers_settings_reach_stock_clients(kind: str) -> None:
     apps = {node: MIXED[kind](node) for node in (1, 2, 3, 4)}

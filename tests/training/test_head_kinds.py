@@ -162,12 +162,46 @@ def test_small_counts_are_no_log_odds(first: bool) -> None:
     targets = torch.cat([rare, often] if first else [often, rare])
     inputs = torch.randn(80, FEATURES)
     batches = in_batches(inputs, targets, 40)
-    found = head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
+    rates = nn.PoissonNLLLoss(log_input=False)
+    found = head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=rates)
     assert_sums(found, inputs, targets)
+    with pytest.raises(TrainingError, match="such as the logarithm of a rate"):
+        head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
     # Zeros alone tell nothing of the loss.
     batches = [(inputs[:40], torch.zeros(40, CLASSES)), (inputs[40:], often)]
     with pytest.raises(TrainingError, match="for shares, and other targets do not"):
         head_sums(nn.Linear(FEATURES, CLASSES), batches, loss_fn=nn.PoissonNLLLoss())
+
+
+LOSSES_OF_NUMBERS: dict[str, tuple[Any, bool]] = {
+    "squares": (functional.mse_loss, True),
+    "absolutes": (nn.L1Loss(), True),
+    "directions": (lambda o, t: (1 - functional.cosine_similarity(o, t)).mean(), True),
+    "logarithms of rates": (lambda o, t: functional.mse_loss(o.exp(), t), False),
+    "places of labels": (lambda o, t: nn.MultiLabelMarginLoss()(o, t.argsort()), False),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES_OF_NUMBERS)
+@pytest.mark.parametrize("begins", ["alike", "as shares", "as all"])
+def test_numbers_are_regressed_where_the_loss_takes_outputs_for_them(
+    loss: str, begins: str
+) -> None:
+    """A head fitted to anything else would be far worse than none: 3e9 instead of 25 for logarithms."""
+    loss_fn, fits = LOSSES_OF_NUMBERS[loss]
+    torch.manual_seed(5)
+    inputs = torch.randn(80, FEATURES)
+    targets = 3 * inputs @ torch.randn(FEATURES, CLASSES)
+    if begins != "as all":
+        targets[:20] = 2.0 if begins == "alike" else torch.rand(20, CLASSES)
+    batches, model = in_batches(inputs, targets, 20), nn.Linear(FEATURES, CLASSES)
+    if fits:
+        solve_head(model, batches, loss_fn=loss_fn)
+        flat = targets.mean(0).expand_as(targets)
+        assert loss_fn(model(inputs), targets) < loss_fn(flat, targets)
+    else:
+        with pytest.raises(TrainingError, match="takes outputs for something else"):
+            solve_head(model, batches, loss_fn=loss_fn)
 
 
 def test_maps_of_numbers_are_regressed() -> None:

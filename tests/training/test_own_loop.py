@@ -30,6 +30,7 @@ from fl_elastic.training import (
     plan_for,
 )
 from fl_elastic.training.changes import trained_parts
+from fl_elastic.training.selection import SelectionState
 from fl_elastic.update import Manifest, decode, encode
 
 LOSS = nn.functional.cross_entropy
@@ -202,6 +203,24 @@ def test_what_does_not_fit_is_said() -> None:
     del base["0.weight"]
     with pytest.raises(TrainingError, match=r"base lacks '0\.weight'"):
         changed(model, base, plan, steps=1, num_examples=6)
+
+
+@pytest.mark.parametrize("policy", ["elastic", "tinytrain", "head"])
+def test_batches_without_examples_are_left_out_of_a_plan(policy: str) -> None:
+    data = batches(2)
+    empty = torch.zeros(0, 3, 12, 12), torch.zeros(0, dtype=torch.int64)
+    ignored = data[0][0], torch.full((6,), -100)
+    with_them = [empty, data[0], ignored, data[1]]
+    options = TrainerOptions(timing=Timing(clock="cpu"))
+    states = [SelectionState(), SelectionState()]
+    plans = [
+        plan_for(network(), LOSS, each, budget=Budget(), policy=policy, options=options, state=state)
+        for each, state in zip((data, with_them), states, strict=True)
+    ]
+    assert plans[0].trained_parameters == plans[1].trained_parameters
+    assert states[0].scores == states[1].scores
+    with pytest.raises(TrainingError, match="none with an example"):
+        plan_for(network(), LOSS, [empty, ignored], budget=Budget(), policy=policy)
 
 
 @pytest.mark.parametrize("policy", ["full", "last_k", "elastic", "head"])

@@ -124,9 +124,16 @@ def test_a_head_reads_where_it_does_without_the_compiler(read: str) -> None:
     assert not backend.count
 
 
-def test_a_compiled_model_takes_the_state_of_a_readout() -> None:
+@pytest.mark.parametrize("wrapped", ["compiled", "parallel", "plain"])
+def test_a_wrapped_model_takes_its_own_state_and_that_of_a_readout(wrapped: str) -> None:
     model, _, compiled, _ = pair()
+    around = {"compiled": compiled, "parallel": nn.DataParallel(model), "plain": model}[wrapped]
     inputs = images(1)[0][0]
-    state = Readout(model, "2@grid2", inputs, 4).state_dict()
-    found = loaded(compiled, state, inputs)
-    assert list(found.state_dict()) == list(state)
+    readout = Readout(model, "2@grid2", inputs, 4)
+    found = loaded(around, readout.state_dict(), inputs)
+    assert list(found.state_dict()) == list(readout.state_dict())
+    torch.testing.assert_close(found(inputs), readout(inputs))
+    for state in (around.state_dict(), model.state_dict()):
+        doubled = {name: 2 * value for name, value in state.items()}
+        assert loaded(around, doubled, inputs) is around
+        assert_weights(model, dict(zip(model.state_dict(), doubled.values(), strict=True)))

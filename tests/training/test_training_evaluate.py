@@ -155,6 +155,56 @@ class Sentences(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
+class Recall:
+    """A metric that is no mean over batches, in the form that torchmetrics has."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.found = self.all = 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.found += int(((outputs.argmax(1) == 0) & (targets == 0)).sum())
+        self.all += int((targets == 0).sum())
+
+    def compute(self) -> dict[str, float]:
+        return {"recall": self.found / self.all}
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        self.update(outputs, targets)
+        return {"recall": 0.5}
+
+
+def test_a_collection_of_metrics_computes_them_for_all_examples() -> None:
+    batches, model = [*images(3), images(1, size=1, seed=5)[0]], conv_net().eval()
+    inputs, targets = together(batches)
+    metric, expected = Recall(), Recall()
+    with torch.no_grad():
+        expected.update(model(inputs), targets)
+    # What it held before is neither counted nor lost.
+    metric.found, metric.all = 9, 11
+    for _ in range(2):
+        assert evaluate(model, loss_fn, batches, metrics_fn=metric).metrics == expected.compute()
+    assert (metric.found, metric.all) == (9, 11)
+
+
+def test_collections_of_torchmetrics_are_those_of_one_batch() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    batches, model = [*images(3), images(1, size=2, seed=5)[0]], conv_net().eval()
+    inputs, targets = together(batches)
+    classes = model(inputs).shape[1]
+    metrics = torchmetrics.MetricCollection(
+        {
+            "f1": torchmetrics.F1Score("multiclass", num_classes=classes, average="macro"),
+            "auroc": torchmetrics.AUROC("multiclass", num_classes=classes),
+        }
+    )
+    found = evaluate(model, loss_fn, batches, metrics_fn=metrics).metrics
+    metrics.update(model(inputs).detach(), targets)
+    assert found == pytest.approx({name: float(each) for name, each in metrics.compute().items()})
+
+
 def test_scores_that_a_model_calls_logits_count_as_well() -> None:
     model, x = Sentences(), torch.randn(10, 4)
     labels = model.inner(x).argmax(1)

@@ -47,5 +47,5 @@ def capabilities(work: ClientRound) -> Capabilities:
         # Without the deadline of this message.
         replace(work, task=Train()).budget,
         device=client.device, num_examples=size.examples,
-        steps=size.batches * client.epochs * work.passes(profile, size.examples),
+        steps=size.batches * work.epochs * work.passes(profile, size.examples),
     )  # fmt: skip

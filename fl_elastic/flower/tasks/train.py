@@ -12,7 +12,6 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError, UpdateError
 from fl_elastic.flower.records import FORGET, IMPORTANCE, MAY_TRAIN, PACKED, TENSORS
 from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
-from fl_elastic.given import whole
 
 if TYPE_CHECKING:
     from fl_elastic.flower.client_round import ClientRound
@@ -60,7 +59,7 @@ class Train(RoundTask):
             client.state.forget_examples(client.unlearning.digest(client.client_id))
         options, profile = work.options, work.known_profile()
         # An unknown profile is estimated inside the fit, where its time counts against the budget.
-        epochs = _epochs(work)
+        epochs = work.epochs
         if profile is not None and options.part.cut:
             epochs *= work.passes(profile, work.size().examples)
         trainer = self._trainer(work, profile)
@@ -129,14 +128,6 @@ class Train(RoundTask):
                 f"config {config_key('rate')} = {found.rate} is not above 0 and at most 1"
             )
         return found
-
-
-def _epochs(work: ClientRound) -> int:
-    """Return the number of local epochs; a server's config may hold 2.0."""
-    from fl_elastic.training.trainer import whole_epochs
-
-    asked = work.config.get("local-epochs", work.client.epochs)
-    return whole_epochs(whole(asked) or asked)
 
 
 def _since_arrival(work: ClientRound) -> Budget:

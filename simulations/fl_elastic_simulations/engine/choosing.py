@@ -52,11 +52,14 @@ class ChoosingCosts:
         By method and device class, the seconds of one plan under the budget of such a device.
     head_seconds : HeadCosts, optional
         Costs of a head in closed form, for clients and server; None if no method uses one.
+    measured_for : dict of str to str
+        By method, the `Scenario.fingerprint` for which its plan was measured.
     """
 
     profile_seconds: float = 0.0
     plan_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     head_seconds: HeadCosts | None = None
+    measured_for: Mapping[str, str] = field(default_factory=dict)
 
     def plan(self, method: MethodSection, device: str) -> float:
         """Return the seconds of a plan; 0 for a method without a choice.
@@ -129,6 +132,9 @@ class ChoosingCosts:
                 else HeadCosts(
                     **{each.name: float(of_a_head[each.name]) for each in fields(HeadCosts)}
                 ),
+                measured_for={
+                    str(method): str(of) for method, of in table.get("measured_for", {}).items()
+                },
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"stored seconds of choosing cannot be read ({error})") from None
@@ -164,7 +170,7 @@ def measure_choosing(
 ) -> ChoosingCosts:
     """Measure the cost of choosing for each method of a scenario on this host, as time of one thread.
 
-    Costs in ``known`` are not measured again.
+    Costs in ``known`` are not measured again, unless the method has been edited since.
 
     The results are medians of several calls: of an estimate of the costs, and of one plan under the time that each
     device class has, relative to the fastest. Probes of importance are not included: their passes are in the
@@ -177,8 +183,11 @@ def measure_choosing(
     batch = first_batch(scenario, data_root)
     make_optimizer = optimizer_fn(scenario.training)
     known = known or ChoosingCosts()
+    prints = {each.name: scenario.fingerprint(each) for each in scenario.methods}
     choosing = [
-        each for each in scenario.methods if chooses(each) and each.name not in known.plan_seconds
+        each
+        for each in scenario.methods
+        if chooses(each) and known.measured_for.get(each.name) != prints[each.name]
     ]
     estimating = known.profile_seconds
     if choosing and not estimating:
@@ -204,7 +213,8 @@ def measure_choosing(
         for head in [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1:]:
             wide = any(method.read != "last" for method in scenario.methods)
             heads = measure_head_costs(model, _READ if wide else head.in_features, batch)
-    return ChoosingCosts(estimating, {**known.plan_seconds, **plans}, head_seconds=heads)
+    measured_for = {**known.measured_for, **{name: prints[name] for name in plans}}
+    return ChoosingCosts(estimating, {**known.plan_seconds, **plans}, heads, measured_for)
 
 
 def _choice(

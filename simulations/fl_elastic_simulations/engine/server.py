@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -118,7 +117,7 @@ def run_methods(
             path = simulation.result_file(method.name, seed)
             progress.cell(method.name, seed, scenario.training.rounds)
             if simulation.resume and path.exists():
-                cells.append(_finished_cell(path, _fingerprint(scenario, method)))
+                cells.append(_finished_cell(path, scenario.fingerprint(method)))
                 continue
             cell = run_method(
                 simulation, grid, progress, method, seed, profile, choosing,
@@ -160,14 +159,6 @@ def _finished_cell(path: Path, fingerprint: str) -> RunResult:
     return cell
 
 
-def _fingerprint(scenario: Scenario, method: MethodSection) -> str:
-    """Return a fingerprint that ties a result to this method in this scenario, whatever else is run."""
-    table = json.loads(scenario.to_json())
-    decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
-    decisive["method"] = table["method"][method.name]
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def run_method(
     simulation: Simulation,
     grid: Grid,
@@ -187,7 +178,7 @@ def run_method(
     cell = RunResult(
         method.name,
         seed,
-        scenario=_fingerprint(scenario, method),
+        scenario=scenario.fingerprint(method),
         labels=label_counts(scenario, simulation.data_root, seed),
     )
     # Client state of an earlier or interrupted run in this folder would influence this one.

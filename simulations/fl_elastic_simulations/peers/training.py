@@ -17,7 +17,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.groups.forward import batch_shape, compute_loss, weight_in_mean
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
@@ -128,15 +128,15 @@ class StepsTaken:
     ----------
     losses : tuple of float
         Loss of every step.
+    counting : tuple of float
+        Weight of every step's batch in a mean over examples.
     step_seconds : float
         Median time of a step with a batch as large as the first.
-    trained : frozenset of str
-        Parameters that had a gradient in the last step.
     """
 
     losses: tuple[float, ...]
+    counting: tuple[float, ...]
     step_seconds: float
-    trained: frozenset[str]
 
     @property
     def count(self) -> int:
@@ -144,8 +144,8 @@ class StepsTaken:
         return len(self.losses)
 
     def last_loss(self, per_epoch: int) -> float:
-        """Return the mean loss over the last ``per_epoch`` steps."""
-        return statistics.fmean(self.losses[-per_epoch:])
+        """Return the mean loss over the examples of the last ``per_epoch`` steps."""
+        return statistics.fmean(self.losses[-per_epoch:], self.counting[-per_epoch:])
 
     def result(
         self,
@@ -212,13 +212,16 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     clock = clock_for(device)
     optimizer = task.optimizer_fn([p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
+    counting: list[float] = []
+    batches = _stream(task, device)
     shapes: list[tuple[int, ...]] = []
     seconds: list[float] = []
-    for batch in islice(_stream(task, device), steps):
+    for batch in islice(batches, steps):
         started = clock()
         optimizer.zero_grad(set_to_none=True)
         loss = compute_loss(model, loss_fn, batch)
         losses.append(loss.item())
+        counting.append(weight_in_mean(loss_fn, batch[1], batches.counting))
         if not math.isfinite(losses[-1]):
             raise TrainingError(
                 f"the loss is {losses[-1]}: check the batch for NaN and the learning rate; "
@@ -231,12 +234,11 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     if not losses:
         raise TrainingError("the loader gave no batch: check the client's data and batch size")
     whole = [taken for taken, shape in zip(seconds, shapes, strict=True) if shape == shapes[0]]
-    trained = frozenset(n for n, p in model.named_parameters() if p.grad is not None)
     model.zero_grad(set_to_none=True)
-    return StepsTaken(tuple(losses), statistics.median(whole), trained)
+    return StepsTaken(tuple(losses), tuple(counting), statistics.median(whole))
 
 
-def _stream(task: LocalTask, device: object) -> Iterator[Batch]:
+def _stream(task: LocalTask, device: object) -> Epochs:
     batches: Iterable[Batch] = task.batches
     return Epochs(batches, task.epochs, device)
 

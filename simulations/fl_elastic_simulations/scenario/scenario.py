@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -145,6 +146,13 @@ class Scenario:
         table["methods"] = [method.name for method in self.methods]
         table["method"] = {method["name"]: _without(method, "name") for method in detailed}
         return json.dumps(_without_none(table))
+
+    def fingerprint(self, method: MethodSection) -> str:
+        """Return a fingerprint of this method in this scenario, whatever other methods and seeds there are."""
+        table = json.loads(self.to_json())
+        decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
+        decisive["method"] = table["method"][method.name]
+        return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def devices(self) -> Fleet:

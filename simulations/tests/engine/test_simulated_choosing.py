@@ -214,6 +214,20 @@ def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostPr
     assert ChoosingCosts.from_json(solved.to_json()) == solved
 
 
+def test_a_method_that_was_edited_is_measured_again(profile: CostProfile) -> None:
+    made = scenario(profile)
+    first = measure_choosing(made, None, profile)
+    again = measure_choosing(made, None, profile, ChoosingCosts.from_json(first.to_json()))
+    assert again == first
+    edited = replace(made, methods=tuple(
+        replace(each, importance="fisher") if each.name == "elastic" else each
+        for each in made.methods
+    ))  # fmt: skip
+    found = measure_choosing(edited, None, profile, first)
+    same = {name for name in CHOOSING if found.plan_seconds[name] == first.plan_seconds[name]}
+    assert same == set(CHOOSING) - {"elastic"}
+
+
 def test_seconds_that_were_not_measured_are_no_zero(tmp_path: Path, profile: CostProfile) -> None:
     made = scenario(profile)
     (elastic,) = (each for each in made.methods if each.name == "elastic")

@@ -157,6 +157,22 @@ def test_all_the_time_in_the_world_is_plain_training(name: str) -> None:
 
 
 @every_peer
+def test_the_loss_is_the_mean_over_examples(name: str) -> None:
+    """Batches of 6 and of 1, in steps that move nothing."""
+    model = prepared(name, "group_norm")
+    inputs, targets = images(1)[0]
+    batches = [(inputs, targets), (inputs[:1] * 9.0, targets[:1])]
+    task = task_of(
+        model, batches, profile=costs("group_norm"), epochs=2,
+        optimizer_fn=lambda parameters: torch.optim.SGD(parameters, lr=1e-30),
+    )  # fmt: skip
+    result = PEERS.make(name).train(task)
+    with torch.no_grad():
+        sums = [float(loss_fn(model(x), y)) * len(y) for x, y in batches]
+    assert result.loss == pytest.approx(sum(sums) / 7, rel=1e-5)
+
+
+@every_peer
 def test_a_loss_that_is_not_finite_is_refused_and_the_model_put_back(name: str) -> None:
     model = prepared(name, "batch_norm")
     before = weights(model)
