@@ -32,7 +32,7 @@ from fl_elastic.training import (
     evaluate,
     plan_for,
 )
-from fl_elastic.training.head_pass import solve_head
+from fl_elastic.training.model_head import solve_head
 from fl_elastic.update.manifest import places_of
 
 # Where there is none the tests run on the CPU, once.

@@ -69,7 +69,8 @@ def secret_answer(work: ClientRound, task: SolveHead) -> Answer:
 
 def _sums_apart(work: ClientRound, task: SolveHead) -> tuple[HeadSums, HeadSums]:
     """Return the sums over all examples and over about a fifth, with features clipped as the server says."""
-    from fl_elastic.training.head_pass import refuse_frozen_head, sums_apart
+    from fl_elastic.training.head_pass import sums_apart
+    from fl_elastic.training.model_head import refuse_frozen_head
 
     data = work.data
     total, held = sums_apart(

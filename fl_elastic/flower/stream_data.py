@@ -204,7 +204,7 @@ class StreamData(RoundData):
         sums = self.seen.head_sums(weight, self.settings.classes)
         if sums is None:
             return None
-        from fl_elastic.training.head_pass import refuse_frozen_head
+        from fl_elastic.training.model_head import refuse_frozen_head
 
         refuse_frozen_head(weight, self.manifest.index)
         return sums.with_outputs(self.manifest.shape(weight)[0])

@@ -38,7 +38,7 @@ from fl_elastic.streaming.store.sample_store import SampleStore, settings_of
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.streaming.write_ahead import labelled_since
-from fl_elastic.training.head_pass import held_out
+from fl_elastic.training.sums_size import held_out
 
 _STORE = "samples.db"
 _NEWEST = 512

@@ -25,7 +25,7 @@ from fl_elastic.training.above_cut import passing_above_cut
 from fl_elastic.training.batches import first_batches, loader_size, refuse_iterator
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
-from fl_elastic.training.head_pass import put_head, solve_head
+from fl_elastic.training.model_head import put_head, solve_head
 from fl_elastic.training.options import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.training.report import FitReport

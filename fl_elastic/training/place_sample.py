@@ -36,7 +36,8 @@ from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
 from fl_elastic.training.batches import NO_BATCH, within
-from fl_elastic.training.head_pass import NONE_COUNTS, example_keys
+from fl_elastic.training.gathered_sums import NONE_COUNTS
+from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
 
 _FOLDS = 5

@@ -23,8 +23,8 @@ from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
-from fl_elastic.training.head_pass import features_in_memory, sums_bytes
 from fl_elastic.training.place_sample import place_sample
+from fl_elastic.training.sums_size import features_in_memory, sums_bytes
 
 
 def places_reply(

@@ -18,7 +18,7 @@ from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches, refuse_iterator
-from fl_elastic.training.head_pass import solve_head
+from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.trainer import eager
 

@@ -33,7 +33,8 @@ from fl_elastic.flower.records import ERROR, train_reply
 from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Readout, loaded, places_of
-from fl_elastic.training.head_pass import head_sums, put_head
+from fl_elastic.training.head_pass import head_sums
+from fl_elastic.training.model_head import put_head
 
 
 def build() -> nn.Module:

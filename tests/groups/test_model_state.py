@@ -25,7 +25,7 @@ from fl_elastic.groups.model_state import ModelState
 from fl_elastic.profiling import profile_model
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner
 from fl_elastic.training import apply_plan, changed, plan_for
-from fl_elastic.training.head_pass import solve_head
+from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest, load_weights, weights_of
 

@@ -20,7 +20,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
 from fl_elastic.training.fine_tune import fine_tune
-from fl_elastic.training.head_pass import head_sums, solve_head
+from fl_elastic.training.head_pass import head_sums
+from fl_elastic.training.model_head import solve_head
 
 CUT = "6"
 

@@ -17,7 +17,8 @@ from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
-from fl_elastic.training.head_pass import head_sums, solve_head
+from fl_elastic.training.head_pass import head_sums
+from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.read_out import read_out
 from fl_elastic.update import Manifest
 

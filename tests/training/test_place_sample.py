@@ -16,10 +16,11 @@ from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import AUTO, Reading, parse_places
 from fl_elastic.readout.wire import encode_places
-from fl_elastic.training.head_pass import features_in_memory, head_sums, held_out, sums_bytes
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.training.read_out import read_out
+from fl_elastic.training.sums_size import features_in_memory, held_out, sums_bytes
 from fl_elastic.update import Manifest
 
 CLASSES = 5

@@ -58,7 +58,7 @@ class SolveHead(RoundTask):
 
             return noisy_answer(work, self)
         from fl_elastic.closed_form.head_sums import encode_head_sums
-        from fl_elastic.training.head_pass import refuse_frozen_head
+        from fl_elastic.training.model_head import refuse_frozen_head
 
         sums, examples, forward = _exact_sums(work)
         refuse_frozen_head(sums.weight, work.data.manifest.index)

@@ -22,7 +22,8 @@ from fl_elastic.named_models import build_model, resolve_model
 from fl_elastic.readout.place import INPUT, MOST_FEATURES
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training import evaluate
-from fl_elastic.training.head_pass import head_sums, put_head
+from fl_elastic.training.head_pass import head_sums
+from fl_elastic.training.model_head import put_head
 from fl_elastic.training.read_out import readout_of
 from fl_elastic.update import Manifest
 from fl_elastic_simulations.benchmarks.benchmark import (

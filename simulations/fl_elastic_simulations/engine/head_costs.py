@@ -23,8 +23,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.readout.choice import Sample, choose_places
 from fl_elastic.readout.place import AUTO, Place
-from fl_elastic.training.head_pass import held_out
 from fl_elastic.training.places_reply import places_reply
+from fl_elastic.training.sums_size import held_out
 from fl_elastic.update.manifest import Manifest
 
 _ROWS, _REPEATS, _FOLDS, _BATCHES = 256, 3, 5, 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.training.head_pass import sums_bytes
+from fl_elastic.training.sums_size import sums_bytes
 from fl_elastic_simulations.benchmarks.benchmark import Request, markdown
 from fl_elastic_simulations.benchmarks.read import (
     BENCHMARK,
