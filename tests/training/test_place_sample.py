@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic import fine_tune
 from fl_elastic.budget import Budget
-from fl_elastic.closed_form.head_sums import encode_head_sums
+from fl_elastic.closed_form.wire import encode_head_sums
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import AUTO, Reading, parse_places

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from fl_elastic.closed_form.head import closed_form_head
-from fl_elastic.closed_form.head_sums import HeadSums, encode_head_sums
+from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.wire import encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model

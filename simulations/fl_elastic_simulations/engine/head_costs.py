@@ -15,9 +15,10 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import best_ridge, penalties_tried
-from fl_elastic.closed_form.head_sums import HeadSums, decode_head_sums, encode_head_sums
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.ridge import Ridge, RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful
+from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
