@@ -64,7 +64,9 @@ def with_chosen_places(
         Number of examples that each client was asked for.
     """
     left_out = partial(record.leave_out, what="choosing where to read")
-    found = _alike(list(_read(replies, manifest, record, left_out, examples)), left_out)
+    # Sorted by node, so that the same examples are held out together whoever answers first.
+    read_in = sorted(_read(replies, manifest, record, left_out, examples), key=lambda each: each[0])
+    found = _alike(read_in, left_out)
     found, samples = _believed(found, left_out)
     if not found:
         _LOG.warning(

@@ -18,7 +18,7 @@ from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
-from fl_elastic.groups.untouched import same_start, untouched
+from fl_elastic.groups.untouched import preserved_rng, same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.code_bytes import code_to_load
@@ -372,8 +372,10 @@ def _optimizer_costs(
     """
     largest = max(group.numel for group in graph.groups)
     count = min(max(largest, _FEWEST_NUMBERS), most)
-    seconds, state = _step_of_optimizer(made, count, timer, device)
-    call, _ = _step_of_optimizer(made, 1, timer, device)
+    # An optimiser may draw random numbers, as for noise or rounding.
+    with preserved_rng():
+        seconds, state = _step_of_optimizer(made, count, timer, device)
+        call, _ = _step_of_optimizer(made, 1, timer, device)
     per_number = max(seconds - call, 0.0) / count
     return np.array(
         [per_number * g.numel + _TENSOR_SECONDS * len(g.parameters) for g in graph.groups]

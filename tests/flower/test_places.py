@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.serverapp.strategy import FedAvg
 from in_process_grid import InProcessGrid
-from small_federation import arrays_of, as_weights, plain_sgd, run
+from small_federation import arrays_of, as_weights, elastic_client, plain_sgd, run
+from small_federation import build as conv_net
 from torch import nn
 
 from fl_elastic import Budget
@@ -96,6 +98,33 @@ def test_the_fleet_reads_where_the_last_layer_cannot_see() -> None:
     assert places_of(as_weights(found)) and not places_of(as_weights(last))
     assert accuracy(model_of(found)) > 0.95
     assert accuracy(model_of(last)) < 0.6
+
+
+class AnyOrder(InProcessGrid):
+    """Gives the replies in an order of its own."""
+
+    def __init__(self, nodes: int, app_of: Any, seed: int) -> None:
+        super().__init__(nodes, app_of)
+        self._draw = np.random.default_rng(seed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        found = list(super().pull_messages(message_ids))
+        return [found[place] for place in self._draw.permutation(len(found))]
+
+
+def test_who_answers_first_does_not_decide_where_a_head_reads() -> None:
+    """On data without a best place, where it matters which examples are held out."""
+    places = set()
+    for seed in range(6):
+        fleet = {
+            node: elastic_client_app(lambda _, node=node: elastic_client(conv_net(), node))
+            for node in (1, 2, 3, 4)
+        }
+        strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto>40", plan="none"))
+        grid = AnyOrder(4, fleet.__getitem__, seed)
+        result = strategy.start(grid=grid, initial_arrays=arrays_of(conv_net()), num_rounds=1)
+        places.add(places_of(as_weights(result.arrays)))
+    assert len(places) == 1
 
 
 @pytest.mark.parametrize("places", ["input@grid2+1@grid2", "mirrored:input@grid2+1@grid2"])

@@ -81,6 +81,47 @@ def test_groups_of_an_optimizer_have_their_own_rates_in_probes_and_steps(
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01]
 
 
+class Noisy(torch.optim.SGD):
+    """Adds noise to each gradient, as Langevin dynamics does, or rounds it at random."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.add_(torch.randn_like(parameter.grad), alpha=0.01)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("closed_loop", [True, False])
+@pytest.mark.parametrize("memory", [None, 1e9])
+def test_an_optimizer_with_noise_draws_what_it_draws_in_a_plain_loop(
+    closed_loop: bool, memory: float | None
+) -> None:
+    """Trying it out to learn its costs takes no random numbers from the steps."""
+
+    def noisy(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return Noisy(parameters, lr=0.1)
+
+    model, batches = conv_net(), images(3)
+    plain = copy.deepcopy(model)
+    trainer = ElasticTrainer(
+        model, loss_fn, noisy, budget=Budget(memory=memory), policy="full",
+        options=TrainerOptions(timing=Timing(closed_loop=closed_loop)),
+    )  # fmt: skip
+    optimizer = noisy(plain.parameters())
+    for seed in range(2):
+        torch.manual_seed(seed)
+        trainer.fit(batches)
+        drawn = torch.get_rng_state()
+        torch.manual_seed(seed)
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss_fn(plain(inputs), targets).backward()
+            optimizer.step()
+        assert torch.equal(drawn, torch.get_rng_state())
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
 def test_costs_are_of_the_optimizer_that_closes_over_the_model() -> None:
     """Its state was counted as nothing, since the weight it was tried out on was not among its own."""
     model, batch = conv_net(), images(1)[0]
