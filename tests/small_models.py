@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from trainer_settings import settings_of
 
 from fl_elastic.budget import Budget
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, estimate_profile
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer
 
 Batch = tuple[Any, Any]

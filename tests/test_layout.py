@@ -25,6 +25,7 @@ FLOW = [
     ["settings"],
     ["named_models"],
     ["groups"],
+    ["optimizers"],
     ["ops"],
     ["profiling"],
     ["planning"],

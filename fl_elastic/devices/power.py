@@ -1,4 +1,4 @@
-"""Power supply of a device: mains or battery."""
+"""Power supply of a device: mains or battery. `fl_elastic.flower.node_config` decides whether it takes part."""
 
 from __future__ import annotations
 

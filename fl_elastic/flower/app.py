@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fl_elastic.errors import ArchiveError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.state.archive import archive_bytes, archive_of
-from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.training import SelectionState
 from fl_elastic.training.lean_start import without_compiler
-from fl_elastic.training.selection import SELECTION
-
-_SELECTION, _STATE = "fl_elastic.selection", "state"
 
 
 def elastic_client_app(
@@ -50,9 +42,7 @@ def elastic_client_app(
         arrays, config = read_instruction("train", message.content)
         client = _client_of(client_fn, context)
         reply = client.fit(arrays, config)
-        context.state[_SELECTION] = ConfigRecord(
-            {_STATE: archive_bytes(SELECTION, to_archive(client.state.selection))}
-        )
+        client.state.keep_in(context.state)
         return Message(as_asked(message.content, train_reply(*reply)), reply_to=message)
 
     @app.evaluate()
@@ -74,9 +64,5 @@ def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) 
     show_log()
     client = client_fn(context)
     client.run_on(context)
-    kept = context.state.get(_SELECTION)
-    said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
-    if isinstance(said, bytes):
-        with suppress(ArchiveError):
-            client.state.recall_selection(from_archive(SelectionState, archive_of(said, SELECTION)))
+    client.state.recall_from(context.state)
     return client

@@ -11,13 +11,13 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, not_borne
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
-from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
 from fl_elastic.flower.round_zero import HeadCheckpoint, Solved, with_closed_form_head
@@ -115,7 +115,7 @@ class AuxiliaryRounds:
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
         if config.sums_privacy is not None:
-            from fl_elastic.flower.secret_round_zero import with_private_head
+            from fl_elastic.flower.private_round_zero import with_private_head
 
             solved = with_private_head(
                 replies, weights, manifest, record, holds, config.sums_privacy

@@ -27,9 +27,9 @@ from fl_elastic.flower.tasks.train import Train
 from fl_elastic.flower.unlearning_request import UnlearningRequest
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import own_loss_or_cross_entropy
+from fl_elastic.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.training import FitReport, TrainerOptions
 from fl_elastic.training.evaluate import MetricsFn
 from fl_elastic.training.trainer import check_parts, eager
@@ -107,9 +107,9 @@ class ElasticClient(NumPyClient):
         Class of the device; the server counts coverage per class.
     state_dir : path-like, optional
         Folder for what is kept between rounds: cost profile, importance, the losses of the codec and, if the server
-        wants it, the model. A deployed client process lives for one message, so without a folder the first two are
-        computed anew in every round. No two clients may share a folder; `elastic_client_app` gives each node its
-        own.
+        wants it, the model. A deployed client process lives for one message, so without a folder the cost profile
+        is made anew in every round; `elastic_client_app` keeps importance in Flower's context. No two clients may
+        share a folder; `elastic_client_app` gives each node its own.
     client_id : str
         Name of this client; with the run's seed and the round it determines the seed of its random choices.
         `elastic_client_app` takes it from Flower's context. If left out, a digest of the client's data is used.

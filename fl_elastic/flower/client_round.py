@@ -23,8 +23,8 @@ from fl_elastic.groups.batch import ExampleCounter
 from fl_elastic.groups.forward import example_counter, map_tensors, tensor_bytes
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.losses import squared_outputs
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.training import (
     ElasticTrainer,

@@ -1,13 +1,18 @@
-"""What a client keeps from round to round: in memory, or in a folder if each message has its own process."""
+"""What a client keeps from round to round: in memory, or, if each message has its own process, in a folder.
+
+Without a folder such a process keeps in Flower's context the importance of groups alone.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import nn
 
@@ -15,7 +20,8 @@ from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, Updat
 from fl_elastic.planning import PolicyMemory
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
-from fl_elastic.state.codec import read_state, write_state
+from fl_elastic.state.archive import archive_bytes, archive_of
+from fl_elastic.state.codec import from_archive, read_state, to_archive, write_state
 from fl_elastic.state.files import remove_leftovers
 from fl_elastic.state.rows import delete
 from fl_elastic.training import SelectionState
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
+# Place in the state of Flower's context.
+_SELECTION, _STATE = "fl_elastic.selection", "state"
 
 
 # Profiles of clients without a folder: simulated clients are made anew for each message, in processes that stay.
@@ -156,10 +164,20 @@ class ClientState:
         except (OSError, ArchiveError):
             return SelectionState(known=False)
 
-    def recall_selection(self, earlier: SelectionState) -> None:
-        """Use what was remembered elsewhere, unless something is remembered here."""
-        if not self.selection.known:
-            self.selection = earlier
+    def keep_in(self, context: RecordDict) -> None:
+        """Keep the importance of groups in the state of Flower's context, which lasts for a run."""
+        archive = archive_bytes(SELECTION, to_archive(self.selection))
+        context[_SELECTION] = ConfigRecord({_STATE: archive})
+
+    def recall_from(self, context: RecordDict) -> None:
+        """Use the importance in the state of Flower's context, unless a folder holds some."""
+        kept = context.get(_SELECTION)
+        said = kept.get(_STATE) if isinstance(kept, ConfigRecord) else None
+        if self.selection.known or not isinstance(said, bytes):
+            return
+        # Nobody else writes there; if somebody did, importance is computed anew.
+        with suppress(ArchiveError):
+            self.selection = from_archive(SelectionState, archive_of(said, SELECTION))
 
     def forget_examples(self, request: str) -> None:
         """Forget what a policy remembers, and what earlier updates lost: both may come from these examples.

@@ -1,4 +1,4 @@
-"""How long a round may take."""
+"""How long a round may take, and how long the server waits for replies."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.given import is_real
+
+# Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.
+_GRACE = 1.5
 
 
 @dataclass(frozen=True)
@@ -63,3 +66,12 @@ class Deadline:
             return self.seconds
         inner = inner_times(times)
         return float(np.quantile(inner, self.quantile or 0.0)) if inner else None
+
+
+def reply_timeout(deadline: float | None) -> float | None:
+    """Return the seconds for which a server waits for the replies of a round; None to wait for all.
+
+    >>> reply_timeout(60.0), reply_timeout(None)
+    (90.0, None)
+    """
+    return None if deadline is None else deadline * _GRACE

@@ -16,8 +16,8 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
+from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_availability import Backoff
-from fl_elastic.flower.metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.checks import Limits

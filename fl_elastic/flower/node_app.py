@@ -1,13 +1,15 @@
-"""A ClientApp for real devices: it looks after the device by its node config, and trains any `ElasticClient`."""
+"""A ClientApp for real devices, which trains any `ElasticClient`.
+
+Around the training it takes no part while the battery is low (`NodeConfig.refusal`), sends the device's vitals,
+keeps a journal, and measures costs again when the device has become faster or slower.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
@@ -15,10 +17,11 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.devices.platform import processors
-from fl_elastic.devices.power import PowerSupply, power_supply
+from fl_elastic.devices.power import power_supply
 from fl_elastic.devices.vitals import vitals
 from fl_elastic.errors import ElasticError, FleetError
 from fl_elastic.flower.client import ElasticClient
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import (
     ERROR,
     as_asked,
@@ -50,104 +53,6 @@ _DRIFT, _DRIFT_ROUNDS = 1.5, 3
 _LOG = logging.getLogger("fl_elastic")
 
 
-@dataclass(frozen=True)
-class NodeConfig:
-    """What a node knows about itself; none of it comes from the server.
-
-    Parameters
-    ----------
-    partition : int
-        Number of its part of the data, if data are split by number.
-    state_dir : Path
-        Folder for what is kept between messages.
-    data_root : str, optional
-        Folder of the datasets.
-    name : str
-        Name for logs.
-    threads : int
-        Number of torch threads; 0 for the number that was measured to be fastest.
-    speedup, deadline : float, optional
-        The device's own budget for a round; with both, the tighter limit holds.
-    least_battery : float
-        Charge, from 0 to 1, below which the device takes no part in a round; 0 for no limit.
-    mains_only : bool
-        Whether it takes part only on mains power; if the power supply is unknown, it takes part.
-    stream_dir : Path, optional
-        State folder of a stream learner on this device, whose samples replace other data.
-    joining : str
-        Registered rule by which the global model is joined with that learner's model.
-    """
-
-    partition: int
-    state_dir: Path
-    data_root: str | None = None
-    name: str = ""
-    threads: int = 0
-    speedup: float | None = None
-    deadline: float | None = None
-    least_battery: float = 0.0
-    mains_only: bool = False
-    stream_dir: Path | None = None
-    joining: str = "measured"
-
-    @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> NodeConfig:
-        """Read Flower's node config.
-
-        Raises
-        ------
-        FleetError
-            If a setting is missing or invalid.
-        """
-        state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
-        if not state:
-            raise FleetError("node config lacks 'state-dir', the folder for what lasts")
-        return cls(
-            partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
-            state_dir=Path(state),
-            data_root=str(node_config.get("data-root", "")) or None,
-            name=str(node_config.get("node-name", "")),
-            threads=int(_number(node_config, "threads", 0.0, lowest=0) or 0),
-            speedup=_number(node_config, "speedup", None, lowest=1),
-            deadline=_number(node_config, "deadline", None, lowest=1e-9),
-            least_battery=_number(node_config, "least-battery", 0.0, lowest=0) or 0.0,
-            mains_only=bool(node_config.get("mains-only", False)),
-            stream_dir=Path(stream) if stream else None,
-            joining=str(node_config.get("joining", "measured")),
-        )
-
-    def refusal(self, supply: PowerSupply) -> str:
-        """Return why the node takes no part with this power supply; empty if it takes part.
-
-        >>> settings = NodeConfig(0, Path("state"), least_battery=0.3)
-        >>> settings.refusal(PowerSupply(on_mains=False, battery=0.2))
-        'the battery is at 20 %, its least is 30 %'
-        >>> settings.refusal(PowerSupply(on_mains=True, battery=0.2))
-        ''
-        """
-        if supply.on_mains is not False:
-            return ""
-        if self.mains_only:
-            return "the device is not on mains power"
-        if supply.battery is not None and supply.battery < self.least_battery:
-            return f"the battery is at {supply.battery:.0%}, its least is {self.least_battery:.0%}".replace(
-                "%", " %"
-            )
-        return ""
-
-
-def _number(
-    config: Mapping[str, Any], key: str, default: float | None, lowest: float
-) -> float | None:
-    value = config.get(key, default)
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value < lowest:
-        raise FleetError(f"node config {key} = {value!r} is not a number of at least {lowest:g}")
-    return float(value)
-
-
 def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
     """Return a ClientApp that looks after the device on which it runs.
 
@@ -175,7 +80,7 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
     >>> app = node_app(client_fn)
     """
 
-    def cared_for(config: dict[str, Any], context: Context) -> CaredFor:
+    def message_of(config: dict[str, Any], context: Context) -> NodeMessage:
         node = NodeConfig.of(context.node_config)
 
         def make(measure_again: bool) -> ElasticClient:
@@ -186,13 +91,13 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
                 client.forget_profile()
             return client
 
-        return CaredFor(node, config, make)
+        return NodeMessage(node, config, make)
 
-    return app_of(cared_for)
+    return app_of(message_of)
 
 
-def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientApp:
-    """Return a ClientApp that answers each message through the `CaredFor` of its config and context."""
+def app_of(message_of: Callable[[dict[str, Any], Context], NodeMessage]) -> ClientApp:
+    """Return a ClientApp that answers each message through the `NodeMessage` of its config and context."""
     app = ClientApp()
 
     @app.train()
@@ -209,7 +114,7 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
         arrays, config = read_instruction(kind, message.content)
         reply: RecordDict
         try:
-            node = cared_for(config, context)
+            node = message_of(config, context)
             reply = node.train(arrays) if kind == "train" else node.evaluate(arrays)
         except ElasticError as error:
             failed = {ERROR: str(error)}
@@ -222,7 +127,7 @@ def app_of(cared_for: Callable[[dict[str, Any], Context], CaredFor]) -> ClientAp
 
 
 @dataclass(frozen=True)
-class CaredFor:
+class NodeMessage:
     """A node in one message: everything around the training of its client.
 
     Parameters

@@ -13,14 +13,14 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.records import TrainReply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.readout.choice import Choice, Sample
 from fl_elastic.readout.chosen_reading import choose_reading
 from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place, Reading
-from fl_elastic.readout.trusted_samples import ABSURD, sizes_of_samples, weighed
+from fl_elastic.readout.sample_weights import LARGEST_BELIEVED, sizes_of_samples, weighed
 from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
 
@@ -199,10 +199,10 @@ def _believed(
     """Return the replies without absurdly large numbers, and their samples, larger ones with smaller weights."""
     sizes = sizes_of_samples([reply.sample for _, reply in found])
     for (node, _), size in zip(found, sizes, strict=True):
-        if size > ABSURD:
+        if size > LARGEST_BELIEVED:
             left_out(node, f"its numbers are {size**0.5:.3g} times as large as usual")
-    kept = [each for each, size in zip(found, sizes, strict=True) if size <= ABSURD]
-    return kept, weighed([reply.sample for _, reply in kept], sizes[sizes <= ABSURD])
+    kept = [each for each, size in zip(found, sizes, strict=True) if size <= LARGEST_BELIEVED]
+    return kept, weighed([reply.sample for _, reply in kept], sizes[sizes <= LARGEST_BELIEVED])
 
 
 def _agrees(

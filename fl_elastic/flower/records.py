@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
-from fl_elastic.flower.metrics import believed_metrics, left_out_of, warn_of_left_out
+from fl_elastic.flower.believed_metrics import believed_metrics, left_out_of, warn_of_left_out
 from fl_elastic.given import whole
 
 PACKED = "fl_elastic.packed"

@@ -20,7 +20,7 @@ from fl_elastic.closed_form.ridge import RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
 from fl_elastic.closed_form.wire import decode_head_sums
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.checks import Limits

@@ -206,7 +206,7 @@ class SecurePartialUpdates(LegacyStrategy):
         self, server_round: int, fixed: FixedPoint, results: list[_Fitted]
     ) -> Parameters | None:
         """Return the model with the head that the total of all sums gives; None if the total is invalid."""
-        from fl_elastic.flower.secret_round_zero import SUMS_OF, secret_head
+        from fl_elastic.flower.private_round_zero import SUMS_OF, secret_head
 
         # Rounds go on in any case: without a head they train as usual.
         self._fixed = None

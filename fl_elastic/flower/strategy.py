@@ -24,11 +24,11 @@ from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.deadline import Deadline, reply_timeout
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
-from fl_elastic.flower.fleet_cut import FrozenConsensus
+from fl_elastic.flower.frozen_consensus import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
 from fl_elastic.flower.preset import Settings, UnequalDevices
@@ -72,8 +72,6 @@ from fl_elastic.update.manifest import FROZEN_BASE, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
-# Factor of the deadline for which the server waits: the device's clock starts later, when it has the model.
-_GRACE = 1.5
 _QUARTER = Deadline(quantile=0.25)
 
 
@@ -273,8 +271,7 @@ class PartialUpdates(Strategy):
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
-        deadline = None if self._round is None else self._round.record.deadline
-        return None if deadline is None else deadline * _GRACE
+        return None if self._round is None else reply_timeout(self._round.record.deadline)
 
     def start(
         self,

@@ -21,10 +21,10 @@ from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.learner_snapshot import load_snapshot
+from fl_elastic.streaming.saved_learner import load_snapshot
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.update import Manifest
 

@@ -23,8 +23,8 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import squared_outputs
 from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
-from fl_elastic.streaming.learner_snapshot import LearnerSnapshot
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
+from fl_elastic.streaming.saved_learner import SavedLearner
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import ElasticTrainer, FitReport
@@ -107,7 +107,7 @@ class StreamData(RoundData):
     ----------
     settings : StreamSettings
         Settings that do not change.
-    seen : LearnerSnapshot
+    seen : SavedLearner
         The learner; its model is trained.
     position : StreamPosition
         Position in the stream at the last round.
@@ -116,14 +116,14 @@ class StreamData(RoundData):
     """
 
     settings: StreamSettings = field(kw_only=True)
-    seen: LearnerSnapshot = field(kw_only=True)
+    seen: SavedLearner = field(kw_only=True)
     position: StreamPosition = field(kw_only=True)
     joined: Joined | None = field(default=None, kw_only=True)
 
     one_pass: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, settings: StreamSettings, seen: LearnerSnapshot, manifest: Manifest) -> StreamData:
+    def of(cls, settings: StreamSettings, seen: SavedLearner, manifest: Manifest) -> StreamData:
         """Return the samples of a learner and the model that it saved.
 
         Raises
@@ -280,7 +280,7 @@ class StreamData(RoundData):
             )
 
 
-def _known(seen: LearnerSnapshot) -> tuple[int, ...]:
+def _known(seen: SavedLearner) -> tuple[int, ...]:
     """Return the labels for which the learner itself has rows."""
     stored = [label for label in seen.store.classes if label is not None]
     return tuple(
@@ -294,7 +294,7 @@ def _known(seen: LearnerSnapshot) -> tuple[int, ...]:
 class _Window:
     """A loader of the held-out window; it raises an error that says why if there is none."""
 
-    seen: LearnerSnapshot
+    seen: SavedLearner
 
     def __iter__(self) -> Iterator[Batch]:
         yield self.seen.held_out_batch()

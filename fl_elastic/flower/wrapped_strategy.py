@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
-from fl_elastic.flower.fleet_metrics import completed_metrics, mean_metrics
+from fl_elastic.flower.completed_metrics import completed_metrics, mean_metrics
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.strategy_parameters import parameters_of
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fl_elastic.ops.autograd import apply_function
-from fl_elastic.ops.bits import Layout, gate, pack_bits, unpack_bits
+from fl_elastic.ops.packed_masks import Layout, gate, pack_bits, unpack_bits
 
 _SAMPLE = 4096
 _WORTH_COMPRESSING = 0.25

@@ -1,4 +1,4 @@
-"""Typed entry to torch's custom functions."""
+"""Call a custom autograd function so that it keeps nothing where gradients are switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of policies, and their registry."""
+"""The interface of policies, and their registry; a published method has a folder in `fl_elastic.methods`."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from torch import nn
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.torch_private import BatchNorm
+from fl_elastic.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
 _REPEATS = 3

@@ -9,8 +9,8 @@ from functools import lru_cache
 import numpy as np
 
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
-from fl_elastic.profiling.blocked_maps import Ordered, ordered
 from fl_elastic.profiling.profile import Seconds
+from fl_elastic.profiling.reordered_copies import ReorderedBytes, reordered_bytes
 
 _FLOAT = 4
 # These operations pass the error gradient on unchanged, possibly in another shape.
@@ -76,7 +76,7 @@ def in_flight(
     sizes = [_FLOAT * float(math.prod(node.shape)) if node.shape else 0.0 for node in graph.nodes]
     first, storage, end = list(range(count)), list(range(count)), list(range(count))
     inference, last = 0.0, channels_last or (0,) * count
-    orders = [Ordered()] * count
+    orders = [ReorderedBytes()] * count
     for index, node in enumerate(graph.nodes):
         hands_on = node.name.startswith(_SAME_STORAGE)
         for below in node.inputs:
@@ -96,7 +96,7 @@ def in_flight(
                 # The position of each maximum, as eight bytes, is computed even if nobody needs it.
                 at_once += 2 * sizes[index]
             if "Convolution" in node.name:
-                orders[index] = each = ordered(graph, node, last[index], threads)
+                orders[index] = each = reordered_bytes(graph, node, last[index], threads)
                 at_once += each.inference
             inference = max(inference, at_once)
     started, ended, made = (np.zeros(count + 1) for _ in range(3))

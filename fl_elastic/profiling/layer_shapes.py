@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
-from fl_elastic.profiling.blocked_maps import is_transposed
+from fl_elastic.profiling.reordered_copies import is_transposed
 
 Size = tuple[int, int]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
-from fl_elastic.profiling.blocked_maps import is_transposed
 from fl_elastic.profiling.profile import Mask, Seconds
+from fl_elastic.profiling.reordered_copies import is_transposed
 
 
 def node_macs(graph: BackwardGraph) -> Seconds:

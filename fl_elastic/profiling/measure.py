@@ -22,10 +22,10 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.own_checkpoints import saved_by_step
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import CostProfile, Seconds, model_device, profile_key

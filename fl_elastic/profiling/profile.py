@@ -18,7 +18,7 @@ from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by
+from fl_elastic.optimizers import OptimizerFn, made_by
 
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 Seconds: TypeAlias = NDArray[np.float64]

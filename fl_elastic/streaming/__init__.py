@@ -1,6 +1,6 @@
 """Continual adaptation: a device that learns from its own stream."""
 
-from fl_elastic.streaming.closed_form import ClosedForm
+from fl_elastic.streaming.closed_form_options import ClosedForm
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector
 from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.latent import Latent

@@ -22,7 +22,10 @@ _LEAST_PART, _LEAST = 5, 10
 
 
 class DriftDetector(ABC):
-    """Watches the error of each sample: 0 or 1, or a loss."""
+    """Watches the errors of a model, sample by sample.
+
+    `fl_elastic.streaming.prequential` passes 1 for a wrong prediction and 0 for a right one.
+    """
 
     @abstractmethod
     def update(self, error: float) -> bool:

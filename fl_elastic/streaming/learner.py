@@ -17,12 +17,12 @@ from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.given import of_another_kind, whole
 from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Policy
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
-from fl_elastic.streaming.closed_form import ClosedForm
+from fl_elastic.streaming.closed_form_options import ClosedForm
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.forgetting import Forgotten
 from fl_elastic.streaming.guard import Guard
@@ -30,7 +30,6 @@ from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
-from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.prequential import NO_SUCH_SAMPLE, Prequential
 from fl_elastic.streaming.round_inbox import RoundInbox
@@ -38,6 +37,7 @@ from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.source_position import SourcePosition
 from fl_elastic.streaming.step_training import StepTraining
 from fl_elastic.streaming.store.sample_store import SampleStore
+from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.streaming.stream_options import Replay, StreamOptions
 from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
@@ -404,7 +404,12 @@ class StreamLearner:
         return True
 
     def save(self) -> bool:
-        """Save the state; return whether the disk took it. If not, the previous state is still there."""
+        """Save the state; return whether the disk took it. If not, the previous state is still there.
+
+        The order makes it safe to be killed at any point: first the store's waiting changes are written, then the
+        state file is replaced, then the log of events is cleared, which until then replays what the state lacks,
+        and at last the result of a federation's round is deleted that the state now holds.
+        """
         self._memory.settle()
         taken = self._folder.save(
             LearnerState(

@@ -1,4 +1,7 @@
-"""State of a learner that survives a restart: one file, written atomically."""
+"""State of a learner that survives a restart: one file beside its store, written atomically.
+
+`fl_elastic.streaming.learner.StreamLearner.save` says in which order store, state and log are written.
+"""
 
 from __future__ import annotations
 

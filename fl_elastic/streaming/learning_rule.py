@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fl_elastic.streaming.closed_form import SolvedHeadState
+from fl_elastic.streaming.closed_form_options import SolvedHeadState
 from fl_elastic.streaming.guard import Row, Score
-from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.round_inbox import RoundChange
+from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.training import SelectionState
 
 
@@ -129,7 +129,7 @@ class LearningRule(ABC):
     def adapt(self, memory: StreamMemory, progress: Progress) -> Adaptation | None:
         """Adapt the model, and undo this if it got worse; None if there is no labelled sample."""
 
-    def world_changed(self) -> None:  # noqa: B027
+    def drifted(self) -> None:  # noqa: B027
         """Discard what is out of date after a drift."""
 
     @abstractmethod

@@ -17,11 +17,11 @@ from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.learning_rule import LearningRule
-from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.stream_memory import StreamMemory
 
 _LOG = logging.getLogger("fl_elastic")
 # Factor by which the weight of a sample in the prequential accuracy falls with each next sample.
@@ -252,8 +252,8 @@ class Prequential:
             store = self._memory.store
             self._record.mark(progress.labelled, store.used_bytes, store.classes)
         if drift:
-            self._rule.world_changed()
-            self._memory.world_changed()
+            self._rule.drifted()
+            self._memory.drifted()
         self._learn_label(label)
         return correct, drift
 

@@ -1,4 +1,4 @@
-"""Sources of a stream and their readings: a CSV table, a folder of arrays, or lines over a socket."""
+"""The interface of a stream's sources, and their registry: a CSV table, a folder of arrays, lines over a socket."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
 SOURCES: Registry[Source] = Registry(
     "source",
     modules={
-        "csv": "fl_elastic.streaming.table_source",
+        "csv": "fl_elastic.streaming.csv_source",
         "dir": "fl_elastic.streaming.folder_source",
         "socket": "fl_elastic.streaming.socket_source",
     },

@@ -18,8 +18,8 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite, compute_loss, to_device
 from fl_elastic.groups.untouched import preserved_rng
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import Policy
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.classifier import Classifier
@@ -27,10 +27,10 @@ from fl_elastic.streaming.forgetting import dampen_body
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule, RuleState
-from fl_elastic.streaming.memory import StreamMemory
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundChange
+from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.streaming.stream_options import Replay, StreamOptions
 from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.training import ElasticTrainer, SelectionState
@@ -152,7 +152,7 @@ class StepTraining(LearningRule):
             before=before, after=after, undone=undone, **facts,
         )  # fmt: skip
 
-    def world_changed(self) -> None:
+    def drifted(self) -> None:
         """Discard the selection: importances date from before the drift."""
         self.selection = SelectionState()
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, tensor_groups
 from fl_elastic.groups.torch_private import checkpoint_hook, hooked
+from fl_elastic.optimizers import OptimizerFn, shadow_of
 from fl_elastic.planning.importance import Probe
-from fl_elastic.profiling.optimizers import OptimizerFn, shadow_of
 
 _OPTIMIZERS: dict[str, OptimizerFn] = {
     "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.05),

@@ -17,9 +17,9 @@ from fl_elastic.groups.torch_private import (
     uncompiled,
 )
 from fl_elastic.groups.trainable import flags_kept, trainable
+from fl_elastic.optimizers import moves_by_gradient
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StepGuard
-from fl_elastic.profiling.optimizers import moves_by_gradient
 from fl_elastic.training.frozen_norms import frozen_norms, held_in_eval
 
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.prefix import elastic_forward, measure_prefix
 from fl_elastic.profiling.profile import model_device, model_digest, profile_key, trainable_part
 from fl_elastic.training.options import TrainerOptions

@@ -13,11 +13,11 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.planning.request import STEP_GAIN_EXPONENT
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 

@@ -17,9 +17,9 @@ from fl_elastic.closed_form.head import ClosedFormHead
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.above_cut import passing_above_cut
 from fl_elastic.training.batches import first_batches, loader_size, refuse_iterator

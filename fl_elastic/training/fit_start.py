@@ -16,7 +16,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.held_state import Attributes, content_of, followers, put_content_back
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import has_gradient_hooks, own_buffers, writes_to
-from fl_elastic.profiling.optimizers import KeptOptimizer, moves_by_gradient, parts_of
+from fl_elastic.optimizers import KeptOptimizer, moves_by_gradient, parts_of
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import array_of
 

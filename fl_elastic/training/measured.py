@@ -15,10 +15,10 @@ from torch import nn
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.optimizers import OptimizerFn, made_by
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn, made_by
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import plan_applied, plan_guards
 

@@ -15,9 +15,9 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter
 from fl_elastic.groups.model_state import ModelState, wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
+from fl_elastic.optimizers import KeptOptimizer, OptimizerFn
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import KeptOptimizer, OptimizerFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import first_batches
 from fl_elastic.training.changes import changes, trained_parts

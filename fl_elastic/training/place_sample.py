@@ -1,4 +1,4 @@
-"""One short pass over data for ranking places: features at each place, and targets."""
+"""One short pass over data that ranks where in a model a head may read: features at each place, and targets."""
 
 from __future__ import annotations
 

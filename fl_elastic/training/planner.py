@@ -16,6 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.optimizers import shadow_of
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
@@ -24,7 +25,6 @@ from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.profiling.optimizers import shadow_of
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState

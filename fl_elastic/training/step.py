@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import outputs_and_loss
+from fl_elastic.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.code_bytes import code_is_loaded
-from fl_elastic.profiling.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
 from fl_elastic.training.batches import Judge
 from fl_elastic.training.evaluate import right_examples

@@ -20,15 +20,15 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter, is_summed
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
-from fl_elastic.planning import POLICIES, Plan, Policy
-from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.optimizers import (
+from fl_elastic.optimizers import (
     KeptOptimizer,
     OptimizerFn,
     adds_noise,
     check_callable,
 )
+from fl_elastic.planning import POLICIES, Plan, Policy
+from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import FitBatches
 from fl_elastic.training.budget_control import BudgetControl

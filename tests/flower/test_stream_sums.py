@@ -28,7 +28,7 @@ from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.losses import classification_loss
 from fl_elastic.streaming import ClosedForm, Guard, SampleStore, StreamLearner
 from fl_elastic.streaming.body import as_floats
-from fl_elastic.streaming.learner_snapshot import LearnerSnapshot, load_snapshot
+from fl_elastic.streaming.saved_learner import SavedLearner, load_snapshot
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest, load_weights
@@ -63,7 +63,7 @@ def no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise AssertionError("a pass over all samples")
 
-    monkeypatch.setattr(LearnerSnapshot, "every_sample", refused)
+    monkeypatch.setattr(SavedLearner, "every_sample", refused)
 
 
 @pytest.mark.usefixtures("no_pass")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fl_elastic.ops.bits import Layout, gate, pack_bits, unpack_bits
+from fl_elastic.ops.packed_masks import Layout, gate, pack_bits, unpack_bits
 
 SHAPES = st.lists(st.integers(0, 6), min_size=0, max_size=4)
 

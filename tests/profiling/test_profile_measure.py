@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from fl_elastic.errors import ProfileError, TrainingError
 from fl_elastic.groups import Mode, tensor_groups
 from fl_elastic.groups.forward import compute_loss
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.calibrate import nonnegative_fit
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.testing.probes import Snapshot
 

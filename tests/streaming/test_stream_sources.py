@@ -16,7 +16,7 @@ from slow_ones import slow_unless
 from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import RegistryError, StreamError
-from fl_elastic.streaming import table_source
+from fl_elastic.streaming import csv_source
 from fl_elastic.streaming.intake import checked_label
 from fl_elastic.streaming.sources import SOURCES, Reading, open_source
 
@@ -64,7 +64,7 @@ def test_lines_end_as_they_do_anywhere(
     expected = [([i], i % 2) for i in range(30)] + [([30], None)]
     # Whatever is read at once: the two bytes of an end may come apart.
     for part in (2**16, 1, 3):
-        monkeypatch.setattr(table_source, "_PART", part)
+        monkeypatch.setattr(csv_source, "_PART", part)
         readings = list(open_source(f"csv:{path}"))
         assert [(each.x.tolist(), each.y) for each in readings] == expected
     again = list(open_source(f"csv:{path}", after=readings[9].position))

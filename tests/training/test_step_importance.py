@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fl_elastic import Budget
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import compute_loss
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning.importance import Probe
 from fl_elastic.planning.importance.elastic import ElasticImportance
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.step_importance import StepImportance, _along
 

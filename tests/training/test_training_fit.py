@@ -31,7 +31,7 @@ from trainer_settings import free_probes, settings_of
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import (
     ElasticTrainer,

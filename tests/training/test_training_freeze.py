@@ -30,8 +30,8 @@ from small_models import (
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import Plan, PlanRequest
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training.apply_plan import frozen_outside
 

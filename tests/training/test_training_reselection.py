@@ -24,7 +24,7 @@ from trainer_settings import free_probes
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import Batch
-from fl_elastic.profiling.optimizers import OptimizerFn
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 from fl_elastic.training import trainer as trainer_module

@@ -1,6 +1,6 @@
 """Compute the sums from which a head in closed form is solved.
 
-`fl_elastic.flower.round_zero` collects the sums, `fl_elastic.flower.secret_round_zero` those that hide examples.
+`fl_elastic.flower.round_zero` collects the sums, `fl_elastic.flower.private_round_zero` those that hide examples.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class SolveHead(RoundTask):
     def answer(self, work: ClientRound) -> Answer:
         """Return the sums, packed; with noise, or as numbers for secure aggregation, if the task says so."""
         if self.fixed_point:
-            from fl_elastic.flower.secret_round_zero import secret_answer
+            from fl_elastic.flower.private_round_zero import secret_answer
 
             return secret_answer(work, self)
         if self.noise is not None:
-            from fl_elastic.flower.secret_round_zero import noisy_answer
+            from fl_elastic.flower.private_round_zero import noisy_answer
 
             return noisy_answer(work, self)
         from fl_elastic.closed_form.wire import encode_head_sums

@@ -24,8 +24,8 @@ from fl_elastic.methods.gradient_filter.patch_chain import PatchChain
 from fl_elastic.methods.gradient_filter.patches import CellGrid, patch_counts, patch_sums
 from fl_elastic.ops.activations import open_units
 from fl_elastic.ops.autograd import apply_function
-from fl_elastic.ops.bits import Layout, gate, pack_bits
 from fl_elastic.ops.geometry import ConvGeometry, Pair
+from fl_elastic.ops.packed_masks import Layout, gate, pack_bits
 
 
 def run_patch_chain(x: Tensor, chain: PatchChain) -> Tensor:

@@ -20,7 +20,7 @@ from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.methods.windows.proven_widths import prove_widths
 from fl_elastic.methods.windows.windowed import Narrow, windowed
 from fl_elastic.methods.windows.windows import Windows
-from fl_elastic.profiling.optimizers import alike
+from fl_elastic.optimizers import alike
 
 # Largest number of batches on which running statistics are recomputed after steps on windows.
 _MOST_PASSES = 8

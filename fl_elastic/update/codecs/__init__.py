@@ -1,1 +1,1 @@
-"""Codecs for the numbers of a partial update: one class each, found by name."""
+"""Codecs for the numbers of a partial update: one file each, listed by name in `fl_elastic.update.codecs.base`."""

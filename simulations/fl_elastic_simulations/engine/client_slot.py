@@ -27,8 +27,8 @@ from fl_elastic_simulations.engine.workload import (
 )
 from fl_elastic_simulations.scenario.scenario import Scenario
 from fl_elastic_simulations.scenario.sections import MethodSection
-from fl_elastic_simulations.unequal.clock import fits_memory
 from fl_elastic_simulations.unequal.fleet import Client
+from fl_elastic_simulations.unequal.outcome import fits_memory
 
 FEATURE_BYTES = 1 << 30
 """Most bytes of features that a simulated device keeps."""

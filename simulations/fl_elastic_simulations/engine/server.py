@@ -26,7 +26,6 @@ from fl_elastic.state.files import write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.manifest import places_of
-from fl_elastic_simulations.engine.away import on_fleet
 from fl_elastic_simulations.engine.charges import Charges
 from fl_elastic_simulations.engine.choosing import ChoosingCosts, measure_choosing
 from fl_elastic_simulations.engine.client import CHARGES, LATE, NO_DATA
@@ -36,6 +35,7 @@ from fl_elastic_simulations.engine.method_model import method_model
 from fl_elastic_simulations.engine.methods import method_strategy
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import ClientRound, RunResult
+from fl_elastic_simulations.engine.scenario_grid import on_fleet
 from fl_elastic_simulations.engine.supplied_grid import SuppliedGrid, on_a_cluster
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (

@@ -16,10 +16,10 @@ from fl_elastic.errors import DatasetError, ScenarioError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.profiling.profile import ProfileKey, profile_key
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import (

@@ -13,14 +13,15 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fl_elastic.flower.node_app import CaredFor, NodeConfig, app_of
+from fl_elastic.flower.node_app import NodeMessage, app_of
+from fl_elastic.flower.node_config import NodeConfig
 
 
-def _node(config: dict[str, Any], context: Context) -> CaredFor:
+def _node(config: dict[str, Any], context: Context) -> NodeMessage:
     # A client's process lives for one message, so modules are only imported where needed.
     from fl_elastic_simulations.fleet.node import ScenarioNode
 
-    return ScenarioNode(NodeConfig.of(context.node_config), config).cared_for()
+    return ScenarioNode(NodeConfig.of(context.node_config), config).message()
 
 
 client_app = app_of(_node)

@@ -8,7 +8,8 @@ from typing import Any
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.client import ElasticClient
-from fl_elastic.flower.node_app import CaredFor, NodeConfig, use_fastest_execution
+from fl_elastic.flower.node_app import NodeMessage, use_fastest_execution
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.losses import classification_loss
 from fl_elastic.training import Timing
@@ -31,9 +32,9 @@ class ScenarioNode:
     settings: NodeConfig
     config: dict[str, Any]
 
-    def cared_for(self) -> CaredFor:
+    def message(self) -> NodeMessage:
         """Return the object that answers the message."""
-        return CaredFor(
+        return NodeMessage(
             self.settings, self.config,
             lambda measure_again: self.client(measure_again=measure_again),
             case=str(self.config.get("method", "")),

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fl_elastic.errors import FleetError
-from fl_elastic.flower.node_app import NodeConfig
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic_simulations.scenario.sections import TrainingSection

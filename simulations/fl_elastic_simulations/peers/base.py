@@ -18,8 +18,8 @@ from fl_elastic.aggregation import AggregationRule
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
+from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.optimizers import OptimizerFn
 from fl_elastic.registry import Factories
 from fl_elastic.training.batches import loader_size
 from fl_elastic.update import PartialUpdate

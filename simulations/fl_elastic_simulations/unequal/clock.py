@@ -4,7 +4,7 @@ Simulated time is host seconds times the device's slowdown, plus bytes over band
 the same costs give the same clock on any machine, and many clients can share a host.
 
 Both scenarios (`fl_elastic_simulations.engine`) and other Flower apps (`UnequalGrid`) use these functions to decide
-which device is late, away or out of memory, and how long a round takes.
+how long a round takes and which device is late; `fl_elastic_simulations.unequal.outcome` decides the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Protocol
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.unequal.availability import Availability
 from fl_elastic_simulations.unequal.devices import Device
 
 # A deadline is often computed from the times that it is compared with: rounding must not decide.
@@ -100,15 +99,6 @@ def in_time(seconds: float, deadline: float | None) -> bool:
     return deadline is None or seconds <= deadline * (1 + _TOLERANCE)
 
 
-def fits_memory(needed_bytes: float, memory_bytes: float | None) -> bool:
-    """Return whether a device has enough memory; None is no limit.
-
-    >>> fits_memory(2e9, 1e9), fits_memory(2e9, None)
-    (False, True)
-    """
-    return memory_bytes is None or needed_bytes <= memory_bytes
-
-
 def round_seconds(
     arrivals: Iterable[float],
     *,
@@ -140,74 +130,29 @@ def round_seconds(
     return max((*arrivals, told, waited))
 
 
-class Outcome(StrEnum):
-    """Outcome of a message to a device."""
+class Clock(Protocol):
+    """The simulated time of a fleet."""
 
-    ANSWERED = "answered"
-    LATE = "late"
-    AWAY = "away"
-    OUT_OF_MEMORY = "out of memory"
-    FAILED = "failed"
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+
+    def wait_until(self, until: float) -> None:
+        """Advance time to ``until``, unless it is past."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """When the server hears of a device to which it has sent a message, and the outcome.
+@dataclass
+class SimulatedClock:
+    """A clock that only an `UnequalGrid` advances.
 
-    Parameters
+    Attributes
     ----------
-    arrival : float
-        Simulated time at which it hears.
-    outcome : Outcome
-        Whether a reply arrives, or what the server learns instead. The receiver decides by `in_time` what is late.
+    now : float
+        Simulated seconds since the start.
     """
 
-    arrival: float
-    outcome: Outcome
+    now: float = 0.0
 
-
-def answer(
-    sent: float,
-    cost: RoundCost,
-    availability: Availability,
-    *,
-    free: float = 0.0,
-    peak_bytes: float = 0.0,
-    memory_bytes: float | None = None,
-) -> Answer:
-    """Return when and how a device answers a message.
-
-    The device first completes earlier messages, then receives, computes and sends. If it goes away meanwhile, it
-    does not continue later, and the server learns this when it goes. If the message needs more memory than there
-    is, the server learns this when the device has received it.
-
-    Parameters
-    ----------
-    sent : float
-        Simulated time at which the message is sent.
-    cost : RoundCost
-        Cost of the message on the device.
-    availability : Availability
-        When the device can be reached.
-    free : float
-        Simulated time from which on the device is idle.
-    peak_bytes : float
-        Memory that the message needs.
-    memory_bytes : float, optional
-        Memory of the device.
-
-    Examples
-    --------
-    >>> cost, mornings = RoundCost(2.0, 1.0, 0.5), Availability(((0.0, 10.0),))
-    >>> answer(1.0, cost, mornings)
-    Answer(arrival=4.5, outcome=<Outcome.ANSWERED: 'answered'>)
-    >>> answer(7.0, cost, mornings).outcome, answer(1.0, cost, mornings, free=8.0).arrival
-    (<Outcome.AWAY: 'away'>, 10.0)
-    """
-    goes = availability.leaves(sent)
-    has_it = max(sent, free) + cost.downlink_seconds
-    done = max(sent, free) + cost.total
-    fits = fits_memory(peak_bytes, memory_bytes)
-    if goes <= sent or (done if fits else has_it) > goes:
-        return Answer(goes, Outcome.AWAY)
-    return Answer(done, Outcome.ANSWERED) if fits else Answer(has_it, Outcome.OUT_OF_MEMORY)
+    def wait_until(self, until: float) -> None:
+        """Advance time to ``until``, unless it is past."""
+        self.now = max(self.now, until)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
@@ -17,10 +16,9 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.incremental_grid import GridWrapper, IncrementalGrid
 from fl_elastic_simulations.unequal.availability import when_enough
 from fl_elastic_simulations.unequal.clock import (
-    Answer,
-    Outcome,
+    Clock,
     RoundCost,
-    answer,
+    SimulatedClock,
     in_time,
     round_cost,
     round_seconds,
@@ -28,6 +26,7 @@ from fl_elastic_simulations.unequal.clock import (
 from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
 from fl_elastic_simulations.unequal.fleet import Client, Fleet
 from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
+from fl_elastic_simulations.unequal.outcome import Answer, Outcome, answer
 from fl_elastic_simulations.unequal.partitions import partitions_of
 from fl_elastic_simulations.unequal.record import Row, save_rows
 
@@ -35,34 +34,6 @@ from fl_elastic_simulations.unequal.record import Row, save_rows
 _HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-
-
-class Clock(Protocol):
-    """The simulated time of a fleet."""
-
-    @property
-    def now(self) -> float:
-        """Simulated seconds since the start."""
-
-    def wait_until(self, until: float) -> None:
-        """Advance time to ``until``, unless it is past."""
-
-
-@dataclass
-class SimulatedClock:
-    """A clock that only an `UnequalGrid` advances.
-
-    Attributes
-    ----------
-    now : float
-        Simulated seconds since the start.
-    """
-
-    now: float = 0.0
-
-    def wait_until(self, until: float) -> None:
-        """Advance time to ``until``, unless it is past."""
-        self.now = max(self.now, until)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
-from fl_elastic.flower.node_app import NodeConfig
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.operations import Journal
 from fl_elastic.operations.journal import read_journal
 from fl_elastic.training import FitReport

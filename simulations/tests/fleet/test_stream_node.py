@@ -15,7 +15,7 @@ from real_processes import binary, environment, wait_until
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import StreamError
-from fl_elastic.flower.node_app import NodeConfig
+from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.named_models import build_model

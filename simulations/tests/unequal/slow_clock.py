@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fl_elastic_simulations.unequal.availability import Availability
-from fl_elastic_simulations.unequal.clock import Answer, Outcome, RoundCost
+from fl_elastic_simulations.unequal.clock import RoundCost
+from fl_elastic_simulations.unequal.outcome import Answer, Outcome
 
 
 def walked(

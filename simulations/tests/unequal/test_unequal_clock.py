@@ -11,13 +11,9 @@ from slow_clock import walked
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.availability import Availability
-from fl_elastic_simulations.unequal.clock import (
-    RoundCost,
-    answer,
-    round_cost,
-    round_seconds,
-)
+from fl_elastic_simulations.unequal.clock import RoundCost, round_cost, round_seconds
 from fl_elastic_simulations.unequal.devices import Device
+from fl_elastic_simulations.unequal.outcome import answer
 
 BOARD = Device("board", "A board", 8.0, 2**30, 2e6, 4e6, "made up")
 amounts = st.floats(min_value=0, max_value=1e12)

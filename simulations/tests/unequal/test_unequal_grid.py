@@ -27,10 +27,11 @@ from fl_elastic.errors import ScenarioError
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
-from fl_elastic_simulations.unequal.clock import Outcome, RoundCost
+from fl_elastic_simulations.unequal.clock import RoundCost
 from fl_elastic_simulations.unequal.costs import HostCost
 from fl_elastic_simulations.unequal.fleet import AvailabilitySection, CostSection
 from fl_elastic_simulations.unequal.measuring import RECORD
+from fl_elastic_simulations.unequal.outcome import Outcome
 
 
 class Watched(FedAvg):

@@ -1,4 +1,4 @@
-"""The view that a federation round has of a learner: its saved state and its store."""
+"""A stream's learner as it was last saved, from which a round of the federation trains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.closed_form import saved_sums
+from fl_elastic.streaming.closed_form_options import saved_sums
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled_weights import LabelledWeights
@@ -48,7 +48,7 @@ _NOTHING = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class LearnerSnapshot:
+class SavedLearner:
     """A learner as it was last saved; everything is a copy except the store, which is shared.
 
     Parameters
@@ -251,7 +251,7 @@ def load_snapshot(
     *,
     prepare: Prepare,
     seed: int = 0,
-) -> LearnerSnapshot:
+) -> SavedLearner:
     """Return a learner as it was last saved; close the snapshot's store afterwards.
 
     Parameters
@@ -290,7 +290,7 @@ def load_snapshot(
     for label in store.classes:
         if label is not None:
             classifier.learn(label)
-    return LearnerSnapshot(
+    return SavedLearner(
         classifier=classifier,
         saved=saved,
         progress=state.progress,

@@ -1,4 +1,4 @@
-"""The metrics of a client that a server believes: finite numbers under names that can be shown."""
+"""Which metrics of a client are believed, and which are left out: NaN, texts, names that cannot be shown."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
 )
-from fl_elastic.flower.secret_round_zero import SUMS_OF
+from fl_elastic.flower.private_round_zero import SUMS_OF
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
@@ -166,7 +166,7 @@ def test_a_total_of_no_examples_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who lies is not seen, but that somebody does."""
-    import fl_elastic.flower.secret_round_zero as module
+    import fl_elastic.flower.private_round_zero as module
 
     plain = module.as_vector
     monkeypatch.setattr(module, "as_vector", lambda sums: -plain(sums))
@@ -185,7 +185,7 @@ def test_sums_of_more_clients_than_the_workflow_has_room_for_are_refused(
 
 
 def test_noise_is_on_the_total_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    import fl_elastic.flower.secret_round_zero as module
+    import fl_elastic.flower.private_round_zero as module
 
     given: list[tuple[HeadSums, float]] = []
 

@@ -1,4 +1,4 @@
-"""Round zero in secret: sums with noise that hides single examples, or sums of which the server sees the total."""
+"""Private round zero: sums with noise that hides single examples, or of which the server sees only the total."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fl_elastic.closed_form.sums_privacy import (
 )
 from fl_elastic.closed_form.wire import layer_shape
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.metrics import believed_metrics
+from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.round_zero import Solved, bias_beside
 from fl_elastic.flower.tasks.task import Answer, read_answers

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fl_elastic.closed_form.trusted_sums import sizes_about_the_middle
 from fl_elastic.readout.choice import Sample
 
-ABSURD = 100.0
+LARGEST_BELIEVED = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""
 
 # Number of clients from which on it is known what is usual; and the largest weight of an example in usual ones.

@@ -20,7 +20,7 @@ _STRIDED = 1.5
 
 
 @dataclass(frozen=True)
-class Ordered:
+class ReorderedBytes:
     """Bytes of reordered copies at one convolution, as torch's allocations on an x86 processor show them.
 
     Attributes
@@ -38,9 +38,9 @@ class Ordered:
     training: float = 0.0
 
 
-def ordered(
+def reordered_bytes(
     graph: BackwardGraph, node: BackwardNode, channels_last: int = 0, threads: int = 1
-) -> Ordered:
+) -> ReorderedBytes:
     """Return the bytes of a convolution's reordered copies.
 
     A transposed layer runs the backward pass of the layer that it transposes, so its output takes the part of that
@@ -62,25 +62,25 @@ def ordered(
     given = [graph.nodes[below].shape for below in node.inputs]
     entering, leaving = (given[0] if given else ()), node.shape
     if len(leaving) < 3:
-        return Ordered()
+        return ReorderedBytes()
     turned = is_transposed(weight, entering, leaving)
     picture, features = (leaving, entering) if turned else (entering, leaving)
     strided = _places(picture) > _STRIDED * _places(features) > 0
     kernel, filters = max(weight[2:], default=2), float(_FLOAT * math.prod(weight))
     if kernel == 1 and not strided and threads == 1 and leaving[0] < _BLOCK:
-        return Ordered()
+        return ReorderedBytes()
     if _is_small(entering, leaving) and kernel <= _SMALL_KERNEL and not _is_depthwise(weight):
         columns = float(_FLOAT * math.prod(features[2:]) * math.prod(weight[1:]))
-        return Ordered(0.0, columns, columns)
+        return ReorderedBytes(0.0, columns, columns)
     if channels_last:
-        return Ordered(filters, filters, filters + _of_last(weight, entering))
+        return ReorderedBytes(filters, filters, filters + _of_last(weight, entering))
     there = float(_FLOAT * _there(picture, features, math.prod(weight)))
     back = float(_FLOAT * _back(picture, features, math.prod(weight), strided=strided))
     inference, passing = (back, there) if turned else (there, back)
     both = _blocked(features) + _blocked(picture) * (_channels(picture) > _FIRST_CHANNELS)
     if _is_depthwise(weight) and kernel > _SMALL_KERNEL:
         both = 0
-    return Ordered(
+    return ReorderedBytes(
         inference,
         passing,
         max(filters + _FLOAT * both, passing),

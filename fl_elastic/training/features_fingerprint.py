@@ -1,4 +1,4 @@
-"""A digest of what features at a cut depend on, so that features of another model are never used."""
+"""A digest of what kept features depend on, so that features of another model are never used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics of all clients of a round, some of which lack some."""
+"""Fill in metrics that some clients of a round did not send, by the mean over those that did."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from fl_elastic.losses import classification_loss
 from fl_elastic.state.archive import Kind, read_archive, write_archive
 from fl_elastic.streaming import Guard, SampleStore, Trigger
 from fl_elastic.streaming.body import as_floats
-from fl_elastic.streaming.learner_snapshot import (
-    LearnerSnapshot,
+from fl_elastic.streaming.saved_learner import (
+    SavedLearner,
     load_snapshot,
     open_store,
 )
@@ -24,7 +24,7 @@ from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
 
 
-def seen_of(folder: Path, outputs: int = 3) -> LearnerSnapshot:
+def seen_of(folder: Path, outputs: int = 3) -> SavedLearner:
     return load_snapshot(folder, net(outputs), classification_loss, prepare=as_floats)
 
 

@@ -201,7 +201,7 @@ class StreamMemory:
         for start in range(0, len(ids), _MOST_CHANGES):
             yield self.known(ids[start : start + _MOST_CHANGES])
 
-    def world_changed(self) -> None:
+    def drifted(self) -> None:
         """Release the held-out samples to the store after a drift: they are out of date."""
         self._let_go(self.recent.release())
 
