@@ -27,7 +27,7 @@ from small_models import (
 )
 from torch import nn
 from torch.nn.functional import cross_entropy
-from trainer_settings import free_probes, settings_of
+from trainer_settings import free_probes, settings_of, state_with
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
@@ -287,6 +287,26 @@ def test_a_deadline_is_held_and_leaves_no_time_for_another_step(
     assert deadline - spent < report.plan.predicted_step_seconds * (1 + 1e-9)
     trained = {name for _, plan in report.plans for name in plan.trained_parameters}
     assert trained == set(report.plan.trained_parameters)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_budgets_hold_by_predicted_seconds(seed: int) -> None:
+    """A step of the chain's head takes 6 s, one of everything 15."""
+    draw = np.random.default_rng(seed)
+    steps, per_step = int(draw.integers(16, 60)), float(draw.uniform(6.5, 14.5))
+    batches, model = vectors(steps), chain()
+    profile = flat_profile(model, batches[0])
+    full = profile.full_step_seconds
+    speedup = seed % 2 == 0
+    budget = Budget(speedup=full / per_step) if speedup else Budget(deadline=per_step * steps)
+    report = ElasticTrainer(
+        model, loss_fn, sgd, budget=budget, profile=profile, state=state_with(
+            ("6", "4", "2", "0"), [float(each) for each in draw.uniform(0.1, 1.0, 4)], [0] * 4, 0, 10_000,
+        ), options=TrainerOptions(full_update_every=0, timing=Timing(closed_loop=False)),
+    ).fit(batches)  # fmt: skip
+    # A speed-up holds on average: half a step may be overdrawn.
+    assert report.predicted_seconds <= per_step * steps + (full / 2 if speedup else 1e-6)
+    assert report.steps > 0 and len(report.plans) == 1
 
 
 @pytest.mark.parametrize("policy", ["elastic", "random", "joint", "tinytrain", "last_k"])
