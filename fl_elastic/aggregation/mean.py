@@ -196,7 +196,9 @@ class PartialMean:
     def _combined(self, base: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float64]]:
         """Return the deltas of a rule that looks at all updates of the round."""
         if isinstance(self._rule, JointRule):
-            return self._rule.together(base, [(self._normalised(each), w) for each, w in self._kept])
+            return self._rule.together(
+                base, [(self._normalised(each), w) for each, w in self._kept]
+            )
         return self._robust(self._rule) if isinstance(self._rule, RobustRule) else {}
 
     def _normalised(self, update: PartialUpdate) -> PartialUpdate:

@@ -155,6 +155,6 @@ def _refuse_other_inputs(data: str, loader: Iterable[Batch], wanted: tuple[int, 
     found = next((batch_shape(batch)[1:] for batch in loader), wanted)
     if found != wanted:
         raise ModelError(
-            f"data {data!r}: inputs are of shape {','.join(map(str, found))}, not {wanted}: use its shape as --input, "
-            "or leave that out"
+            f"data {data!r}: inputs are of shape {','.join(map(str, found))}, not {wanted}: give that as --input, or "
+            "leave it out"
         )

@@ -247,7 +247,9 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
     said = _examples(metrics, weight_key)
     examples = whole(said)
     if examples is None or not 0 < examples <= max_examples:
-        raise UpdateError(f"{weight_key} is {said!r}, expected a whole number from 1 to {max_examples}")
+        raise UpdateError(
+            f"{weight_key} is {said!r}, expected a whole number from 1 to {max_examples}"
+        )
     alike = _called_alike(metrics)
     named = {**_short_names(alike), **alike}
     if "loss" not in named:

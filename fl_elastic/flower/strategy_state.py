@@ -69,7 +69,7 @@ def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
     """
     facts: dict[str, Any] = {}
     state: dict[str, NDArray[Any]] = {}
-    for where, name, value in _attributes(strategy):
+    for where, value in _attributes(strategy):
         if isinstance(value, Remembering):
             kept = to_archive(value.to_state())
             facts[where] = kept.facts
@@ -87,13 +87,13 @@ def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
 
 def numbers_in(strategy: Strategy) -> dict[str, float]:
     """Return the numbers in the attributes of a strategy and of those it wraps, by attribute path."""
-    return {where: float(value) for where, _, value in _attributes(strategy) if _is_number(value)}
+    return {where: float(value) for where, value in _attributes(strategy) if _is_number(value)}
 
 
 def _attributes(
     strategy: Strategy, path: str = "", around: tuple[Strategy, ...] = ()
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, name and value of each attribute that may be state, except those that are strategies."""
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each attribute that may be state, except those that are strategies."""
     around, keeps = (*around, strategy), getattr(strategy, "keeps", None)
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
@@ -102,7 +102,7 @@ def _attributes(
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
                 yield from _attributes(value, f"{where}.", around)
         elif keeps is None or name in keeps:
-            yield where, name, value
+            yield where, value
 
 
 def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:

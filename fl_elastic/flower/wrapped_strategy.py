@@ -134,9 +134,7 @@ def _innermost(inner: Strategy) -> list[Strategy]:
     found = chain(inner)
     place = {id(strategy): index for index, strategy in enumerate(found)}
     return [
-        each
-        for each in found
-        if all(place[id(held)] <= place[id(each)] for held in _held_by(each))
+        each for each in found if all(place[id(held)] <= place[id(each)] for held in _held_by(each))
     ]
 
 

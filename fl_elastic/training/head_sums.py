@@ -237,7 +237,9 @@ def _pass_over(
                 if odds is None or not (odds or settled or rows.may_be_shares):
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
-                    settled = loss_fn is None or rows.classes or rows.differ and not rows.may_be_shares
+                    settled = (
+                        loss_fn is None or rows.classes or (rows.differ and not rows.may_be_shares)
+                    )
                 if odds and not rows.may_be_shares:
                     raise TrainingError(
                         "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and other "

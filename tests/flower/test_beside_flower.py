@@ -33,7 +33,15 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from in_process_grid import InProcessGrid
-from small_federation import Around, Weights, arrays_of, as_weights, assert_close, assert_identical, run
+from small_federation import (
+    Around,
+    Weights,
+    arrays_of,
+    as_weights,
+    assert_close,
+    assert_identical,
+    run,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 

@@ -33,8 +33,8 @@ from fl_elastic.flower._compat import NumPyClient, bytes_to_ndarray
 from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_round import ClientRound
 from fl_elastic.flower.records import ERROR, PACKED, instruction
-from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.flower.tasks.describe import Describe
+from fl_elastic.flower.tasks.task import config_key
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.streaming import SampleStore, StreamLearner
@@ -250,7 +250,9 @@ def test_what_a_round_takes_is_said_for_the_servers_epochs(asked: float | None) 
     config = {} if asked is None else {"local-epochs": asked}
     said = client.evaluate([], {**Describe().to_config(), **config})[2]
     trained = client.fit([packed_model(build())], {PACKED: True, **config})[2]
-    assert Capabilities.from_metrics(said).steps == trained["requested-steps"] == (9 if asked else 6)
+    assert (
+        Capabilities.from_metrics(said).steps == trained["requested-steps"] == (9 if asked else 6)
+    )
 
 
 @pytest.mark.parametrize("epochs", [1.5, "many", 0, float("nan")])

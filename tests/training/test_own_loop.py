@@ -214,7 +214,9 @@ def test_batches_without_examples_are_left_out_of_a_plan(policy: str) -> None:
     options = TrainerOptions(timing=Timing(clock="cpu"))
     states = [SelectionState(), SelectionState()]
     plans = [
-        plan_for(network(), LOSS, each, budget=Budget(), policy=policy, options=options, state=state)
+        plan_for(
+            network(), LOSS, each, budget=Budget(), policy=policy, options=options, state=state
+        )
         for each, state in zip((data, with_them), states, strict=True)
     ]
     assert plans[0].trained_parameters == plans[1].trained_parameters
