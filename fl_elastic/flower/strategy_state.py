@@ -20,6 +20,7 @@ from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
 _OBJECT = "!object!"
+_MOST = 2**53
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -97,6 +98,8 @@ def _attributes(
     around, keeps = (*around, strategy), getattr(strategy, "keeps", None)
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
+        if name.startswith("__"):
+            continue
         if isinstance(value, Strategy):
             # Not those of a strategy that says what it keeps, of which the inner one is public.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
@@ -110,7 +113,10 @@ def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number))
+    # Larger whole numbers, such as seeds, have no exact place among the doubles.
+    if isinstance(value, (int, np.integer)):
+        return abs(int(value)) <= _MOST
+    return isinstance(value, (float, np.floating))
 
 
 def _all_arrays(values: Iterable[object]) -> bool:
