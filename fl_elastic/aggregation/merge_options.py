@@ -31,7 +31,7 @@ class MergeOptions:
         contributors are needed. 0 assumes none.
     size_bound : float
         `PartialUpdates` shortens a client's change of a tensor to this multiple of the usual change
-        (`UpdateNormClipper`); infinite for no bound.
+        (`ChangeClipper`); infinite for no bound.
 
     Raises
     ------

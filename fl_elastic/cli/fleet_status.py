@@ -69,7 +69,7 @@ def _table(found: Sequence[NodeStatus]) -> Table:
         box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, show_edge=False, pad_edge=False
     )
     table.add_column("node", overflow="fold")
-    for name in ("state", "since, UTC", "round", "step", "heat", "coverage", "disk free"):
+    for name in ("state", "since, UTC", "round", "step", "temp.", "coverage", "disk free"):
         table.add_column(name)
     colours = {"online": "green", "offline": "red", "revoked": "dim", "unknown": "yellow"}
     for each in found:

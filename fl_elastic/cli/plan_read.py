@@ -154,7 +154,7 @@ def _refuse_other_inputs(data: str, loader: Iterable[Batch], wanted: tuple[int, 
     """Raise ModelError if the first input tensor of a loader has examples of another shape."""
     found = next((batch_shape(batch)[1:] for batch in loader), wanted)
     if found != wanted:
+        shape = ",".join(map(str, found))
         raise ModelError(
-            f"data {data!r}: inputs are of shape {','.join(map(str, found))}, not {wanted}: use its shape as --input, "
-            "or leave that out"
+            f"data {data!r}: inputs are of shape {shape}, not {wanted}: give that as --input, or leave it out"
         )

@@ -119,7 +119,8 @@ class ElasticClient(NumPyClient):
         pass over all data does not meet their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; their means over the examples
-        are sent to the server. A collection of torchmetrics computes them for all examples together. Accuracy is sent too, if outputs are class scores and targets are classes.
+        are sent to the server. A collection of torchmetrics computes them for all examples together. Accuracy is
+        sent too, if outputs are class scores and targets are classes.
 
     Attributes
     ----------

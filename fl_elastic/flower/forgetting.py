@@ -21,8 +21,9 @@ from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.checks import Limits
+from fl_elastic.update.dampening import dampening
 from fl_elastic.update.manifest import Manifest, WeightDict
-from fl_elastic.update.squared_gradients import SquaredGradients, dampening, decode_squares
+from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares
 
 _LOG = logging.getLogger("fl_elastic")
 _WISH = re.compile(r"[0-9a-f]{16,64}")
@@ -170,7 +171,7 @@ def dampened(
     wishes : mapping of int to str
         Nodes whose examples may be forgotten, with their requests.
     alpha : float or None
-        See `fl_elastic.update.squared_gradients.dampening`.
+        See `fl_elastic.update.dampening.dampening`.
     """
     found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
     record.accepted += [sent.reply for sent in found]

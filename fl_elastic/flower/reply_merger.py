@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
+from fl_elastic.aggregation.change_clipper import ChangeClipper
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
@@ -49,7 +49,7 @@ class ReplyMerger:
         Keeps which versions clients hold.
     limits : Limits
         Bounds of the counts that are believed.
-    sizes : UpdateNormClipper
+    sizes : ChangeClipper
         Shortens changes that are too large, unless added noise has to cover them all.
     late : dict of int to Message
         The newest update of an earlier round by node. It is merged once all replies are in, and only if the node
@@ -65,7 +65,7 @@ class ReplyMerger:
     fleet: ClientRegistry
     downlink: Downlink
     limits: Limits
-    sizes: UpdateNormClipper
+    sizes: ChangeClipper
     late: dict[int, tuple[int, Message]] = field(default_factory=dict)
     doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 

@@ -20,7 +20,7 @@ from fl_elastic.aggregation import (
     PartialMean,
     ServerOptimizer,
 )
-from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper
+from fl_elastic.aggregation.change_clipper import ChangeClipper
 from fl_elastic.errors import RegistryError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
@@ -89,7 +89,7 @@ class PartialUpdates(Strategy):
     because they would escape its noise. Integer buffers keep the server's value.
 
     Claims of clients are bounded by what the model, the fleet and earlier rounds make possible: changes many times
-    larger than usual are shortened (`UpdateNormClipper`), a silent node is not waited for in every round
+    larger than usual are shortened (`ChangeClipper`), a silent node is not waited for in every round
     (`ClientAvailability`), and the previous model is restored if the reported losses jump (`DivergenceRollback`). A
     server optimiser that multiplies the clients' change moves a model with running statistics no further than they
     did. Under differential privacy sizes and losses are ignored, because the noise does not cover decisions that
@@ -205,7 +205,7 @@ class PartialUpdates(Strategy):
         self.server_optimizer = settings.server_optimizer
         self.average = settings.average
         self.guard = DivergenceRollback()
-        self.sizes = UpdateNormClipper(self.merge.size_bound)
+        self.sizes = ChangeClipper(self.merge.size_bound)
         self.solved = HeadCheckpoint(self._undo)
         self._auxiliary = AuxiliaryRounds(
             self.fleet, self.downlink, self.limits, self.solved, self._tell

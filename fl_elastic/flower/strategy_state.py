@@ -20,6 +20,7 @@ from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
 _OBJECT = "!object!"
+_MOST = 2**53
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -69,7 +70,7 @@ def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
     """
     facts: dict[str, Any] = {}
     state: dict[str, NDArray[Any]] = {}
-    for where, name, value in _attributes(strategy):
+    for where, value in _attributes(strategy):
         if isinstance(value, Remembering):
             kept = to_archive(value.to_state())
             facts[where] = kept.facts
@@ -87,22 +88,24 @@ def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
 
 def numbers_in(strategy: Strategy) -> dict[str, float]:
     """Return the numbers in the attributes of a strategy and of those it wraps, by attribute path."""
-    return {where: float(value) for where, _, value in _attributes(strategy) if _is_number(value)}
+    return {where: float(value) for where, value in _attributes(strategy) if _is_number(value)}
 
 
 def _attributes(
     strategy: Strategy, path: str = "", around: tuple[Strategy, ...] = ()
-) -> Iterator[tuple[str, str, Any]]:
-    """Yield path, name and value of each attribute that may be state, except those that are strategies."""
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each attribute that may be state, except those that are strategies."""
     around, keeps = (*around, strategy), getattr(strategy, "keeps", None)
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
+        if name.startswith("__"):
+            continue
         if isinstance(value, Strategy):
             # Not those of a strategy that says what it keeps, of which the inner one is public.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
                 yield from _attributes(value, f"{where}.", around)
         elif keeps is None or name in keeps:
-            yield where, name, value
+            yield where, value
 
 
 def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
@@ -110,7 +113,10 @@ def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number))
+    # Larger whole numbers, such as seeds, have no exact place among the doubles.
+    if isinstance(value, (int, np.integer)):
+        return abs(int(value)) <= _MOST
+    return isinstance(value, (float, np.floating))
 
 
 def _all_arrays(values: Iterable[object]) -> bool:

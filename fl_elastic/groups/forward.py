@@ -343,8 +343,12 @@ def weighs_classes(loss_fn: LossFn) -> bool:
 
     >>> weighs_classes(nn.CrossEntropyLoss(torch.tensor([1.0, 9.0]))), weighs_classes(cross_entropy)
     (True, False)
+    >>> weighs_classes(nn.BCEWithLogitsLoss(pos_weight=torch.tensor([9.0])))
+    True
     """
-    weight = _setting(loss_fn, "weight", None)
+    weight, positive = (_setting(loss_fn, name, None) for name in ("weight", "pos_weight"))
+    if isinstance(positive, Tensor) and bool((positive != 1).any()):
+        return True
     return isinstance(weight, Tensor) and weight.ndim == 1 and bool((weight != weight[0]).any())
 
 

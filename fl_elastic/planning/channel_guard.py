@@ -1,4 +1,7 @@
-"""Keeps the channels that a plan does not train unchanged, whatever momentum and weight decay do."""
+"""Keeps the channels that a plan does not train unchanged, whatever momentum and weight decay do.
+
+`fl_elastic.training.still_parameters` keeps whole parameters.
+"""
 
 from __future__ import annotations
 

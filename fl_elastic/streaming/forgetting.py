@@ -88,7 +88,7 @@ def dampen_body(
     held_out : collection of Row
         Further samples that count among the others.
     alpha : float or None
-        See `fl_elastic.update.squared_gradients.dampening`.
+        See `fl_elastic.update.dampening.dampening`.
     seed : int
         Seed for drawing from the other samples if there are many.
 

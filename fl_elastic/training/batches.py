@@ -18,6 +18,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import ExampleCounter, as_pair, drawn_examples, length_of
 from fl_elastic.groups.forward import batch_shape, to_device
+from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.profiling.clock import Clock
 
 _LOG = logging.getLogger("fl_elastic")
@@ -157,13 +158,15 @@ def loader_size(
                 ends=False,
             )
         sizes, empty, began = [], 0, clock()
-        for _, counting, size in islice(counter.over(loader), _MOST_BATCHES + 1):
-            sizes.append(size)
-            empty += not counting
-            taken = clock() - began
-            if taken > _SHARE_FOR_COUNTING * seconds:
-                most = math.ceil(seconds * len(sizes) / taken)
-                return LoaderSize(max(most, 1), sum(sizes), known=False, ends=False)
+        # A shuffled loader draws random numbers, which are those of training.
+        with preserved_rng():
+            for _, counting, size in islice(counter.over(loader), _MOST_BATCHES + 1):
+                sizes.append(size)
+                empty += not counting
+                taken = clock() - began
+                if taken > _SHARE_FOR_COUNTING * seconds:
+                    most = math.ceil(seconds * len(sizes) / taken)
+                    return LoaderSize(max(most, 1), sum(sizes), known=False, ends=False)
         if len(sizes) > _MOST_BATCHES:
             raise TrainingError(
                 f"the loader does not know its length and gave more than {_MOST_BATCHES} batches: bound an epoch, "

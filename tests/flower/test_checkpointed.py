@@ -94,6 +94,7 @@ class Halving(FedAvgM):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._privately, self.waited, self.last = 1, False, None
+        self.seed, self.phase = 2**2000, np.complex64(1j)
         self.seen: list[dict[str, Any]] = []
 
     def configure_train(

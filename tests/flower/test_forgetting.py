@@ -42,12 +42,8 @@ from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.squared_gradients import (
-    SquaredGradients,
-    dampening,
-    decode_squares,
-    encode_squares,
-)
+from fl_elastic.update.dampening import dampening
+from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares, encode_squares
 
 NODES, CLASSES, ALPHA = 4, 5, 2.0
 Batch = tuple[torch.Tensor, torch.Tensor]

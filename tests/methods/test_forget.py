@@ -17,7 +17,7 @@ from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.losses import classification_loss
 from fl_elastic.methods.dampening.forget import SquaredGradients, dampen, forget, squared_gradients
 from fl_elastic.named_models import build_model
-from fl_elastic.update.squared_gradients import alpha_by_share, dampening
+from fl_elastic.update.dampening import alpha_by_share, dampening
 
 Batch = tuple[Tensor, Tensor]
 

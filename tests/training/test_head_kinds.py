@@ -463,3 +463,14 @@ def test_weights_of_classes_which_no_head_in_closed_form_has_are_said(
             nn.Linear(FEATURES, CLASSES), data, loss_fn=nn.CrossEntropyLoss(torch.tensor(weights))
         )
     assert ("weights its classes" in caplog.text) == (len(set(weights)) > 1)
+
+
+@pytest.mark.parametrize("weight", [1.0, 9.0])
+def test_a_loss_that_weighs_what_is_there_is_said_to_be_another(
+    weight: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(4)
+    inputs, labels = torch.randn(40, FEATURES), torch.randint(0, 2, (40, CLASSES)).float()
+    loss = nn.BCEWithLogitsLoss(pos_weight=torch.full((CLASSES,), weight))
+    solve_head(nn.Linear(FEATURES, CLASSES), in_batches(inputs, labels), loss_fn=loss)
+    assert ("weights its classes" in caplog.text) == (weight != 1.0)

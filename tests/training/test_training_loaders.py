@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from plain_loop import plain_steps
 from small_models import (
     Batch,
     Reiterable,
@@ -71,6 +72,28 @@ def test_loaders_of_every_kind_train_alike(kind: str, last: int) -> None:
     assert same_weights(weights_of(plain), model)
     if kind != "re-iterable with length":
         assert report.num_examples == 24 + last
+
+
+class Shuffled(IterableDataset[Any]):
+    """Gives examples in a random order, with random noise, and does not say how many there are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        inputs, targets = (torch.cat(each) for each in zip(*vectors(3), strict=True))
+        for place in torch.randperm(len(targets)).tolist():
+            yield inputs[place] + 0.1 * torch.randn(inputs.shape[1]), targets[place]
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(deadline=600.0)])
+def test_counting_a_loader_takes_no_random_numbers_from_the_steps(budget: Budget) -> None:
+    loader, model = DataLoader(Shuffled(), batch_size=5), chain()
+    plain = deepcopy(model)
+    torch.manual_seed(2)
+    ElasticTrainer(model, loss_fn, sgd, budget=budget, policy="full").fit(loader, epochs=2)
+    torch.manual_seed(2)
+    optimizer = sgd(plain.parameters())
+    for _ in range(2):
+        plain_steps(plain, optimizer, loader)
+    assert same_weights(dict(plain.state_dict()), model)
 
 
 def test_a_loader_may_say_itself_how_many_examples_it_has() -> None:

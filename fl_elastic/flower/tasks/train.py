@@ -53,7 +53,7 @@ class Train(RoundTask):
         return False
 
     def answer(self, work: ClientRound) -> Answer:
-        """Train; return the update."""
+        """Train with a new optimiser, without momentum from earlier rounds; return the update."""
         client, data = work.client, work.data
         if client.unlearning.pending:
             client.state.forget_examples(client.unlearning.digest(client.client_id))

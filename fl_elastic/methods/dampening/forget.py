@@ -1,4 +1,4 @@
-"""Make a model forget examples without training (see `fl_elastic.update.squared_gradients`)."""
+"""Make a model forget examples without training; `fl_elastic.update.dampening` is the rule which weights shrink."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.batches import refuse_nothing, within
-from fl_elastic.update.squared_gradients import SquaredGradients, dampening
+from fl_elastic.update.dampening import dampening
+from fl_elastic.update.squared_gradients import SquaredGradients
 
 
 def squared_gradients(
@@ -187,7 +188,7 @@ def dampen(
 ) -> dict[str, int]:
     """Shrink weights that matter more to the forgotten examples than to all; return their number by tensor.
 
-    See `fl_elastic.update.squared_gradients.dampening` for the rule and the meaning of its numbers.
+    See `fl_elastic.update.dampening.dampening` for the rule and the meaning of its numbers.
 
     Parameters
     ----------

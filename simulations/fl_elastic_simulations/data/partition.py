@@ -1,4 +1,4 @@
-"""Partitions: split a dataset's indices over clients.
+"""Partitions: split a dataset over clients, independently of their speed or with labels only slow devices hold.
 
 flwr-datasets is not used: version 0.6.1 was tried with flwr 1.41 and numpy 2.4. Its DirichletPartitioner and
 NaturalIdPartitioner work without a network on arrays in memory, but only wrapped in a Hugging Face

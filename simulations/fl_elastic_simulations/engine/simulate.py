@@ -28,7 +28,7 @@ from fl_elastic_simulations.engine.summary import summarise
 from fl_elastic_simulations.engine.supplied_grid import on_a_cluster
 from fl_elastic_simulations.engine.workload import scenario_dataset
 from fl_elastic_simulations.report.page import write_page
-from fl_elastic_simulations.unequal.partitions import partitions_of
+from fl_elastic_simulations.unequal.node_partitions import partitions_of
 
 # Between two pages of a run that goes on: writing the demo's takes 0.2 s, and 0.5 s the first time.
 _SHOWN_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Published federated methods to compare with, each as the local training of one client."""
+"""Published federated methods to compare with, one file each, imported here: the local training of one client."""
 
 from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.fedel import FedEl

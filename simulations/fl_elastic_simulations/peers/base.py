@@ -1,4 +1,4 @@
-"""The task and the result of a peer, the interface of peers, and their registry."""
+"""The interface of peers (published rival methods), their task and result, and their registry."""
 
 from __future__ import annotations
 

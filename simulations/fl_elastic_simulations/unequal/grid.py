@@ -26,8 +26,8 @@ from fl_elastic_simulations.unequal.clock import (
 from fl_elastic_simulations.unequal.costs import CostOf, HostCost, charged, size_of
 from fl_elastic_simulations.unequal.fleet import Client, Fleet
 from fl_elastic_simulations.unequal.measuring import RECORD, Figures, Measured
+from fl_elastic_simulations.unequal.node_partitions import partitions_of
 from fl_elastic_simulations.unequal.outcome import Answer, Outcome, answer
-from fl_elastic_simulations.unequal.partitions import partitions_of
 from fl_elastic_simulations.unequal.record import Row, save_rows
 
 # Flower's error codes: of the host, of the app, and of a node that is unavailable.

@@ -32,7 +32,7 @@ _EARLY = ".early."
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of an `UpdateNormClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
+    """State of an `ChangeClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]
@@ -44,7 +44,7 @@ class UsualSizes:
                     raise ValueError(f"sizes {sizes[:3]} of {name[:80]!r} are no sizes")
 
 
-class UpdateNormClipper:
+class ChangeClipper:
     """Shortens a client's change of a parameter that is many times larger than usual for the tensor.
 
     The size of a change is the root of its mean square. The usual size is the largest of the last five rounds,
@@ -70,7 +70,7 @@ class UpdateNormClipper:
     Examples
     --------
     >>> manifest = Manifest(("w",), ((1,),), ("float32",), (Role.PARAMETER,))
-    >>> bounds, base = UpdateNormClipper(10.0), {"w": np.array([1.0])}
+    >>> bounds, base = ChangeClipper(10.0), {"w": np.array([1.0])}
     >>> updates = [PartialUpdate({"w": np.array([x])}, {"w": 1}, num_examples=1) for x in (0.1, 0.1, 0.1, 9e29)]
     >>> held = [each for each in updates if bounds.doubted(each, manifest, base)]
     >>> for update in held:

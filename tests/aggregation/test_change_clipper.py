@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_elastic.aggregation.update_norm_clipper import UpdateNormClipper, UsualSizes
+from fl_elastic.aggregation.change_clipper import ChangeClipper, UsualSizes
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -26,12 +26,12 @@ def update(**values: float) -> PartialUpdate:
     return PartialUpdate(deltas, dict.fromkeys(deltas, 1), 1)
 
 
-def bounded(bounds: UpdateNormClipper, **values: float) -> dict[str, float]:
+def bounded(bounds: ChangeClipper, **values: float) -> dict[str, float]:
     found, _ = bounds.bounded(update(**values), KNOWN, BASE)
     return {name: float(delta.flat[0]) for name, delta in found.deltas.items()}
 
 
-def rounds(bounds: UpdateNormClipper, number: int, *values: float) -> None:
+def rounds(bounds: ChangeClipper, number: int, *values: float) -> None:
     for _ in range(number):
         for value in values:
             bounded(bounds, w=value)
@@ -40,7 +40,7 @@ def rounds(bounds: UpdateNormClipper, number: int, *values: float) -> None:
 
 def first_round(*updates: PartialUpdate, manifest: Manifest = KNOWN, base: Any = BASE) -> list[Any]:
     """What becomes of a round's updates: those in doubt wait for the others."""
-    bounds, found = UpdateNormClipper(10.0), {}
+    bounds, found = ChangeClipper(10.0), {}
     held = [n for n, each in enumerate(updates) if bounds.doubted(each, manifest, base)]
     for n, each in enumerate(updates):
         if n in held:
@@ -91,25 +91,25 @@ def test_one_client_alone_goes_a_thousand_times_as_far_as_the_model_is_large(hug
 
 
 def test_what_is_usual_is_the_largest_change_but_for_a_fifth() -> None:
-    bounds = UpdateNormClipper(10.0)
+    bounds = ChangeClipper(10.0)
     rounds(bounds, 1, 0.01, 0.012, 0.008, 0.4)
     assert bounded(bounds, w=0.09) == pytest.approx({"w": 0.09})
     assert bounded(bounds, w=5.0)["w"] == pytest.approx(0.12)
     for liars, usual in ((2, 0.01), (3, 1.0)):
-        bounds = UpdateNormClipper(10.0)
+        bounds = ChangeClipper(10.0)
         rounds(bounds, 1, *[0.01] * (10 - liars), *[1.0] * liars)
         assert bounded(bounds, w=100.0)["w"] == pytest.approx(10 * usual)
 
 
 def test_fast_devices_that_take_many_times_the_steps_of_most_are_not_shortened() -> None:
     """Momentum and twenty steps against one of each slow device: a hundred times as far."""
-    bounds = UpdateNormClipper(30.0)
+    bounds = ChangeClipper(30.0)
     rounds(bounds, 1, 0.0002, 0.0002, 0.0002, 0.019, 0.02)
     assert bounded(bounds, w=0.02) == pytest.approx({"w": 0.02})
 
 
 def test_one_step_of_one_device_is_not_what_is_usual() -> None:
-    bounds = UpdateNormClipper(30.0)
+    bounds = ChangeClipper(30.0)
     rounds(bounds, 1, 0.0002)
     assert bounded(bounds, w=0.02) == pytest.approx({"w": 0.02})
     rounds(bounds, 1, 0.0002, 0.0002)
@@ -118,7 +118,7 @@ def test_one_step_of_one_device_is_not_what_is_usual() -> None:
 
 
 def test_what_is_known_of_a_tensor_outlasts_a_restart() -> None:
-    bounds, other = UpdateNormClipper(30.0), UpdateNormClipper(30.0)
+    bounds, other = ChangeClipper(30.0), ChangeClipper(30.0)
     rounds(bounds, 1, 0.0002, 0.0002)
     other.restore(bounds.to_state())
     for each in (bounds, other):
@@ -130,7 +130,7 @@ def test_what_is_known_of_a_tensor_outlasts_a_restart() -> None:
 
 
 def test_honest_changes_may_grow() -> None:
-    bounds = UpdateNormClipper(10.0)
+    bounds = ChangeClipper(10.0)
     rounds(bounds, 3, 0.001, 0.001, 0.001)
     rounds(bounds, 1, 0.5, 0.5, 0.5)
     rounds(bounds, 1, 0.5, 0.5, 0.5)
@@ -139,7 +139,7 @@ def test_honest_changes_may_grow() -> None:
 
 
 def test_one_client_alone_grows_slowly() -> None:
-    bounds = UpdateNormClipper(10.0)
+    bounds = ChangeClipper(10.0)
     rounds(bounds, 1, 0.01, 0.01, 0.01)
     rounds(bounds, 3, 1e30)
     assert bounded(bounds, w=1e30)["w"] <= 10 * 0.01 * 2**3 * 1.001
@@ -147,11 +147,11 @@ def test_one_client_alone_grows_slowly() -> None:
 
 def test_a_model_of_zeros_can_begin() -> None:
     zeros = {name: np.zeros_like(array) for name, array in BASE.items()}
-    bounds = UpdateNormClipper(10.0)
+    bounds = ChangeClipper(10.0)
     found, shortened = bounds.bounded(update(w=0.9), KNOWN, zeros)
     assert not shortened and float(found.deltas["w"][0]) == pytest.approx(0.9)
 
 
 def test_no_bound_changes_nothing() -> None:
-    bounds = UpdateNormClipper(float("inf"))
+    bounds = ChangeClipper(float("inf"))
     assert bounded(bounds, w=1e29)["w"] == pytest.approx(1e29)
