@@ -123,7 +123,7 @@ class Opening:
             Trigger,
         )
         from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes, sums_bytes
-        from fl_elastic.streaming.head import last_linear
+        from fl_elastic.streaming.growing_head import last_linear
         from fl_elastic.streaming.learner_state import one_learner
         from fl_elastic.training.lean_start import without_compiler
 

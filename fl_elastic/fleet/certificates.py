@@ -20,15 +20,15 @@ from fl_elastic.fleet.authority import (
     server_problem,
 )
 from fl_elastic.fleet.change import Change, ensure_file
-from fl_elastic.fleet.files import (
+from fl_elastic.fleet.inventory import Server
+from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.private_files import (
     PRIVATE_FILE,
     PUBLIC_FILE,
     make_folder,
     read_bytes,
     write_file,
 )
-from fl_elastic.fleet.inventory import Server
-from fl_elastic.fleet.layout import FleetFolder
 
 
 def authority_certificate(folder: FleetFolder) -> bytes:

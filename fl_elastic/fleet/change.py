@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_elastic.fleet.files import PUBLIC_FILE, write_if_changed
+from fl_elastic.fleet.private_files import PUBLIC_FILE, write_if_changed
 
 
 @dataclass(frozen=True)

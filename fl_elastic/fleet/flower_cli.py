@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.environment import command_path, flower_environment
-from fl_elastic.fleet.fleet_files import CONNECTION, ensure_operator
+from fl_elastic.fleet.flower_environment import command_path, flower_environment
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
+from fl_elastic.fleet.operator_files import CONNECTION, ensure_operator
 
 _SECONDS = 60.0
 # Characters of the box that Flower draws around some of its errors.

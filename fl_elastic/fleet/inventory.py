@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, Strict
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.files import PUBLIC_FILE, read_toml, toml_bytes, write_if_changed
 from fl_elastic.fleet.names import check_address, check_name, check_port
+from fl_elastic.fleet.private_files import PUBLIC_FILE, read_toml, toml_bytes, write_if_changed
 from fl_elastic.registry import closest
 from fl_elastic.settings import Scalar, Text, Truth, Whole, approved, read_settings
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import renew_server
 from fl_elastic.fleet.change import Change
-from fl_elastic.fleet.files import PRIVATE_FILE, PUBLIC_FILE, locked, make_folder, write_file
 from fl_elastic.fleet.inventory import (
     Inventory,
     Node,
@@ -21,6 +20,13 @@ from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.names import check_name
 from fl_elastic.fleet.node_key import fingerprint, new_node_key
 from fl_elastic.fleet.node_settings import check_settings
+from fl_elastic.fleet.private_files import (
+    PRIVATE_FILE,
+    PUBLIC_FILE,
+    locked,
+    make_folder,
+    write_file,
+)
 from fl_elastic.fleet.provision import ensure_node
 from fl_elastic.settings import Scalar
 

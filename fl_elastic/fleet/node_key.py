@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.files import read_bytes
+from fl_elastic.fleet.private_files import read_bytes
 from fl_elastic.registry import first_line
 
 

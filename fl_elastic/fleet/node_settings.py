@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.files import read_toml, toml_bytes
 from fl_elastic.fleet.inventory import Config, Name, Node, Server, checked, server_table
+from fl_elastic.fleet.private_files import read_toml, toml_bytes
 from fl_elastic.registry import closest
 from fl_elastic.settings import Number, Scalar, Text, Truth, Whole, keys_of, read_settings
 

@@ -9,17 +9,6 @@ from datetime import UTC, datetime
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.certificates import authority_certificate, ensure_authority, ensure_server
 from fl_elastic.fleet.change import Change, ensure_file
-from fl_elastic.fleet.files import (
-    PRIVATE_FILE,
-    PRIVATE_FOLDER,
-    PUBLIC_FILE,
-    locked,
-    make_folder,
-    mend_mode,
-    mode_of,
-    write_file,
-)
-from fl_elastic.fleet.fleet_files import ensure_app, ensure_operator
 from fl_elastic.fleet.inventory import (
     Inventory,
     Node,
@@ -32,6 +21,17 @@ from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_address, check_name, check_port
 from fl_elastic.fleet.node_key import fingerprint, new_node_key, public_part
 from fl_elastic.fleet.node_settings import check_settings, node_settings_bytes
+from fl_elastic.fleet.operator_files import ensure_app, ensure_operator
+from fl_elastic.fleet.private_files import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    PUBLIC_FILE,
+    locked,
+    make_folder,
+    mend_mode,
+    mode_of,
+    write_file,
+)
 
 _PORT = 8000
 

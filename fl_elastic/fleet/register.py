@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.files import locked
 from fl_elastic.fleet.flower_cli import AlreadyRegistered, FlowerCommands, ServerUnreachable
 from fl_elastic.fleet.inventory import Inventory, Node, load_inventory, save_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.node_key import fingerprint
+from fl_elastic.fleet.private_files import locked
 
 GONE = "unregistered"
 

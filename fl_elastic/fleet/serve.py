@@ -18,12 +18,12 @@ from fl_elastic.fleet.commands import (
     superlink_arguments,
     supernode_arguments,
 )
-from fl_elastic.fleet.environment import command_path, flower_environment
-from fl_elastic.fleet.files import make_folder
+from fl_elastic.fleet.flower_environment import command_path, flower_environment
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_port
 from fl_elastic.fleet.node_settings import NodeSettings, load_node_settings
+from fl_elastic.fleet.private_files import make_folder
 from fl_elastic.fleet.server_database import fit_to_release
 from fl_elastic.settings import Scalar
 

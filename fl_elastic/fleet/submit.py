@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.files import PRIVATE_FILE, read_toml, toml_bytes, write_file
 from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, ServerUnreachable
+from fl_elastic.fleet.private_files import PRIVATE_FILE, read_toml, toml_bytes, write_file
 from fl_elastic.settings import Scalar
 
 _PATIENCE = 300.0

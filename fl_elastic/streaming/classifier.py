@@ -16,10 +16,10 @@ from fl_elastic.groups import LossFn
 from fl_elastic.groups.forward import call_model, one_number
 from fl_elastic.registry import first_line
 from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel, scores_of
+from fl_elastic.streaming.growing_head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.guard import Row, Score
-from fl_elastic.streaming.head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.intake import Refused
-from fl_elastic.streaming.last_layer import LastLayer
+from fl_elastic.streaming.last_layer_body import LastLayerBody
 from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.update import Manifest, load_weights, weights_of
 
@@ -287,7 +287,7 @@ class Classifier:
 
     def _made(self, example: NDArray[Any] | None = None) -> Body:
         if self._last_layer:
-            return LastLayer(self.model, self.head_name, self._prepare)
+            return LastLayerBody(self.model, self.head_name, self._prepare)
         if self._latent is None:
             return WholeModel(self.model, self._prepare)
         assert example is not None

@@ -23,8 +23,8 @@ from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_ar
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
 from fl_elastic.streaming.closed_form_options import ClosedForm
+from fl_elastic.streaming.dampening import Forgotten
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
-from fl_elastic.streaming.forgetting import Forgotten
 from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_elastic.errors import StreamError
 from fl_elastic.groups import Batch
-from fl_elastic.streaming.head import ClassMap
+from fl_elastic.streaming.growing_head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_options import Replay
 

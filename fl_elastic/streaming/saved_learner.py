@@ -26,8 +26,8 @@ from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form_options import saved_sums
+from fl_elastic.streaming.growing_head import head_name
 from fl_elastic.streaming.guard import Row
-from fl_elastic.streaming.head import head_name
 from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import StateFolder

@@ -23,7 +23,7 @@ from fl_elastic.planning import Policy
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.streaming.apply_round_result import apply_round_result
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.forgetting import dampen_body
+from fl_elastic.streaming.dampening import dampen_body
 from fl_elastic.streaming.guard import Guard, Row
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule, RuleState

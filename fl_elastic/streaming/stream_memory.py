@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fl_elastic.streaming.growing_head import ClassMap
 from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.ingested import IngestedSamples
 from fl_elastic.streaming.recent import RecentSamples
 from fl_elastic.streaming.replay_loader import Pool

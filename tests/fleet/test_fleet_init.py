@@ -13,10 +13,10 @@ from fleet_folders import content, done, make_fleet
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.authority import addresses_of, read_certificate
-from fl_elastic.fleet.files import mode_of, write_file
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.node_settings import load_node_settings
+from fl_elastic.fleet.private_files import mode_of, write_file
 from fl_elastic.fleet.provision import Wanted, numbered, provision
 
 SECRETS = ("authority/ca.key", "server/server.key", "nodes/pi0/node.key", "nodes/pi1/node.key")

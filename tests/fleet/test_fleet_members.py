@@ -11,11 +11,11 @@ from fleet_folders import content, done, make_fleet
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.authority import key_from_pem, read_certificate
-from fl_elastic.fleet.files import mode_of
 from fl_elastic.fleet.inventory import load_inventory, save_inventory
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.members import add_node, revoke_node, rotate_node, rotate_server
 from fl_elastic.fleet.node_settings import load_node_settings
+from fl_elastic.fleet.private_files import mode_of
 from fl_elastic.fleet.provision import Wanted, provision
 
 

@@ -11,7 +11,7 @@ from fleet_folders import make_fleet
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet import serve
-from fl_elastic.fleet.files import mode_of
+from fl_elastic.fleet.private_files import mode_of
 from fl_elastic.fleet.server_database import fit_to_release
 
 

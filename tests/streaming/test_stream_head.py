@@ -9,7 +9,7 @@ from small_models import TiedEmbedding, TiedLinears, conv_net, images
 from torch import nn
 
 from fl_elastic.errors import ModelError, StreamError
-from fl_elastic.streaming.head import ClassMap, grow_head, head_name
+from fl_elastic.streaming.growing_head import ClassMap, grow_head, head_name
 from fl_elastic.update import Manifest
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming import SampleStore, replay_loader
-from fl_elastic.streaming.head import ClassMap
+from fl_elastic.streaming.growing_head import ClassMap
 from fl_elastic.streaming.replay_loader import Pool, ReplayLoader
 from fl_elastic.streaming.stream_options import Replay
 

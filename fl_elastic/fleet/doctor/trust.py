@@ -12,11 +12,11 @@ from cryptography.exceptions import InvalidSignature
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.authority import addresses_of, key_from_pem, read_certificate
 from fl_elastic.fleet.doctor.finding import Finding, Status, fail, ok, skipped, warn
-from fl_elastic.fleet.files import mode_of, read_bytes
 from fl_elastic.fleet.health import Health
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.node_key import public_part
+from fl_elastic.fleet.private_files import mode_of, read_bytes
 
 _SOON = timedelta(days=30)
 _RENEW = "on the machine with the authority: fl-elastic fleet rotate DIR --server"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fl_elastic.fleet.change import Change, ensure_file
-from fl_elastic.fleet.files import PRIVATE_FILE, make_folder, toml_bytes
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.names import address_and_port
+from fl_elastic.fleet.private_files import PRIVATE_FILE, make_folder, toml_bytes
 
 CONNECTION = "fleet"
 """Name of the SuperLink in the settings of Flower's commands."""

@@ -16,7 +16,7 @@ from fl_elastic.training.features_fingerprint import fingerprint
 from fl_elastic.training.last_layer import NOT_LINEAR, calls_of
 
 
-class LastLayer(Upper):
+class LastLayerBody(Upper):
     """The layer that returns the class scores; everything below it is frozen, and there may be nothing below it.
 
     Parameters
@@ -36,7 +36,7 @@ class LastLayer(Upper):
     Examples
     --------
     >>> import numpy as np
-    >>> body = LastLayer(nn.Sequential(nn.ReLU(), nn.Linear(2, 3)), "1")
+    >>> body = LastLayerBody(nn.Sequential(nn.ReLU(), nn.Linear(2, 3)), "1")
     >>> features, scores = body.looks(np.array([[1.0, -1.0]], np.float32))
     >>> features.tolist(), scores.shape
     ([[1.0, 0.0]], (1, 3))

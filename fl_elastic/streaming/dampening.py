@@ -13,8 +13,8 @@ from fl_elastic.groups import Batch
 from fl_elastic.methods.dampening.forget import dampen, squared_gradients
 from fl_elastic.streaming.body import Body
 from fl_elastic.streaming.classifier import Classifier
+from fl_elastic.streaming.growing_head import ClassMap
 from fl_elastic.streaming.guard import Row, Score
-from fl_elastic.streaming.head import ClassMap
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.update.squared_gradients import SquaredGradients
 
