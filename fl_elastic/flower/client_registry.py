@@ -23,7 +23,7 @@ from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.flower.tasks.describe import Describe
-from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.task import EPOCHS, RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.training import SelectionState
 from fl_elastic.update import Manifest, PartialUpdate
@@ -92,6 +92,8 @@ class ClientRegistry:
         self._stored: CoverageState | None = None
         # When a silent node is asked again for its capabilities.
         self._silences: dict[int, Backoff] = {}
+        # Local epochs for which each node was asked.
+        self._epochs: dict[int, Any] = {}
         self._measuring = False
         self._planner = ServerPlanner() if config.plan == "server" else None
         self.unlearning = UnlearningRequests()
@@ -115,8 +117,12 @@ class ClientRegistry:
                 node: known.bounded(self.groups) for node, known in self.capabilities.items()
             }
 
-    def meet(self, grid: Grid, config: ConfigRecord) -> None:
+    def meet(
+        self, grid: Grid, config: ConfigRecord, told: Mapping[int, ConfigRecord] | None = None
+    ) -> None:
         """Ask nodes of unknown capabilities for them; those that do not answer are asked more and more rarely.
+
+        A node whose number of epochs has changed is asked again, because its rounds now take another time.
 
         Parameters
         ----------
@@ -124,24 +130,39 @@ class ClientRegistry:
             Sends to all connected nodes.
         config : ConfigRecord
             Config of the training messages; sent along with the question.
+        told : dict of int to ConfigRecord, optional
+            Config of the round's message to each node, sent along in place of ``config``.
         """
         if not self.config.needs_capabilities:
             return
+        told = told or {}
+        for node, own in told.items():
+            if node in self.capabilities and own.get(EPOCHS) != self._epochs.get(node):
+                del self.capabilities[node]
+                self._silences.pop(node, None)
         asked = [
             node
             for node in grid.get_node_ids()
             if node not in self.capabilities and self.try_to_ask(node)
         ]
+        contents: dict[int, RecordDict] = {}
+        questions = []
+        for node in asked:
+            own = told.get(node, config)
+            self._epochs[node] = own.get(EPOCHS)
+            content = contents.setdefault(id(own), self._question(own))
+            questions.append(Message(content, node, "evaluate"))
+        for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if asked else ():
+            self._learn(reply)
+
+    def _question(self, config: ConfigRecord) -> RecordDict:
         scalars = {key: value for key, value in config.items() if not isinstance(value, list)}
-        content = RecordDict(
+        return RecordDict(
             {
                 "evaluateins.parameters": ArrayRecord(),
                 "evaluateins.config": ConfigRecord({**scalars, **self.task(Describe).to_config()}),
             }
         )
-        questions = [Message(content, node, "evaluate") for node in asked]
-        for reply in grid.send_and_receive(questions, timeout=_PATIENCE_SECONDS) if asked else ():
-            self._learn(reply)
 
     def forget_capabilities(self) -> None:
         """Forget all capabilities, so that every node is asked again."""

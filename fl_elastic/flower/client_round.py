@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ModelError
-from fl_elastic.flower.tasks.task import RoundTask
+from fl_elastic.flower.tasks.task import EPOCHS, RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
@@ -141,7 +141,7 @@ class ClientRound:
         """Local epochs of a round; a server's config may hold 2.0."""
         from fl_elastic.training.trainer import whole_epochs
 
-        asked = self.config.get("local-epochs", self.client.epochs)
+        asked = self.config.get(EPOCHS, self.client.epochs)
         return whole_epochs(whole(asked) or asked)
 
     @cached_property

@@ -392,11 +392,15 @@ class PartialUpdates(Strategy):
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Asked only now, because the inner strategy has waited until enough nodes are connected.
-        self.fleet.meet(grid, config)
+        told = {
+            each.metadata.dst_node_id: next(iter(each.content.config_records.values()), config)
+            for each in messages
+        }
+        self.fleet.meet(grid, config, told)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.choose_cut(messages, grid, asking):
-                self.fleet.meet(grid, config)
+                self.fleet.meet(grid, config, told)
         deadline = self.fleet.gather(message.metadata.dst_node_id for message in messages).deadline
         packer = MessagePacker("train", self.downlink, grid)
         packed = packer.packed(messages, self.fleet.training)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
@@ -112,6 +113,41 @@ def quantile(share: float) -> RoundConfig:
 def test_the_deadline_is_a_quantile_of_what_the_fleet_needs(share: float, seconds: float) -> None:
     """But for one at either end, who may say anything."""
     assert deadlines(quantile(share), fleet()) == pytest.approx([seconds] * 2)
+
+
+class MoreEpochs(FedAvg):
+    """Asks for one epoch more after each second round, in settings of its own."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        own = ConfigRecord({**config, "local-epochs": (server_round + 1) // 2})
+        return super().configure_train(server_round, arrays, own, grid)
+
+
+def test_the_deadline_follows_the_epochs_that_a_strategy_asks_for() -> None:
+    """Else it would be that of one epoch for ever, and most of the steps would be left out."""
+
+    def app(node: int) -> ClientApp:
+        inner, asked = answering_app(node), ClientApp()
+
+        @asked.train()
+        def train(message: Message, context: Any) -> Message:
+            return inner(message, context)
+
+        @asked.evaluate()
+        def evaluate(message: Message, context: Any) -> Message:
+            _, config = read_instruction("evaluate", message.content)
+            said = replace(capabilities(node), steps=10 * config["local-epochs"])
+            return Message(evaluate_reply(0.0, 1, said.to_metrics()), reply_to=message)
+
+        return asked
+
+    records: list[RoundRecord] = []
+    strategy = PartialUpdates(quiet(MoreEpochs), config=quantile(1.0), on_round=records.append)
+    _, grid = run(strategy, {node: app(node) for node in EXAMPLES}, first_arrays(), 5)
+    assert [record.deadline for record in records] == pytest.approx([40.0, 40.0, 80.0, 80.0, 120.0])
+    assert len(questions(grid)) == 3 * len(EXAMPLES)
 
 
 def test_sending_is_part_of_what_a_device_needs() -> None:

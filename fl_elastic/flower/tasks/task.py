@@ -25,6 +25,8 @@ TASK = "fl_elastic.task"
 """Config key of the task's name; a message without it asks for training or evaluation, by its type."""
 
 _FLOWERS_RATE = "lr"
+EPOCHS = "local-epochs"
+"""Config key of the number of local epochs, which the server's user may set."""
 # A client's process lives for one message: it imports only the task that it is asked for.
 _CLASSES = {
     "train": "train.Train",
