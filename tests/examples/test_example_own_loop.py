@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from example_copies import EXAMPLES, copied, ran
-from sklearn.datasets import load_digits
 
 
 def test_it_trains_by_a_plan_and_reads_its_update_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pictures = load_digits()
-    few = SimpleNamespace(images=pictures.images[:800], target=pictures.target[:800])
-    monkeypatch.setattr("sklearn.datasets.load_digits", lambda: few)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", "own_loop.py --epochs 1 --output sent.bin".split())
     runpy.run_path(str(EXAMPLES / "own_loop" / "own_loop.py"), run_name="__main__")
