@@ -54,7 +54,12 @@ def scenario_of(
                 "title": "tiny",
                 "seeds": [0],
                 "methods": list(methods),
-                "data": {"dataset": "digits", "partition": "iid", "train_limit": 144, "test_limit": 60},
+                "data": {
+                    "dataset": "digits",
+                    "partition": "iid",
+                    "train_limit": 144,
+                    "test_limit": 60,
+                },
                 "model": {"name": "digits_cnn"},
                 "training": {"rounds": rounds, "local_epochs": epochs, "batch_size": 16},
                 "fleet": [
