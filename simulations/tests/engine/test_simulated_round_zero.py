@@ -210,7 +210,7 @@ def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(simulated_client.ElasticClient, "fit", fit)
-    made = scenario(methods=["solved"], target={"method": "solved"})
+    made = scenario(methods=["solved"], target={"method": "solved"}, **LITTLE)
     ran(made)
     # Before the first round, and after the last.
     assert sorted(seen) == sorted([*sizes_of(made)] * 2)
@@ -375,7 +375,10 @@ def test_a_peer_goes_on_from_a_solved_head(
         "bare": {"peer": peer},
         "helped": {"peer": peer, "round_zero": "closed_form", "solve_every": 1},
     }
-    cells = ran(scenario(methods=list(methods), method=methods, target={"method": "bare"}))
+    data = TABLE["data"] | {"train_limit": 400}
+    cells = ran(
+        scenario(methods=list(methods), method=methods, target={"method": "bare"}, data=data)
+    )
     bare, helped = cells["bare"].history, cells["helped"].history
     assert helped[1]["round"] == 0 and helped[1]["simulated_seconds"] > 0
     assert helped[1]["accuracy"] > bare[0]["accuracy"] + 0.3
