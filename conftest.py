@@ -42,6 +42,14 @@ def _no_seeds_for_accelerators_that_are_not_there() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _torchs_loggers_are_heard_at_the_root() -> None:
+    # Pytest would put its handlers into each of those that do not propagate, six times in each test.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

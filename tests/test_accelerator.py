@@ -23,7 +23,6 @@ from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elasti
 from fl_elastic.groups.forward import map_tensors
 from fl_elastic.planning import POLICIES, Plan
 from fl_elastic.profiling import estimate_profile, profile_model
-from fl_elastic.profiling.clock import clock_for
 from fl_elastic.training import (
     ForwardOptions,
     Timing,
@@ -35,7 +34,8 @@ from fl_elastic.training import (
 from fl_elastic.training.model_head import solve_head
 from fl_elastic.update.manifest import places_of
 
-# Where there is none the tests run on the CPU, once.
+# Where there is none the tests run on the CPU, once, and compare it with itself.
+pytestmark = [] if DEVICE != CPU else [pytest.mark.slow]
 PLACES = [pytest.param((DEVICE, CPU), id="batches on the CPU")]
 if DEVICE != CPU:
     PLACES.append(pytest.param((DEVICE, DEVICE), id="batches beside the model"))
@@ -161,14 +161,6 @@ def test_a_class_without_an_output_is_refused_and_the_process_goes_on() -> None:
         alike(before, state(model), 0.0)
     left_out = (torch.randn(6, 3, 8, 8), torch.tensor([0, 1, 2, -100, -100, 0]))
     assert trainer.fit([*data(CPU), left_out]).steps == 5
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "xpu"])
-def test_the_clock_waits_for_what_is_queued(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[torch.device] = []
-    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    clock = clock_for(device)
-    assert not waited and clock() <= clock() and waited == [torch.device(device)] * 2
 
 
 @pytest.mark.parametrize("keeps", [0, 1 << 20])

@@ -88,7 +88,7 @@ def _imports_of(path: Path, at_run_time: bool) -> Iterator[str]:
     tree = parsed(path)
     for_types: set[ast.AST] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and at_run_time:
+        if at_run_time and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for_types |= {inner for part in node.body for inner in ast.walk(part)}
     for node in ast.walk(tree):
         if node in for_types:

@@ -96,17 +96,25 @@ def test_a_name_that_a_module_will_register_is_taken_already() -> None:
             pass
 
 
-def test_a_name_that_a_folder_of_methods_lists_is_taken_and_none_of_it_is_loaded() -> None:
+def test_a_name_that_a_folder_of_methods_lists_is_taken_and_loaded_alone_when_asked_for() -> None:
+    """Whether the folder came with the library or somebody put it there, as the example's."""
+    example = Path(__file__).parents[1] / "examples" / "own_method"
     code = (
         "import sys; from fl_elastic.errors import RegistryError;"
+        "import fl_elastic.methods as methods;"
+        f"methods.__path__.append({str(example)!r});"
         "from fl_elastic.planning import POLICIES, policies;"
-        "assert len(policies()) >= 14;"
+        "assert len(policies()) >= 14 and 'taking_turns' in policies();"
         "own = [m for m in sys.modules if m.startswith('fl_elastic.methods.') and m.count('.') > 2];"
         "assert own == [], own;"
         "POLICIES.make('head')\n"
         "try:\n    POLICIES.register('bsr')(object)\n"
         "except RegistryError as error:\n    assert 'fl_elastic.methods.tokens.bsr' in str(error)\n"
         "else:\n    raise AssertionError\n"
-        "assert not {'fl_elastic.methods.tokens.bsr', 'fl_elastic.methods.tinytrain.policy'} & set(sys.modules)"
+        "assert not {'fl_elastic.methods.tokens.bsr', 'fl_elastic.methods.tinytrain.policy'} & set(sys.modules)\n"
+        "made = POLICIES.make('taking_turns');"
+        "assert type(made).__module__ == 'fl_elastic.methods.taking_turns.policy';"
+        "files = [m for m in sys.modules if m.startswith('fl_elastic.methods.') and m.count('.') > 2];"
+        "assert {m.split('.')[2] for m in files} == {'taking_turns'}, files"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -81,20 +81,21 @@ def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
     """In one process: those of Flower's engine run below, and take longer."""
     process = start(
         tmp_path, "simulate", DEMO, "--engine", "local",
-        "--set", "training.rounds=2", "--set", "seeds=0", "--output", "out",
+        "--set", "training.rounds=1", "--set", "training.local_steps=2", "--set", "seeds=0",
+        "--output", "out",
         PYTHONPROFILEIMPORTTIME="1",
     )  # fmt: skip
     out, err = finished(process, 240)
     assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert err.count("round 1 of 2") == 2, "every line comes once for each method"
+    assert err.count("round 1 of 1") == 2, "every line comes once for each method"
     imported = {line.split("|")[-1].strip() for line in err.splitlines() if "|" in line}
     assert "torch" in imported
     assert not {"torch._dynamo", "flwr.simulation"} & imported, (
         "nothing uses them, and they take seconds"
     )
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    check_summary(summary, rounds=2)
+    check_summary(summary, rounds=1)
     assert summary["simulated"] is True
     assert summary["clients"] == 10
     assert len(summary["methods"]["elastic"]["devices"]) == 6

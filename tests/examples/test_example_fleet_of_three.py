@@ -50,13 +50,13 @@ def run_of(folder: Path, *, rounds: int, nodes: int) -> tuple[InProcessGrid, Con
 def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_path: Path) -> None:
     from fleet_of_three import server_app
 
-    server_app.app(*run_of(tmp_path, rounds=2, nodes=3))
+    server_app.app(*run_of(tmp_path, rounds=1, nodes=3))
     results = tmp_path / "results"
     rounds = read_journal(results / "rounds.jsonl")
-    assert [each["round"] for each in rounds] == [0, 1, 2]
-    assert [len(each["nodes"]) for each in rounds] == [0, 3, 3]
+    assert [each["round"] for each in rounds] == [0, 1]
+    assert [len(each["nodes"]) for each in rounds] == [0, 3]
     assert all(said["step_seconds"] > 0 for said in rounds[-1]["nodes"].values())
-    assert len(list((results / "checkpoints").glob("round-*.state"))) == 2
+    assert len(list((results / "checkpoints").glob("round-*.state"))) == 1
     assert all((tmp_path / f"node{number}" / "metrics.jsonl").exists() for number in (1, 2, 3))
 
 

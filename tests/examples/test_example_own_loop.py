@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
-from example_copies import copied, ran
+from example_copies import EXAMPLES, copied, ran
 
 
-def test_it_trains_by_a_plan_and_reads_its_update_back(tmp_path: Path) -> None:
-    place = copied("own_loop", tmp_path)
-    said = ran(place, "python", "own_loop.py", "--epochs", "1", "--output", "sent.bin")
-    assert (place / "sent.bin").stat().st_size > 500
+def test_it_trains_by_a_plan_and_reads_its_update_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", "own_loop.py --epochs 1 --output sent.bin".split())
+    runpy.run_path(str(EXAMPLES / "own_loop" / "own_loop.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    assert (tmp_path / "sent.bin").stat().st_size > 500
     trained = re.findall(r"  trained: (.*)", said)[0].split(", ")
     assert "13.weight" in trained
     assert re.search(r"a step: [\d.]+ ms without plan, [\d.]+ ms by the plan", said)

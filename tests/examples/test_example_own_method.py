@@ -1,8 +1,10 @@
-"""The example of a method of one's own: found by an entry point or as a folder, conforming, and loaded alone."""
+"""The example of a method of one's own: found by an entry point, and conforming.
+
+As a folder among the methods ``test_registry.py`` finds it.
+"""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -70,18 +72,3 @@ def test_the_halves_of_a_model_are_trained_in_turn(installed: None) -> None:
     # While it rests it drops nothing out, and afterwards it is as before.
     assert set(dropped[:3]) == {0.0} and set(dropped[3:6]) == {0.5}
     assert model[0][2].p == 0.5
-
-
-def test_as_a_folder_among_the_methods_it_is_found_and_loaded_alone() -> None:
-    code = (
-        "import sys; import fl_elastic.methods as methods;"
-        f"methods.__path__.append({str(EXAMPLE)!r});"
-        "from fl_elastic.planning import POLICIES, policies;"
-        "assert 'taking_turns' in policies();"
-        "assert not any(m.startswith('fl_elastic.methods.taking_turns.') for m in sys.modules);"
-        "made = POLICIES.make('taking_turns');"
-        "assert type(made).__module__ == 'fl_elastic.methods.taking_turns.policy';"
-        "files = [m for m in sys.modules if m.startswith('fl_elastic.methods.') and m.count('.') > 2];"
-        "assert {m.split('.')[2] for m in files} == {'taking_turns'}, files"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -36,7 +36,7 @@ def accuracies(said: str) -> list[float]:
 
 
 @pytest.mark.deploy
-@pytest.mark.slow  # Flower's own command runs an app in `test_flwr_run.py` each time.
+@pytest.mark.slow
 def test_the_elastic_app_runs(flwr_run: Run, tmp_path: Path) -> None:
     said = flwr_run("elastic", "--run-config", "num-server-rounds=2")
     assert len(accuracies(said)) == 2

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 from pathlib import Path
 
 import pytest
-from example_copies import copied, environment, ran
+from command_line import call
+from example_copies import copied, ran
 
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.learner_state import load_state
 
 
-@pytest.mark.parametrize("rows", [200, pytest.param(1200, marks=pytest.mark.slow)])
-def test_a_killed_service_goes_on(rows: int, tmp_path: Path) -> None:
+@pytest.mark.slow  # Services are killed in `test_service_killed.py` each time.
+def test_a_killed_service_goes_on(tmp_path: Path) -> None:
+    rows = 1200
     place = copied("stream_service", tmp_path)
     said = ran(place, "./run.sh", str(rows))
     assert "killed without warning" in said and "stopped in good order" in said
@@ -28,22 +30,26 @@ def test_a_killed_service_goes_on(rows: int, tmp_path: Path) -> None:
         assert sorted([*store.sample(10**6).ids.tolist(), *held]) == list(range(1, rows + 1))
 
 
-@pytest.mark.slow
-def test_the_check_finds_a_row_that_was_not_learned(tmp_path: Path) -> None:
-    place = copied("stream_service", tmp_path)
-    ran(place, "python", "producer.py", "readings.csv", "--rows", "60", "--pause", "0")
-    ran(
-        place, "fl-elastic", "stream", "--source", "csv:readings.csv", "--state-dir", "state",
+def test_the_check_finds_a_row_that_was_not_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(copied("stream_service", tmp_path))
+    monkeypatch.syspath_prepend(".")
+
+    def script(*command: str) -> None:
+        monkeypatch.setattr("sys.argv", [*command])
+        runpy.run_path(command[0], run_name="__main__")
+
+    script("producer.py", "readings.csv", "--rows", "60", "--pause", "0")
+    learned = call(
+        monkeypatch, capsys, "stream", "--source", "csv:readings.csv", "--state-dir", "state",
         "--model", "stream_model:network", "--input", "4",
     )  # fmt: skip
-    assert "rows that were observed: 60\n" in ran(
-        place, "python", "check.py", "readings.csv", "state"
-    )
+    assert learned.status == 0, learned.err
+    script("check.py", "readings.csv", "state")
+    assert "rows that were observed: 60\n" in capsys.readouterr().out
     # The sensor goes on behind its last row.
-    ran(place, "python", "producer.py", "readings.csv", "--rows", "61", "--pause", "0")
-    assert len((place / "readings.csv").read_text().splitlines()) == 62
-    ended = subprocess.run(
-        ["python", "check.py", "readings.csv", "state"], cwd=place, env=environment(),
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert ended.returncode == 1 and "rows were lost" in ended.stderr
+    script("producer.py", "readings.csv", "--rows", "61", "--pause", "0")
+    assert len(Path("readings.csv").read_text().splitlines()) == 62
+    with pytest.raises(SystemExit, match="rows were lost"):
+        script("check.py", "readings.csv", "state")

@@ -179,12 +179,15 @@ def crashed_and_resumed(name: str, whole: Result, folder: Path, **point: int) ->
     assert_same_memory(directory, folder / "whole")
 
 
-@pytest.mark.parametrize("name", slow_unless("all terms".__eq__, STRATEGIES))
-def test_a_crash_at_any_message_changes_nothing(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [("all terms", 3), *slow_unless(lambda *_: False, [(name, 1) for name in STRATEGIES])],
+)
+def test_a_crash_at_any_message_changes_nothing(name: str, every: int, tmp_path: Path) -> None:
     whole, grid = life(STRATEGIES[name](), tmp_path / "whole", {})
     total = len(grid.sent)
     assert total == ROUNDS * 8 + (4 if name in ("all terms", "server's plan") else 0)
-    for point in range(total):
+    for point in range(0, total, every):
         crashed_and_resumed(name, whole, tmp_path, messages=point)
 
 

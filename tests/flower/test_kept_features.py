@@ -297,7 +297,7 @@ def test_a_full_disk_costs_the_features_and_not_the_round(
 
 def test_a_client_killed_at_any_moment(tmp_path: Path) -> None:
     draw, found = random.Random(2), 0
-    for _ in range(10):
+    for _ in range(5):
         child = os.fork()
         if not child:
             while True:

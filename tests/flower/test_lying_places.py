@@ -211,9 +211,15 @@ def accuracy_from(places: str, fleet: str) -> float:
 
 
 @cache
+def chosen_without(fleet: str, liars: int = 0) -> str:
+    """The places that are chosen without those who lie."""
+    return chosen_by(fleet, liars, unheard_of)
+
+
+@cache
 def clean(fleet: str, liars: int = 0) -> float:
     """Of the places that are chosen without those who lie."""
-    return accuracy_from(chosen_by(fleet, liars, unheard_of), fleet)
+    return accuracy_from(chosen_without(fleet, liars), fleet)
 
 
 @pytest.mark.parametrize("fleet", slow_unless("alike".__eq__, FLEETS))
@@ -252,8 +258,7 @@ def test_where_some_can_afford_less_the_head_reads_where_all_can(short_of: str) 
     places = chosen_by("alike", 0, None, **{f"node{node}": POOR[short_of] for node in (2, 5, 9)})
     if places:
         assert Readout(build(), places, TEST[0][0], CLASSES).head.in_features <= 17
-    rich = chosen_by("alike", 0, None)
-    assert Readout(build(), rich, TEST[0][0], CLASSES).head.in_features > 17
+    assert Readout(build(), chosen_without("alike"), TEST[0][0], CLASSES).head.in_features > 17
 
 
 def test_who_has_no_time_for_the_model_has_all_read_its_input() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from fl_elastic.readout import Readout, loaded, places_of
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.model_head import put_head
 
+NODES = 4
+
 
 def build() -> nn.Module:
     """A network that pools away where something is."""
@@ -67,7 +70,9 @@ def client(node: int) -> ElasticClient:
 
 
 def apps() -> dict[int, Any]:
-    return {node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, 7)}
+    return {
+        node: elastic_client_app(lambda _, node=node: client(node)) for node in range(1, NODES + 1)
+    }
 
 
 def model_of(arrays: ArrayRecord) -> nn.Module:
@@ -81,6 +86,13 @@ def accuracy(model: nn.Module, apart: int = 1) -> float:
 
 
 def start(strategy: Any, rounds: int = 0, arrays: ArrayRecord | None = None) -> ArrayRecord:
+    return models_tested(strategy, rounds, arrays)[-1]
+
+
+def models_tested(
+    strategy: Any, rounds: int = 0, arrays: ArrayRecord | None = None
+) -> list[ArrayRecord]:
+    """The models that the server tests, the first one after round zero."""
     models: list[ArrayRecord] = []
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -88,7 +100,7 @@ def start(strategy: Any, rounds: int = 0, arrays: ArrayRecord | None = None) -> 
         return MetricRecord({"accuracy": accuracy(model_of(arrays))})
 
     run(strategy, apps(), arrays or arrays_of(build()), rounds, evaluate_fn=evaluate)
-    return models[-1]
+    return models
 
 
 def test_the_fleet_reads_where_the_last_layer_cannot_see() -> None:
@@ -132,7 +144,7 @@ def test_named_places_are_those_of_one_device_with_all_examples(places: str) -> 
     terms = RoundConfig(read=places)
     found = model_of(start(PartialUpdates(FedAvg(), config=terms)))
     alone = Readout(build(), places, data(0)[0][0], 4)
-    sums = [head_sums(alone, data(node), together=8) for node in range(1, 7)]
+    sums = [head_sums(alone, data(node), together=8) for node in range(1, NODES + 1)]
     put_head(alone, closed_form_head(*sums), "head.weight")
     assert found.places == alone.places
     assert "body.0.weight" in found.state_dict() and "body.2.weight" not in found.state_dict()
@@ -165,8 +177,7 @@ def test_models_of_other_precision_are_read_inside_too(kind: torch.dtype, read: 
 )
 def test_rounds_of_training_go_on_from_it(read: str, cut: str, apart: int) -> None:
     terms = RoundConfig(read=read, solve_every=2, cut=cut)
-    before = start(PartialUpdates(FedAvg(), config=terms))
-    after = start(PartialUpdates(FedAvg(), config=terms), rounds=3)
+    before, *_, after = models_tested(PartialUpdates(FedAvg(), config=terms), rounds=2)
     assert places_of(as_weights(after)) == read
     assert not np.array_equal(
         as_weights(after)["body.0.weight"], as_weights(before)["body.0.weight"]
@@ -235,18 +246,36 @@ def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_cle
 
 
 def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -> None:
-    def checkpointed(rounds: int) -> ArrayRecord:
-        terms = RoundConfig(read="1@grid4", solve_every=0)
+    terms = RoundConfig(read="1@grid4", solve_every=0)
+
+    def kept(rounds: int) -> ArrayRecord:
         return start(Checkpointed(PartialUpdates(FedAvg(), config=terms), tmp_path), rounds)
 
-    checkpointed(1)
-    after = checkpointed(3)
-    at_once = start(
-        PartialUpdates(FedAvg(), config=RoundConfig(read="1@grid4", solve_every=0)),
-        rounds=3,
-    )
+    kept(1)
+    after = kept(2)
+    at_once = start(PartialUpdates(FedAvg(), config=terms), rounds=2)
     for name, array in as_weights(at_once).items():
         assert np.allclose(as_weights(after)[name], array, rtol=1e-4, atol=1e-5), name
+
+
+def checkpointed(place: Path, rounds: int, read: str, arrays: ArrayRecord | None = None) -> None:
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read=read))
+    start(Checkpointed(strategy, place), rounds, arrays)
+
+
+@pytest.fixture(scope="module")
+def after_one_round(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints by where the head of their runs reads."""
+    given = arrays_of(Readout(build(), "1@grid4", data(0)[0][0], 4))
+    found = {}
+    for name, read, arrays in (
+        ("last", "last", None),
+        ("1@grid4", "1@grid4", None),
+        ("given", "last", given),
+    ):
+        found[name] = tmp_path_factory.mktemp("checkpoints")
+        checkpointed(found[name], 1, read, arrays)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -261,15 +290,16 @@ def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -
     ],
 )
 def test_a_server_that_restarts_says_where_its_head_goes_on_reading(
-    first: str, then: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    first: str,
+    then: str,
+    told: str,
+    after_one_round: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    given = None
-    if first == "given":
-        given, first = arrays_of(Readout(build(), "1@grid4", data(0)[0][0], 4)), "last"
-    for rounds, read in ((1, first), (2, then)):
-        caplog.clear()
-        strategy = PartialUpdates(FedAvg(), config=RoundConfig(read=read))
-        start(Checkpointed(strategy, tmp_path), rounds, given)
+    given = arrays_of(Readout(build(), "1@grid4", data(0)[0][0], 4)) if first == "given" else None
+    shutil.copytree(after_one_round[first], tmp_path, dirs_exist_ok=True)
+    checkpointed(tmp_path, 2, then, given)
     assert "resuming after round 1" in caplog.text
     assert told in caplog.text and ("goes on doing so" in caplog.text) == bool(told)
 
@@ -309,8 +339,7 @@ def test_under_a_head_that_reads_the_input_alone_there_is_nothing_to_train() -> 
     records: list[Any] = []
     terms = RoundConfig(read="input@grid2")
     strategy = PartialUpdates(FedAvg(), config=terms, on_round=records.append)
-    before = start(PartialUpdates(FedAvg(), config=terms))
-    after = start(strategy, rounds=2)
+    before, *_, after = models_tested(strategy, rounds=2)
     assert not any(record.trains for record in records)
     for name, array in as_weights(before).items():
         assert np.array_equal(as_weights(after)[name], array), name
@@ -328,7 +357,7 @@ def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
     models: list[ArrayRecord] = []
     terms = RoundConfig(read="1@grid4")
     strategy = PartialUpdates(FedAvg(fraction_evaluate=0.0), config=terms)
-    grid = InProcessGrid(6, apps().__getitem__, silent)
+    grid = InProcessGrid(NODES, apps().__getitem__, silent)
     sent = grid.sent
     strategy.start(
         grid, arrays_of(build()), num_rounds=1, evaluate_fn=lambda _, arrays: models.append(arrays)
@@ -342,8 +371,7 @@ def test_a_model_whose_head_nobody_sends_sums_for_stays_whole() -> None:
 
 def test_without_steps_the_head_of_round_zero_is_the_result() -> None:
     terms = RoundConfig(read="1@grid4", plan="none")
-    before = start(PartialUpdates(FedAvg(), config=terms))
-    after = start(PartialUpdates(FedAvg(), config=terms), rounds=3)
+    before, *_, after = models_tested(PartialUpdates(FedAvg(), config=terms), rounds=2)
     for name, array in as_weights(before).items():
         assert np.array_equal(as_weights(after)[name], array), name
 
@@ -399,7 +427,9 @@ def test_where_little_is_affordable_many_features_are_projected(most: int) -> No
         models.append(arrays)
         return MetricRecord({"accuracy": accuracy(model_of(arrays))})
 
-    tiny = {node: elastic_client_app(lambda _, node=node: poor(node)) for node in range(1, 7)}
+    tiny = {
+        node: elastic_client_app(lambda _, node=node: poor(node)) for node in range(1, NODES + 1)
+    }
     strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto"))
     run(strategy, tiny, arrays_of(build()), 1, evaluate_fn=evaluate)
     reading = places_of(as_weights(models[0]))

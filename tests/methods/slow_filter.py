@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +51,8 @@ def slow_filter(
         of_input[:, :, ::rows, ::columns] = lattice
         return of_weight, of_input
     outputs, stride, start = geometry.output_size(size), geometry.stride, _starts(geometry)
-    of_weight, of_input = torch.zeros_like(weight), torch.zeros_like(x)
+    inputs, weights, gradients = (each.numpy() for each in (x, weight, gradient))
+    of_weight, of_input = np.zeros(weight.shape), np.zeros(x.shape)
     rows, columns = weight.shape[0], weight.shape[1]
     grid = [range(-(-outputs[a] // patch)) for a in (0, 1)]
     taps = list(product(range(geometry.kernel[0]), range(geometry.kernel[1])))
@@ -66,13 +68,12 @@ def slow_filter(
         ]
         for row, column in product(range(rows), range(columns)):
             channel = row // (rows // geometry.groups) * columns + column
-            piece = gradient[image, row, mine[0], mine[1]]
-            pixels = x[image, channel, read[0], read[1]]
-            mean = pixels.mean() if pixels.numel() else 0.0
+            piece = gradients[image, row, mine[0], mine[1]]
+            pixels = inputs[image, channel, read[0], read[1]]
+            mean = pixels.mean() if pixels.size else 0.0
+            total, each = piece.sum(), piece.mean() / (stride[0] * stride[1])
             for tap in taps:
-                of_weight[row, column, tap[0], tap[1]] += shares[tap] * piece.sum() * mean
-                of_input[image, channel, read[0], read[1]] += (
-                    shares[tap] * weight[row, column, tap[0], tap[1]] * piece.mean()
-                    / (stride[0] * stride[1])
-                )  # fmt: skip
-    return of_weight, of_input
+                place = row, column, *tap
+                of_weight[place] += shares[tap] * total * mean
+                of_input[image, channel, read[0], read[1]] += shares[tap] * weights[place] * each
+    return torch.from_numpy(of_weight), torch.from_numpy(of_input)

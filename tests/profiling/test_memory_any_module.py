@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import PlanRequest
-from fl_elastic.profiling import profile_model
+from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.training.apply_plan import plan_applied
@@ -141,12 +143,18 @@ def pictures() -> Batch:
     return torch.randn(8, 3, 16, 16, generator=generator), torch.arange(8) % 3
 
 
+@cache
+def measured(name: str) -> tuple[nn.Module, CostProfile]:
+    """A model, which no test changes, and its costs on the pictures."""
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    return model, profile_model(model, loss_fn, pictures(), optimizer_fn=sgd)
+
+
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> None:
-    torch.manual_seed(0)
-    model, batch = MODELS[name](), pictures()
-    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    (model, profile), batch = measured(name), pictures()
     budget = Budget(memory=1e12) if lean else Budget()
     request = PlanRequest(profile, budget, np.ones(len(profile)))
     generator = np.random.default_rng(3)
@@ -163,8 +171,7 @@ def test_predicted_bytes_are_those_that_hooks_count(name: str, lean: bool) -> No
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_quick_count_of_a_mask_is_the_count_of_its_modes(name: str) -> None:
-    torch.manual_seed(0)
-    profile = profile_model(MODELS[name](), loss_fn, pictures(), optimizer_fn=sgd)
+    _, profile = measured(name)
     generator = np.random.default_rng(1)
     for lean in (True, False):
         for _ in range(20):
@@ -217,11 +224,10 @@ def test_what_a_step_takes_at_its_peak_is_predicted(name: str, lean: bool, tmp_p
 
 @pytest.mark.parametrize("name", MODELS)
 def test_inference_takes_at_least_what_is_counted_on(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model, batch = MODELS[name](), pictures()
-    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
-    with untouched(model), torch.no_grad():
-        taken = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
+    (model, profile), batch = measured(name), pictures()
+    model = deepcopy(model).eval()
+    with torch.no_grad():
+        taken = peak_bytes(lambda: model(batch[0]), tmp_path)
     assert in_flight(profile.graph).inference <= taken
 
 

@@ -226,6 +226,14 @@ def test_an_unknown_clock_is_refused() -> None:
         clock_for("cpu", "sun")
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "xpu"])
+def test_the_clock_waits_for_what_is_queued(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    clock = clock_for(device)
+    assert not waited and clock() <= clock() and waited == [torch.device(device)] * 2
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_fit_recovers_coefficients_that_are_not_negative(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import FedAvg
 from slow_ones import slow_unless
+from torch import nn
 
+from fl_elastic import Budget, ElasticClient
+from fl_elastic.flower import Checkpointed
+from fl_elastic.flower.records import PACKED
+from fl_elastic.operations import Journal
+from fl_elastic.operations.journal import log_to_file
 from fl_elastic.state.files import only_one, private_file, remove_leftovers, write_atomically
+from fl_elastic.streaming import SampleStore, StreamLearner
+from fl_elastic.update import weights_of
+from fl_elastic.update.model_wire import encode_weights
 
 HOLDER = """
 import sys, time
@@ -131,17 +146,53 @@ def everything_in(folder: Path) -> dict[str, str]:
     }
 
 
+def write_everything(umask: int, root: Path) -> None:
+    """Keep something of each kind below a folder, in a process of its own."""
+    os.umask(umask)
+    stream = root / "stream"
+    store, held = SampleStore(stream / "samples.db", 2**20), only_one(stream / ".lock")
+    held.__enter__()
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    learner = StreamLearner(
+        model, store, budget=Budget(), policy="full", state_dir=stream,
+        optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.1),
+    )  # fmt: skip
+    for place in range(60):
+        learner.observe(np.full(3, place, np.float32), place % 2)
+    learner.save()
+    # The log is there while the state is behind, and SQLite's own files while the store is open.
+    learner.observe(np.zeros(3, np.float32), 1)
+    assert (stream / "events.log").stat().st_size and (stream / "samples.db-wal").exists()
+    journal = Journal(root / "server" / "rounds.jsonl", max_bytes=100)
+    for place in range(5):
+        journal.append({"round": place, "text": "x" * 30})
+    log_to_file(root / "node" / "node.log", max_bytes=200)
+    for _ in range(9):
+        logging.getLogger("fl_elastic").warning("a line of some length %s", "x" * 40)
+    kept = ArrayRecord(nn.Linear(2, 2).state_dict())
+    Checkpointed(FedAvg(), root / "checkpoints")._save(1, kept)
+    data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
+    client = ElasticClient(
+        model, data, data, budget=Budget(), policy="full", codec="int8", state_dir=root / "client"
+    )
+    packed = encode_weights(weights_of(model, client.manifest), client.manifest, version=1)
+    reply = client.fit([np.frombuffer(packed, np.uint8)], {PACKED: True, "server-round": 1})
+    assert any("feedback" in each.name for each in (root / "client").rglob("*")), reply[2]
+    os._exit(0)
+
+
 @pytest.mark.parametrize("umask", slow_unless(lambda umask: not umask, [0o000, 0o777]))
 def test_what_tells_of_somebodys_data_is_its_owners_alone_under_any_umask(
     umask: int, tmp_path: Path
 ) -> None:
     """Samples, weights, journals, residuals, checkpoints, features: by those who write them."""
     # A process of its own: the umask is one of the whole process.
-    done = subprocess.run(
-        [sys.executable, "-c", WRITERS, str(umask), str(tmp_path / "made" / "state")],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    writers = get_context("fork").Process(
+        target=write_everything, args=(umask, tmp_path / "made" / "state")
+    )
+    writers.start()
+    writers.join(300)
+    assert writers.exitcode == 0
     found = everything_in(tmp_path / "made")
     assert len(found) > 14, found
     wrong = {
@@ -150,56 +201,6 @@ def test_what_tells_of_somebodys_data_is_its_owners_alone_under_any_umask(
         if mode != ("0o700" if (tmp_path / name).is_dir() else "0o600")
     }
     assert wrong == {}
-
-
-WRITERS = """
-import os, sys
-os.umask(int(sys.argv[1]))
-from pathlib import Path
-import numpy as np, torch
-from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import FedAvg
-from torch import nn
-from fl_elastic import Budget, ElasticClient
-from fl_elastic.flower import Checkpointed
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import log_to_file
-from fl_elastic.state.files import only_one
-from fl_elastic.streaming import SampleStore, StreamLearner
-import logging
-
-root = Path(sys.argv[2])
-stream = root / "stream"
-store, held = SampleStore(stream / "samples.db", 2**20), only_one(stream / ".lock")
-held.__enter__()
-learner = StreamLearner(
-    nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), store, budget=Budget(), policy="full",
-    optimizer_fn=lambda p: torch.optim.SGD(p, lr=0.1), state_dir=stream)
-for place in range(60):
-    learner.observe(np.full(3, place, np.float32), place % 2)
-learner.save()
-# The log is there while the state is behind, and SQLite's own files while the store is open.
-learner.observe(np.zeros(3, np.float32), 1)
-assert (stream / "events.log").stat().st_size and (stream / "samples.db-wal").exists()
-journal = Journal(root / "server" / "rounds.jsonl", max_bytes=100)
-for place in range(5):
-    journal.append({"round": place, "text": "x" * 30})
-log_to_file(root / "node" / "node.log", max_bytes=200)
-for place in range(9):
-    logging.getLogger("fl_elastic").warning("a line of some length %s", "x" * 40)
-Checkpointed(FedAvg(), root / "checkpoints")._save(1, ArrayRecord(nn.Linear(2, 2).state_dict()))
-data = [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1])) for _ in range(3)]
-client = ElasticClient(
-    nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), data, data, budget=Budget(), policy="full",
-    codec="int8", state_dir=root / "client")
-from fl_elastic.flower.records import PACKED
-from fl_elastic.update.model_wire import encode_weights
-from fl_elastic.update import weights_of
-data = encode_weights(weights_of(client.model, client.manifest), client.manifest, version=1)
-reply = client.fit([np.frombuffer(data, np.uint8)], {PACKED: True, "server-round": 1})
-assert any("feedback" in each.name for each in (root / "client").rglob("*")), reply[2]
-os._exit(0)
-"""
 
 
 def test_files_of_an_earlier_release_are_mended(tmp_path: Path) -> None:

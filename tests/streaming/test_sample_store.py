@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import random
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from toy_streams import delete_class, relabelled
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
+from fl_elastic.streaming.store.changes import Relabelled
 from fl_elastic.streaming.store.policies import STORAGE_POLICIES, lottery
 
 MEGABYTE = 2**20
@@ -369,45 +370,42 @@ def test_a_full_disk_costs_samples_and_is_said(
     store.close()
 
 
-TRAINER = """
-import sys
-import numpy as np
-from fl_elastic.streaming import SampleStore
-from fl_elastic.streaming.store.changes import Relabelled
-store = SampleStore(sys.argv[1], 2**20)
-print("ready", flush=True)
-generator, labelled, drawn = np.random.default_rng(0), 0, 0
-for line in sys.stdin:
-    found = store.sample(16, generator=generator)
-    assert all((x == x[0]).all() and int(x[0]) % 5 == y for x, y in zip(found.x, found.y))
-    drawn += len(found)
-    waiting = store.sample(4, labelled=False, generator=generator)
-    for each in waiting.ids[np.ma.getmaskarray(waiting.y)].tolist():
-        value = store.take([each])
-        change = [Relabelled(each, int(value.x[0][0]) % 5)] if len(value) else []
-        labelled += store.change(change) == [each]
-    store.delete(ids=found.ids[:1].tolist())
-print(drawn, labelled)
-"""
+def draws_labels_and_deletes(path: Path, turns: Connection) -> None:
+    store = SampleStore(path, 2**20)
+    turns.send("ready")
+    generator, labelled, drawn = np.random.default_rng(0), 0, 0
+    while turns.recv():
+        found = store.sample(16, generator=generator)
+        assert all(
+            (x == x[0]).all() and int(x[0]) % 5 == y for x, y in zip(found.x, found.y, strict=True)
+        )
+        drawn += len(found)
+        waiting = store.sample(4, labelled=False, generator=generator)
+        for each in waiting.ids[np.ma.getmaskarray(waiting.y)].tolist():
+            value = store.take([each])
+            change = [Relabelled(each, int(value.x[0][0]) % 5)] if len(value) else []
+            labelled += store.change(change) == [each]
+        store.delete(ids=found.ids[:1].tolist())
+    turns.send((drawn, labelled))
+    store.close()
 
 
 def test_one_process_adds_while_another_draws_labels_and_deletes(tmp_path: Path) -> None:
-    path = tmp_path / "samples.db"
+    path, forked = tmp_path / "samples.db", get_context("fork")
+    turns, theirs = forked.Pipe()
+    trainer = forked.Process(target=draws_labels_and_deletes, args=(path, theirs), daemon=True)
+    trainer.start()
+    theirs.close()
+    assert turns.recv() == "ready"
     store = SampleStore(path, 2**20)
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True,
-    ) as trainer:  # fmt: skip
-        assert trainer.stdin is not None and trainer.stdout is not None
-        assert trainer.stdout.readline() == "ready\n"
-        for i in range(600):
-            store.add(sample_of(i, 300), None if i % 7 == 0 else i % 5)
-            if i % 3 == 0:
-                trainer.stdin.write("\n")
-                trainer.stdin.flush()
-        trainer.stdin.close()
-        drawn, labelled = map(int, trainer.stdout.read().split())
-        assert trainer.wait(60) == 0
+    for i in range(600):
+        store.add(sample_of(i, 300), None if i % 7 == 0 else i % 5)
+        if i % 3 == 0:
+            turns.send(True)
+    turns.send(False)
+    drawn, labelled = turns.recv()
+    trainer.join(60)
+    assert trainer.exitcode == 0
     assert drawn > 1000 and labelled > 5
     everything = store.sample(10**6, labelled=False)
     assert dict(Counter(everything.y.tolist())) == store.classes

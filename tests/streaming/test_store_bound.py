@@ -6,11 +6,11 @@ import logging
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -189,36 +189,39 @@ def test_opened_with_less_than_it_takes(tmp_path: Path) -> None:
         assert len(again) == held
 
 
-READER = """
-import sqlite3, sys
-connection = sqlite3.connect(sys.argv[1], isolation_level=None)
-connection.execute("BEGIN")
-connection.execute("SELECT COUNT(*) FROM samples").fetchone()
-print("reading", flush=True)
-sys.stdin.readline()
-"""
+def read_until_told(path: Path, told: Connection) -> None:
+    told.recv()
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN")
+    connection.execute("SELECT COUNT(*) FROM samples").fetchone()
+    told.send("reading")
+    told.recv()
 
 
 def test_one_who_reads_for_ever_costs_samples_and_not_the_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # Before there is a connection that it would inherit.
+    forked = get_context("fork")
+    told, theirs = forked.Pipe()
+    reader = forked.Process(
+        target=read_until_told, args=(tmp_path / "samples.db", theirs), daemon=True
+    )
+    reader.start()
     store = SampleStore(tmp_path / "samples.db", 2**18)
     store.add(np.zeros(100, np.float32), 0)
-    with subprocess.Popen(
-        [sys.executable, "-c", READER, str(tmp_path / "samples.db")],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as reader:  # fmt: skip
-        assert reader.stdin is not None and reader.stdout is not None
-        assert reader.stdout.readline() == "reading\n"
-        with caplog.at_level(logging.WARNING, logger="fl_elastic"):
-            kept = [store.add(np.full(100, i, np.float32), 0) for i in range(300)]
-        assert kept[0] is not None and kept[-1] is None
-        assert on_disk(tmp_path) <= 2**18
-        assert store.rejected["disk"] == kept.count(None)
-        # Said now and then, not three hundred times.
-        assert 1 <= caplog.text.count("reads for too long") < 12
-        reader.stdin.close()
-        assert reader.wait(30) == 0
+    told.send("begin")
+    assert told.recv() == "reading"
+    with caplog.at_level(logging.WARNING, logger="fl_elastic"):
+        kept = [store.add(np.full(100, i, np.float32), 0) for i in range(300)]
+    assert kept[0] is not None and kept[-1] is None
+    assert on_disk(tmp_path) <= 2**18
+    assert store.rejected["disk"] == kept.count(None)
+    # Said now and then, not three hundred times.
+    assert 1 <= caplog.text.count("reads for too long") < 12
+    told.send("enough")
+    reader.join(30)
+    assert reader.exitcode == 0
     assert store.add(np.zeros(100, np.float32), 0) is not None
     store.close()
     with sqlite3.connect(tmp_path / "samples.db") as connection:

@@ -15,7 +15,7 @@ from toy_streams import relabelled
 
 from fl_elastic.streaming import SampleStore
 
-KILLS = 30
+KILLS = 15
 
 
 def add_for_ever(path: Path, pipe: int, policy: str, capacity: int) -> None:
@@ -47,7 +47,7 @@ def one_life(path: Path, ids: int, seconds: float, policy: str, capacity: int) -
 def test_killed_at_random_moments(policy: str, tmp_path: Path) -> None:
     path, draw = tmp_path / "samples.db", random.Random(policy)
     # Room for all in the first lives, at its bound in the later ones.
-    capacity = 2**19
+    capacity = 2**18
     told: set[int] = set()
     for _ in range(KILLS):
         told |= set(one_life(path, draw.randrange(120), draw.uniform(0, 0.01), policy, capacity))

@@ -15,6 +15,9 @@ from toy_streams import blobs, closed, learner_in, net, run, weights
 
 from fl_elastic.streaming import ClosedForm, Latent, Trigger
 
+# Where there is none it is the CPU that is compared with itself.
+pytestmark = [] if DEVICE != CPU else [pytest.mark.slow]
+
 STEPS: dict[str, Any] = {
     "encoding": "int8", "steps": 20, "trigger": Trigger(30, None),
     "optimizer_fn": lambda p: torch.optim.SGD(p, lr=0.05),

@@ -259,19 +259,19 @@ def test_half_precision_is_subtracted_as_it_was_added(tmp_path: Path) -> None:
 
 
 def test_older_samples_count_less_where_it_is_asked_for(tmp_path: Path) -> None:
-    learner = solved_in(tmp_path, head=ClosedForm(remember=40))
+    learner = solved_in(tmp_path, head=ClosedForm(remember=20))
     # So many that the unit of the sums is changed.
-    run(learner, [*blobs(1000, LABELS), *blobs(300, LABELS, seed=1, turn=1)])
+    run(learner, [*blobs(500, LABELS), *blobs(150, LABELS, seed=1, turn=1)])
     x, y, numbers = learned(learner)
     solved = solved_of(learner)
     assert solved._base > 0
-    counts = np.exp((numbers - 1300) / 40)
+    counts = np.exp((numbers - 650) / 20)
     wanted = slow_ridge(x, y, 5, solved._head.penalty, counts)
-    rows = np.hstack([x, np.ones((len(x), 1))])[-300:]
+    rows = np.hstack([x, np.ones((len(x), 1))])[-150:]
     assert close(rows @ exact(learner), rows @ wanted, 1e-6)
     assert accuracy(learner, blobs(200, LABELS, seed=5, turn=1)) > 0.9
     closed(learner)
-    with pytest.raises(StreamError, match="remember=40"):
+    with pytest.raises(StreamError, match="remember=20"):
         solved_in(tmp_path)
 
 

@@ -72,7 +72,10 @@ def test_lines_end_as_they_do_anywhere(
 
 
 @pytest.mark.parametrize("end", slow_unless("\r\n".__eq__, ENDS.values()))
-def test_a_table_that_grows_by_bytes(end: str, tmp_path: Path) -> None:
+def test_a_table_that_grows_by_bytes(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_source, "POLL_SECONDS", 0.001)
     path = tmp_path / "t.csv"
     path.write_bytes(b"")
     readings, found = open_source(f"csv:{path}", follow=True), []

@@ -278,9 +278,9 @@ def write_for_ever(path: Path, pipe: int) -> None:
 
 
 def test_a_killed_writer_leaves_whole_features_only(tmp_path: Path) -> None:
-    """Twenty of them, as a stream's store and learner are killed."""
+    """Eight of them, as a stream's store and learner are killed."""
     path, found, draw = tmp_path / "features.db", 0, random.Random(1)
-    for _ in range(20):
+    for _ in range(8):
         reading, writing = os.pipe()
         writer = os.fork()
         if writer == 0:

@@ -46,12 +46,12 @@ SMALL = FederationTask(
         "partition": "dirichlet",
         "alpha": 0.5,
         "layout": "correlated",
-        "train_limit": 240,
-        "test_limit": 120,
+        "train_limit": 120,
+        "test_limit": 40,
     },
     model="digits_cnn",
     speeds=((1.0, 1), (3.0, 1)),
-    training={"local_steps": STEPS, "batch_size": 16, "learning_rate": 0.05},
+    training={"local_steps": STEPS, "batch_size": 4, "learning_rate": 0.05},
     reference_rounds=2,
 )
 

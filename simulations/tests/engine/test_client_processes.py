@@ -14,7 +14,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
+from fl_elastic_simulations.engine.in_process_grid import (
+    ClientProcesses,
+    InProcessGrid,
+    client_processes,
+)
 
 NODES = 7
 
@@ -55,28 +59,33 @@ def messages(**config: int) -> list[Message]:
     ]  # fmt: skip
 
 
-def test_replies_come_in_order_and_nodes_keep_their_state() -> None:
-    heard: list[tuple[int, int]] = []
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ClientProcesses]:
+    """Two, which no test ends."""
     with client_processes(counting_app, 2) as processes:
-        grid = InProcessGrid(
-            NODES, ClientApp(), lambda *seen: heard.append(seen), processes=processes
-        )
-        for times in (1, 2):
-            replies = list(grid.send_and_receive(messages()))
-            said = [reply.content["said"] for reply in replies]
-            assert [each["node"] for each in said] == list(range(1, NODES + 1))
-            assert {each["times"] for each in said} == {times}
-            assert os.getpid() not in {each["process"] for each in said}
-            for node, reply in enumerate(replies, start=1):
-                np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), 2.0 * node)
-                assert reply.metadata.src_node_id == node
-        pushed = grid.push_messages(messages()[:1])
-        (reply,) = grid.pull_messages(pushed)
-        assert reply.content["said"]["times"] == 3 and not grid.pull_messages(pushed)
+        assert processes is not None
+        yield processes
+
+
+def test_replies_come_in_order_and_nodes_keep_their_state(processes: ClientProcesses) -> None:
+    heard: list[tuple[int, int]] = []
+    grid = InProcessGrid(NODES, ClientApp(), lambda *seen: heard.append(seen), processes=processes)
+    for times in (1, 2):
+        replies = list(grid.send_and_receive(messages()))
+        said = [reply.content["said"] for reply in replies]
+        assert [each["node"] for each in said] == list(range(1, NODES + 1))
+        assert {each["times"] for each in said} == {times}
+        assert os.getpid() not in {each["process"] for each in said}
+        for node, reply in enumerate(replies, start=1):
+            np.testing.assert_array_equal(reply.content["arrays"]["w"].numpy(), 2.0 * node)
+            assert reply.metadata.src_node_id == node
+    pushed = grid.push_messages(messages()[:1])
+    (reply,) = grid.pull_messages(pushed)
+    assert reply.content["said"]["times"] == 3 and not grid.pull_messages(pushed)
     assert heard == [(seen, NODES) for seen in range(1, NODES + 1)] * 2
 
 
-def test_no_more_messages_are_out_than_the_processes_are_ahead() -> None:
+def test_no_more_messages_are_out_than_the_processes_are_ahead(processes: ClientProcesses) -> None:
     taken: list[int] = []
 
     def asked(grid: InProcessGrid) -> Iterator[tuple[Message, Context]]:
@@ -84,18 +93,15 @@ def test_no_more_messages_are_out_than_the_processes_are_ahead() -> None:
             taken.append(message.metadata.dst_node_id)
             yield grid._named(message)
 
-    with client_processes(counting_app, 2) as processes:
-        assert processes is not None
-        replies = processes.answered(asked(InProcessGrid(NODES, ClientApp())))
-        for number, expected in enumerate([4, 5, 6, 7, 7, 7, 7], start=1):
-            assert next(replies).content["said"]["node"] == number
-            assert len(taken) == expected
+    replies = processes.answered(asked(InProcessGrid(NODES, ClientApp())))
+    for number, expected in enumerate([4, 5, 6, 7, 7, 7, 7], start=1):
+        assert next(replies).content["said"]["node"] == number
+        assert len(taken) == expected
 
 
-def test_what_a_client_raises_is_its_own_failure() -> None:
-    with client_processes(counting_app, 2) as processes:
-        grid = InProcessGrid(NODES, ClientApp(), processes=processes)
-        replies = list(grid.send_and_receive(messages(fails=3)))
+def test_what_a_client_raises_is_its_own_failure(processes: ClientProcesses) -> None:
+    grid = InProcessGrid(NODES, ClientApp(), processes=processes)
+    replies = list(grid.send_and_receive(messages(fails=3)))
     assert [reply.has_error() for reply in replies] == [node == 3 for node in range(1, NODES + 1)]
     assert "no thanks" in replies[2].error.reason
 

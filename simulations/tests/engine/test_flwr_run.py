@@ -1,4 +1,7 @@
-"""``flwr run simulations`` in a copy of the repository, as a user of Flower's own command starts it."""
+"""``flwr run simulations`` in a copy of the repository, as a user of Flower's own command starts it.
+
+In this process the app is run by ``test_app.py`` each time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from real_processes import (
 
 from fl_elastic_simulations.engine.client import LATE
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -99,6 +102,5 @@ def test_a_scenario_completes_and_writes_its_results(flwr_run: Run, tmp_path: Pa
     assert (tmp_path / "out" / "report.html").stat().st_size > 1000
 
 
-@pytest.mark.slow
 def test_a_scenario_that_does_not_exist_fails(flwr_run: Run) -> None:
     assert flwr_run({"scenario": "no_such_scenario"}) == "finished:failed"

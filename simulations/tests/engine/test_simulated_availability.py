@@ -23,15 +23,15 @@ target = {method = "wait"}
 
 [data]
 dataset = "digits"
-train_limit = 240
-test_limit = 120
+train_limit = 120
+test_limit = 30
 
 [model]
 name = "digits_cnn"
 
 [training]
 rounds = 3
-batch_size = 16
+batch_size = 4
 local_steps = 2
 
 [deadline]

@@ -32,9 +32,9 @@ SENDING = 0.05
 def table(slowest: float = SLOWEST, count: int = 2, **training: Any) -> dict[str, Any]:
     return {
         "title": "small",
-        "data": {"dataset": "digits", "partition": "iid", "train_limit": 400, "test_limit": 100},
+        "data": {"dataset": "digits", "partition": "iid", "train_limit": 240, "test_limit": 30},
         "model": {"name": "digits_cnn"},
-        "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": STEPS}
+        "training": {"rounds": 2, "batch_size": 4, "learning_rate": 0.03, "local_steps": STEPS}
         | training,
         "deadline": {"quantile": 0.0},
         "fleet": [

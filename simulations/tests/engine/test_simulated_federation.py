@@ -35,7 +35,7 @@ SCENARIO: dict[str, Any] = {
     "title": "small",
     "seeds": [0],
     "methods": ["full", "elastic"],
-    "data": {"dataset": "digits", "train_limit": 240, "test_limit": 100, "min_examples": 20},
+    "data": {"dataset": "digits", "train_limit": 144, "test_limit": 60, "min_examples": 20},
     "model": {"name": "digits_cnn"},
     "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
     "fleet": [
@@ -160,32 +160,26 @@ def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(
     assert results(simulated(tmp_path)) == whole
 
 
-def test_resume_takes_finished_cells_as_they_are(tmp_path: Path, whole: list[Any]) -> None:
+def test_resume_takes_finished_cells_and_their_costs_as_they_are(
+    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch, whole: list[Any]
+) -> None:
     with pytest.raises(Interrupted):
         simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
     kept = tmp_path / "parts" / "cells" / "full-0.json"
     before = kept.stat().st_mtime_ns
     assert sorted(path.name for path in kept.parent.iterdir()) == ["full-0.json"]
     progress = Recorder()
-    resumed = simulated(tmp_path / "parts", progress=progress, resume=True)
-    assert kept.stat().st_mtime_ns == before
-    assert {method for method, _ in progress.rounds} == {"elastic"}
-    assert results(resumed) == whole
-
-
-def test_methods_after_an_interruption_go_by_the_costs_of_those_before(
-    tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch, whole: list[Any]
-) -> None:
-    """Else a host that is busier by now would make them slower than the others."""
-    with pytest.raises(Interrupted):
-        simulated(tmp_path / "parts", progress=Recorder(interrupt_at=("elastic", 1)))
+    # Else a host that is busier by now would make later methods slower than those before.
     busier = at_speed(profile, 2.0)
     monkeypatch.setattr(simulated_server, "measure_profile", lambda *_, known=None: known or busier)
     monkeypatch.setattr(
         simulated_server, "measure_choosing",
         lambda made, _, __, known: known if known.plan_seconds else flat_choosing(made, plan=1.0),
     )  # fmt: skip
-    assert results(simulated(tmp_path / "parts", resume=True)) == whole
+    resumed = simulated(tmp_path / "parts", progress=progress, resume=True)
+    assert kept.stat().st_mtime_ns == before
+    assert {method for method, _ in progress.rounds} == {"elastic"}
+    assert results(resumed) == whole
 
 
 def test_costs_of_another_scenario_are_not_gone_by(tmp_path: Path) -> None:
@@ -214,19 +208,17 @@ def test_a_damaged_cell_is_named_on_resume(content: bytes, tmp_path: Path) -> No
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"training": SCENARIO["training"] | {"rounds": 3}},
-        {"data": SCENARIO["data"] | {"train_limit": 200}},
+def test_results_of_another_scenario_are_not_taken(tmp_path: Path) -> None:
+    simulated(tmp_path, scenario(methods=["full"], training=SCENARIO["training"] | {"rounds": 1}))
+    for changes in (
+        {},  # of one round more
+        {"data": SCENARIO["data"] | {"train_limit": 140}},
         {"method": {"full": {"codec": "fp16"}}},
-    ],
-    ids=["rounds", "data", "method"],
-)
-def test_results_of_another_scenario_are_not_taken(changes: Any, tmp_path: Path) -> None:
-    simulated(tmp_path, scenario(methods=["full"]))
-    with pytest.raises(ScenarioError, match=r"full-0.json is the result of another scenario"):
-        simulated(tmp_path, scenario(methods=["full"], **changes), resume=True)
+    ):
+        training = SCENARIO["training"] | {"rounds": 1} if changes else SCENARIO["training"]
+        made = scenario(methods=["full"], training=training, **changes)
+        with pytest.raises(ScenarioError, match=r"full-0.json is the result of another scenario"):
+            simulated(tmp_path, made, resume=True)
 
 
 def test_resume_may_add_methods_and_seeds(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ METHODS: dict[str, dict[str, Any]] = {
 def scenario(memory: int | None = None) -> Scenario:
     table = {
         "seeds": [0],
-        "data": {"dataset": "digits", "train_limit": 480, "test_limit": 120},
+        "data": {"dataset": "digits", "train_limit": 160, "test_limit": 30},
         "model": {"name": "digits_cnn"},
-        "training": {"rounds": 2, "batch_size": 16, "learning_rate": 0.03, "local_steps": 2},
+        "training": {"rounds": 2, "batch_size": 4, "learning_rate": 0.03, "local_steps": 2},
         "fleet": [
             {"name": "large", "device": "laptop", "slowdown": 1.0, "count": 2},
             {"name": "small", "device": "laptop", "slowdown": 1.0, "count": 2}

@@ -47,7 +47,8 @@ TABLE: dict[str, Any] = {
     "target": {"method": "plain"},
 }  # fmt: skip
 
-LITTLE = {"data": TABLE["data"] | {"train_limit": 400}}
+LITTLE = {"data": TABLE["data"] | {"train_limit": 200, "test_limit": 40}}
+ONE_ROUND = {"training": TABLE["training"] | {"rounds": 1}}
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -94,7 +95,7 @@ def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     method = {"policy": "full", "round_zero": "closed_form", "read": "auto", "plan": "none"}
     made = scenario(
         fleet=TABLE["fleet"][:1] + fleet, methods=["solved"], method={"solved": method},
-        target={"method": "solved"}, **LITTLE,
+        target={"method": "solved"}, data=TABLE["data"] | {"train_limit": 400}, **ONE_ROUND,
     )  # fmt: skip
     ran(made)
     (found,) = features
@@ -120,7 +121,7 @@ def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_on
     for read in ("auto", "conv1@grid2", "mirrored:auto"):
         ran(
             scenario(methods=["solved"], method={"solved": method | {"read": read}},
-                     target={"method": "solved"}, **LITTLE)
+                     target={"method": "solved"}, **LITTLE, **ONE_ROUND)
         )  # fmt: skip
     saved = min(float(profile.cut_inference_seconds[-1] / profile.cut_plain_seconds[-1]), 1.0)
     of_batch = float(profile.forward_seconds[0]) * saved
@@ -189,8 +190,9 @@ def test_simulated_seconds_are_the_same_however_busy_the_host_is(
 ) -> None:
     method = {"policy": "full", "round_zero": "closed_form", "cut": "moving", "solve_every": 1}
     made = scenario(
-        method={"solved": method}, methods=["solved"], target={"method": "solved"}, **LITTLE
-    )
+        method={"solved": method}, methods=["solved"], target={"method": "solved"}, **LITTLE,
+        **ONE_ROUND,
+    )  # fmt: skip
     before = [point["simulated_seconds"] for point in ran(made)["solved"].history]
     real = time.thread_time
     monkeypatch.setattr(time, "thread_time", lambda: 1000.0 * real())
@@ -208,7 +210,7 @@ def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(simulated_client.ElasticClient, "fit", fit)
-    made = scenario(methods=["solved"], target={"method": "solved"})
+    made = scenario(methods=["solved"], target={"method": "solved"}, **LITTLE)
     ran(made)
     # Before the first round, and after the last.
     assert sorted(seen) == sorted([*sizes_of(made)] * 2)
@@ -344,7 +346,10 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     ran: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = {"policy": "full", "round_zero": "closed_form", "solve_every": 1000}
-    table = {"method": {"solved": method}, "methods": ["solved"], "target": {"method": "solved"}}
+    table = {
+        "method": {"solved": method}, "methods": ["solved"], "target": {"method": "solved"},
+        "data": TABLE["data"] | {"test_limit": 40},
+    }  # fmt: skip
     one_pass = ran(scenario(**table))["solved"].history[1]["simulated_seconds"]
     solved: list[int] = []
     original = AuxiliaryRounds.solve
@@ -370,7 +375,10 @@ def test_a_peer_goes_on_from_a_solved_head(
         "bare": {"peer": peer},
         "helped": {"peer": peer, "round_zero": "closed_form", "solve_every": 1},
     }
-    cells = ran(scenario(methods=list(methods), method=methods, target={"method": "bare"}))
+    data = TABLE["data"] | {"train_limit": 400}
+    cells = ran(
+        scenario(methods=list(methods), method=methods, target={"method": "bare"}, data=data)
+    )
     bare, helped = cells["bare"].history, cells["helped"].history
     assert helped[1]["round"] == 0 and helped[1]["simulated_seconds"] > 0
     assert helped[1]["accuracy"] > bare[0]["accuracy"] + 0.3

@@ -26,9 +26,9 @@ from fl_elastic_simulations.scenario import Scenario
 
 TABLE: dict[str, Any] = {
     "title": "apart", "seeds": [0], "methods": ["elastic", "kept"],
-    "data": {"dataset": "digits", "train_limit": 240, "test_limit": 60},
+    "data": {"dataset": "digits", "train_limit": 120, "test_limit": 30},
     "model": {"name": "digits_cnn"},
-    "training": {"rounds": 3, "batch_size": 16},
+    "training": {"rounds": 3, "batch_size": 8},
     "deadline": {"quantile": 0.0},
     "method": {
         "elastic": {"policy": "elastic", "stragglers": "fit", "codec": "int8"},
