@@ -75,7 +75,7 @@ def test_lines_end_as_they_do_anywhere(
 def test_a_table_that_grows_by_bytes(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_source, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(csv_source, "POLL_SECONDS", 0.001)
     path = tmp_path / "t.csv"
     path.write_bytes(b"")
     readings, found = open_source(f"csv:{path}", follow=True), []
