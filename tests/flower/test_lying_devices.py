@@ -17,9 +17,9 @@ from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower.believed_metrics import believed_metrics, left_out_of
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client_availability import ClientAvailability, inner_times
+from fl_elastic.flower.deadline import reply_timeout
 from fl_elastic.flower.group_names import GroupNames, read_importance
 from fl_elastic.flower.server_plan import ServerPlanner
-from fl_elastic.flower.strategy import _GRACE
 from fl_elastic.state.archive import Kind, archive_bytes
 from fl_elastic.state.codec import to_archive
 
@@ -67,7 +67,7 @@ def test_where_nobody_keeps_a_deadline_of_claims_the_next_round_has_none(alone: 
         def configure_train(self, *arguments: Any, **options: Any) -> Any:
             found = super().configure_train(*arguments, **options)
             patience = self.patience()
-            late.append(None if patience is None else patience / _GRACE)
+            late.append(None if patience is None else patience / (reply_timeout(1.0) or 1.0))
             return found
 
     odd = {node: said(node, full_step_seconds=1e-9) for node in range(1, alone + 1)}
