@@ -1,4 +1,8 @@
-"""Registries of named plug-ins, which validate names and explain unknown ones."""
+"""Registries of named plug-ins, which validate names and explain unknown ones.
+
+Built-in names are listed where a registry object is made, those of published methods in their folders of
+`fl_elastic.methods`, and those of other packages in their entry points.
+"""
 
 from __future__ import annotations
 
