@@ -126,7 +126,8 @@ def read_instruction(kind: str, content: RecordDict) -> tuple[list[NDArray[Any]]
         raise UpdateError(
             f"message has no record {error}: wrap the server's strategy in PartialUpdates"
         ) from None
-    return [bytes_to_ndarray(array.data) for array in packed.values()], config
+    # For an empty list of arrays Flower's legacy strategies send one array without data.
+    return [bytes_to_ndarray(array.data) for array in packed.values() if array.data], config
 
 
 def _is_stock(content: RecordDict) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from in_process_grid import InProcessGrid
 from torch import nn
 
-from fl_elastic.flower import ElasticClient, SecurePartialUpdates
+from fl_elastic.flower import ElasticClient, SecurePartialUpdates, elastic_client_app
 from fl_elastic.flower._compat import ndarrays_to_parameters, secaggplus_mod
 from fl_elastic.update import Manifest, weights_of
 
@@ -36,17 +36,24 @@ def begins_with(model: nn.Module, nodes: int) -> FedAvg:
     )  # fmt: skip
 
 
+def legacy_app(client: ElasticClient) -> ClientApp:
+    """The client's app of Flower's legacy kind."""
+    return ClientApp(lambda context: client.to_client(), mods=[secaggplus_mod])
+
+
+def message_app(client: ElasticClient) -> ClientApp:
+    """The client's app on the Message API."""
+    return elastic_client_app(lambda context: client, mods=[secaggplus_mod])
+
+
 def run_securely(
     strategy: SecurePartialUpdates,
     workflow: SecAggPlusWorkflow,
     clients: Mapping[int, ElasticClient],
     rounds: int,
+    app: Callable[[ElasticClient], ClientApp] = legacy_app,
 ) -> tuple[LegacyGrid, list[Message]]:
     """Run the workflow; return the grid with all messages, and the replies."""
-
-    def app(made: ElasticClient) -> ClientApp:
-        return ClientApp(lambda context: made.to_client(), mods=[secaggplus_mod])
-
     apps = {node: app(made) for node, made in clients.items()}
     replies: list[Message] = []
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.clientapp import ClientApp
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
-from secure_rounds import begins_with, run_securely
+from secure_rounds import begins_with, legacy_app, message_app, run_securely
 from small_federation import EXAMPLES, build, elastic_client, local_data, plain_sgd
 from small_models import flat_profile
 
@@ -49,7 +51,11 @@ def client(profile: CostProfile, node: int, speedup: float) -> ElasticClient:
 
 
 def secured(
-    profile: CostProfile, speedups: dict[int, float], rounds: int = 1, **options: Any
+    profile: CostProfile,
+    speedups: dict[int, float],
+    rounds: int = 1,
+    app: Callable[[ElasticClient], ClientApp] = legacy_app,
+    **options: Any,
 ) -> tuple[Any, ...]:
     """Run the legacy workflow; return strategy, models and the grid with all messages."""
     clients = {node: client(profile, node, speedup) for node, speedup in speedups.items()}
@@ -65,13 +71,16 @@ def secured(
         return merged, metrics
 
     strategy.aggregate_fit = noted  # type: ignore[method-assign]
-    grid, replies = run_securely(strategy, workflow, clients, rounds)
+    grid, replies = run_securely(strategy, workflow, clients, rounds, app)
     return strategy, models, grid, replies, clients
 
 
-def test_the_secure_sum_is_the_weighted_mean_of_what_all_trained(profile: CostProfile) -> None:
+@pytest.mark.parametrize("app", [legacy_app, message_app])
+def test_the_secure_sum_is_the_weighted_mean_of_what_all_trained(
+    profile: CostProfile, app: Callable[[ElasticClient], ClientApp]
+) -> None:
     speedups = {1: 1.0, 2: 2.0, 3: 1.4}
-    strategy, (model,), _, _, _ = secured(profile, speedups)
+    strategy, (model,), _, _, _ = secured(profile, speedups, app=app)
     groups = strategy.fleet.training(1).groups
     assert groups
     start = weights_of(build(), MANIFEST)
