@@ -22,7 +22,8 @@ from real_processes import (
     with_all_below,
 )
 
-from fl_elastic.state.archive import Kind, read_archive
+from fl_elastic.flower.checkpoint import _KIND
+from fl_elastic.state.archive import read_archive
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
@@ -225,7 +226,7 @@ def test_the_run_completes_when_a_node_dies_in_training(fleet: Fleet) -> None:
     assert all(len(list((fleet.place / f"state{node}").iterdir())) == 2 for node in (1, 2))
     stored = sorted((fleet.results / "checkpoints").iterdir())
     assert [path.name for path in stored] == ["round-000001.state", "round-000002.state"]
-    one, two = (read_archive(path, Kind("fl_elastic.checkpoint")).arrays for path in stored)
+    one, two = (read_archive(path, _KIND).arrays for path in stored)
     assert not np.array_equal(one["array/2.weight"], two["array/2.weight"])
 
 
