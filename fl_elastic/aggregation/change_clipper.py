@@ -32,7 +32,7 @@ _EARLY = ".early."
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of an `ChangeClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
+    """State of a `ChangeClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]
