@@ -256,8 +256,7 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     _check_errors(metrics, "evaluate")
     check_status(status)
-    if not isinstance(num_examples, int) or not 0 < num_examples <= max_examples:
-        raise UpdateError(f"num_examples is {num_examples!r}, expected 1 to {max_examples}")
+    checked_weight(num_examples, "num_examples", max_examples)
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         raise UpdateError(f"loss must be finite, got {loss!r}")
     return EvaluateReply(
@@ -279,7 +278,15 @@ def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> 
     """
     # The number of examples has an entry of its own in a reply.
     given = {**reply.metrics, "num-examples": reply.num_examples}
-    said = given.get(weight_key, reply.num_examples)
+    return checked_weight(given.get(weight_key, reply.num_examples), weight_key, most)
+
+
+def checked_weight(said: object, weight_key: str, most: int) -> int:
+    """Return a weight that a client claims; UpdateError unless it is a whole number from 1 to ``most``.
+
+    >>> checked_weight(8.0, "num-examples", 100)
+    8
+    """
     # Flower's strategies divide by the sum of the weights, and take 8.0 for 8.
     weight = whole(said)
     if weight is None or not 0 < weight <= most:

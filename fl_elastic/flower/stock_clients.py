@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.believed_metrics import believed_metrics, left_out_of
-from fl_elastic.flower.records import LOSS, EvaluateReply, check_status, weight_of
+from fl_elastic.flower.records import LOSS, EvaluateReply, check_status, checked_weight, weight_of
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply
-from fl_elastic.given import whole
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.checks import Limits, check_update
 from fl_elastic.update.manifest import Role, Weights
@@ -146,7 +145,8 @@ class StockClients:
             If it is no reply, of another model, or of an earlier round, whose model is not kept.
         """
         node, content = message.metadata.src_node_id, message.content
-        listed, examples, metrics = self._read(node, content, weight_key)
+        listed, said, metrics = self._read(node, content, weight_key)
+        examples = checked_weight(said, weight_key, limits.max_examples)
         if message.metadata.group_id != group_of(version):
             raise UpdateError(
                 f"it is {self.kinds[node]}, whose model of an earlier round cannot be merged"
@@ -171,8 +171,8 @@ class StockClients:
 
     def _read(
         self, node: int, content: RecordDict, weight_key: str
-    ) -> tuple[dict[str, NDArray[Any]], int, dict[str, Any]]:
-        """Return arrays, examples and metrics of a reply, and note the client's kind."""
+    ) -> tuple[dict[str, NDArray[Any]], object, dict[str, Any]]:
+        """Return arrays, claimed examples and metrics of a reply, and note the client's kind."""
         try:
             if "fitres.parameters" in content:
                 check_status(content.config_records["fitres.status"])
@@ -195,14 +195,11 @@ class StockClients:
             raise UpdateError(
                 f"a whole model cannot be read: {type(error).__name__}: {error}"
             ) from None
-        weight = whole(examples)
-        if weight is None:
-            raise UpdateError(f"{weight_key} is {examples!r}, expected a whole number")
         left = left_out_of(metrics)
         if left:
             _LOG.warning("node %s: metrics left out: %s", node, left)
         found = {name: np.asarray(array) for name, array in arrays.items()}
-        return found, weight, _called_alike(metrics)
+        return found, examples, _called_alike(metrics)
 
 
 def _by_name(arrays: Mapping[str, NDArray[Any]], names: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -244,12 +241,7 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
         return replace(own, num_examples=weight_of(own, weight_key, max_examples))
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
-    said = _examples(metrics, weight_key)
-    examples = whole(said)
-    if examples is None or not 0 < examples <= max_examples:
-        raise UpdateError(
-            f"{weight_key} is {said!r}, expected a whole number from 1 to {max_examples}"
-        )
+    examples = checked_weight(_examples(metrics, weight_key), weight_key, max_examples)
     alike = _called_alike(metrics)
     named = {**_short_names(alike), **alike}
     if "loss" not in named:
