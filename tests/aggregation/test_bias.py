@@ -89,6 +89,7 @@ def test_probabilities_of_the_ledger_remove_most_of_it_too() -> None:
 
 @settings(max_examples=3)
 @given(probability=st.floats(0.25, 0.6), each=st.integers(3, 6), seed=st.integers(0, 1000))
+@pytest.mark.slow
 def test_inverse_probability_has_less_than_half_of_the_bias(
     probability: float, each: int, seed: int
 ) -> None:

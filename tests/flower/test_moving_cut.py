@@ -103,6 +103,7 @@ def test_what_most_is_gained_above_is_trained_and_nothing_else(
     assert {each.cut for each in records if each.trains} == {place}
 
 
+@pytest.mark.slow
 def test_three_of_the_fleet_are_asked_until_there_is_a_cut(tmp_path: Path) -> None:
     for worth, rounds in (({UPPER: 1.0}, [1]), ({}, [1, 3, 5])):
         _, records, asked = federation(tmp_path / str(len(worth)), 5, worth)

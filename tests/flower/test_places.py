@@ -245,6 +245,7 @@ def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_cle
         SecurePartialUpdates(LegacyFedAvg(), config=terms, workflow=SecAggPlusWorkflow(3, 2))
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_goes_on_from_the_chosen_places(tmp_path: Path) -> None:
     terms = RoundConfig(read="1@grid4", solve_every=0)
 
@@ -412,6 +413,7 @@ def test_a_fleet_reads_inside_a_vision_transformer() -> None:
 
 
 @pytest.mark.parametrize("most", [6, 9])
+@pytest.mark.slow
 def test_where_little_is_affordable_many_features_are_projected(most: int) -> None:
     """The memory of one device bounds what all read; the place alone that fits it tells nothing."""
 

@@ -108,6 +108,7 @@ def test_the_secure_sum_is_the_weighted_mean_of_what_all_trained(
     assert moved > 100 * QUANTUM
 
 
+@pytest.mark.slow
 def test_over_rounds_everything_is_trained_and_no_update_is_seen_in_the_clear(
     profile: CostProfile,
 ) -> None:

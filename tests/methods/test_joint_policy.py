@@ -196,6 +196,7 @@ def test_whole_groups_decrease_the_loss_as_much_as_policy_elastic_expects(
     assert np.mean(ratios) > 0.99 and min(ratios) > 0.9
 
 
+@pytest.mark.slow
 def test_fewer_returns_prefer_more_of_the_model_also_here(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = 0
     for seed in range(12):

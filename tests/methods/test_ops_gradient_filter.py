@@ -50,6 +50,7 @@ def check_against_loops(case: ConvCase, patch: int) -> None:
 
 @settings(max_examples=60)
 @given(conv_cases(), st.integers(1, 9))
+@pytest.mark.slow
 def test_the_rule_is_that_of_the_loops(case: ConvCase, patch: int) -> None:
     check_against_loops(case, patch)
 

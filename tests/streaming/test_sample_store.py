@@ -390,6 +390,7 @@ def draws_labels_and_deletes(path: Path, turns: Connection) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_one_process_adds_while_another_draws_labels_and_deletes(tmp_path: Path) -> None:
     path, forked = tmp_path / "samples.db", get_context("fork")
     turns, theirs = forked.Pipe()

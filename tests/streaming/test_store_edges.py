@@ -47,6 +47,7 @@ def test_a_sample_of_no_numbers_is_refused_and_counted(encoding: str, tmp_path: 
         assert store.add(np.zeros(3, np.float32), 0) == 1
 
 
+@pytest.mark.slow
 def test_more_ids_than_a_query_has_letters(tmp_path: Path) -> None:
     with SampleStore(tmp_path / "samples.db", 2**18) as store:
         store.add(np.zeros((9, 3), np.float32), [0] * 9)

@@ -258,6 +258,7 @@ def test_half_precision_is_subtracted_as_it_was_added(tmp_path: Path) -> None:
     closed(learner)
 
 
+@pytest.mark.slow
 def test_older_samples_count_less_where_it_is_asked_for(tmp_path: Path) -> None:
     learner = solved_in(tmp_path, head=ClosedForm(remember=20))
     # So many that the unit of the sums is changed.

@@ -87,6 +87,7 @@ def test_every_case_is_run_once_and_kept(tmp_path: Path) -> None:
     assert add(Results(results.path), cells) == []
 
 
+@pytest.mark.slow
 def test_a_case_may_have_a_process_of_its_own(tmp_path: Path) -> None:
     results = Results(tmp_path / "table.json")
     add(results, {f"{n}": (str(tmp_path), n, 0.0) for n in range(2)}, fresh=True)
@@ -101,6 +102,7 @@ def test_a_failing_case_is_heard_of_and_ends_the_others(tmp_path: Path) -> None:
     assert not (tmp_path / "ended-1").exists()
 
 
+@pytest.mark.slow
 def test_cases_end_with_a_killed_parent(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

@@ -20,6 +20,7 @@ from fl_elastic_simulations.benchmarks.read import (
 DIGITS = ReadTask("Digits", "digits", "digits_cnn", pretrained=False, fixed="relu1@grid2")
 
 
+@pytest.mark.slow
 def test_a_cell_reads_where_it_says_and_charges_its_parts() -> None:
     rows = {
         method: read_cell(DIGITS, read, 0, "", examples=240)

@@ -81,6 +81,7 @@ def numbers(cell: RunResult) -> list[float]:
     return [value for row in cell.history for value in row.values()]
 
 
+@pytest.mark.slow
 def test_a_trace_in_which_nobody_goes_away_changes_nothing(tmp_path: Path) -> None:
     plain = ran(scenario(tmp_path), tmp_path)
     said = trace(tmp_path, (0, 0.0, 1e9), (1, 0.0, 1e9))

@@ -82,6 +82,7 @@ def charged(cell: RunResult) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("method", slow_unless(("elastic", "fedel").__contains__, CHOOSING))
+@pytest.mark.slow
 def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
     method: str, tmp_path: Path, profile: CostProfile
 ) -> None:
@@ -188,6 +189,7 @@ def test_a_round_of_nobody_takes_time(tmp_path: Path, profile: CostProfile) -> N
     assert cell.rejected == 12 and cell.simulated_seconds > 0
 
 
+@pytest.mark.slow
 def test_what_choosing_takes_is_measured_where_there_is_a_choice(profile: CostProfile) -> None:
     made = scenario(profile)
     costs = measure_choosing(made, None, profile)

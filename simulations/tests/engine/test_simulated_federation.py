@@ -106,6 +106,7 @@ def whole(profile: CostProfile, tmp_path_factory: pytest.TempPathFactory) -> lis
         return results(simulated(tmp_path_factory.mktemp("whole")))
 
 
+@pytest.mark.slow
 def test_clients_in_other_processes_give_the_same_results(tmp_path: Path, whole: list[Any]) -> None:
     made = scenario()
     with client_processes(simulated_client_app, 2) as processes:
@@ -152,6 +153,7 @@ def test_every_method_and_seed_has_its_cell(tmp_path: Path) -> None:
     assert cells[0].history != cells[2].history
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(
     tmp_path: Path, whole: list[Any]
 ) -> None:
@@ -221,6 +223,7 @@ def test_results_of_another_scenario_are_not_taken(tmp_path: Path) -> None:
             simulated(tmp_path, made, resume=True)
 
 
+@pytest.mark.slow
 def test_resume_may_add_methods_and_seeds(tmp_path: Path) -> None:
     simulated(tmp_path, scenario(methods=["full"]))
     progress = Recorder()
@@ -305,6 +308,7 @@ def test_an_interrupted_run_leaves_a_page_of_what_is_finished(tmp_path: Path) ->
     assert "full" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_page_shows_a_run_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stopped(LoggedProgress):
         def round(self, number: int, *_: float) -> None:

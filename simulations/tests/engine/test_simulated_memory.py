@@ -61,6 +61,7 @@ def ran(profile: CostProfile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     return lambda made: results_of(made, tmp_path)
 
 
+@pytest.mark.slow
 def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(
     ran: Any, profile: CostProfile
 ) -> None:
@@ -80,6 +81,7 @@ def test_who_cannot_hold_a_full_step_trains_a_part_of_it_or_nothing(
     assert "small" not in cells["plain"].peaks
 
 
+@pytest.mark.slow
 def test_all_take_part_where_there_is_room(ran: Any, profile: CostProfile) -> None:
     # Random layers train everything where nothing limits them.
     plain, lean = (
@@ -108,6 +110,7 @@ def test_who_lacks_memory_is_not_late_where_no_time_is_set(
     assert all("memory" in each and LATE not in each for each in cell.rejections)
 
 
+@pytest.mark.slow
 def test_a_peer_sends_nothing_that_its_device_cannot_have_trained(
     ran: Any, profile: CostProfile
 ) -> None:

@@ -78,6 +78,7 @@ def sizes_of(made: Scenario) -> list[int]:
 
 
 @pytest.mark.parametrize("held", slow_unless(bool, [None, 200_000]))
+@pytest.mark.slow
 def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     ran: Any, monkeypatch: pytest.MonkeyPatch, held: int | None
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     assert found <= bound if held else found > bound
 
 
+@pytest.mark.slow
 def test_who_is_asked_about_named_places_pays_for_a_pass_to_these_and_not_for_one_by_all(
     ran: Any, profile: CostProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +187,7 @@ def test_the_head_is_there_before_the_first_round_and_is_paid_for(
     assert len(cells["solved"].steps) == len(cells["plain"].steps)
 
 
+@pytest.mark.slow
 def test_simulated_seconds_are_the_same_however_busy_the_host_is(
     ran: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ def test_simulated_seconds_are_the_same_however_busy_the_host_is(
     assert [point["simulated_seconds"] for point in ran(made)["solved"].history] == before
 
 
+@pytest.mark.slow
 def test_clients_look_at_all_of_their_data(ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     original = simulated_client.ElasticClient.fit
@@ -244,6 +248,7 @@ def test_under_a_deadline_slow_clients_look_at_some_of_their_data_and_stand_for_
         assert abs(seen[index][0] - min(size, 16 * most)) <= 1
 
 
+@pytest.mark.slow
 def test_asking_what_cuts_are_worth_takes_two_full_steps(ran: Any, profile: CostProfile) -> None:
     moving = {"policy": "full", "cut": "moving", "solve_every": 1}
     made = scenario(
@@ -259,6 +264,7 @@ def test_asking_what_cuts_are_worth_takes_two_full_steps(ran: Any, profile: Cost
     assert cell.history[-1]["simulated_seconds"] > fixed.history[-1]["simulated_seconds"]
 
 
+@pytest.mark.slow
 def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(ran: Any) -> None:
     training = TABLE["training"] | {
         "rounds": 50,
@@ -274,6 +280,7 @@ def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(
 
 
 @pytest.mark.parametrize("keep_features", slow_unless(bool, [True, False]))
+@pytest.mark.slow
 def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
     ran: Any, keep_features: bool
 ) -> None:
@@ -297,6 +304,7 @@ def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
     assert trained == [False, True, True, *[False] * (len(trained) - 3)]
 
 
+@pytest.mark.slow
 def test_who_keeps_to_a_cut_pays_for_knowing_where_it_lies(
     ran: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +320,7 @@ def test_who_keeps_to_a_cut_pays_for_knowing_where_it_lies(
     assert cells["cut"].profile_seconds == cells["both"].profile_seconds == expected
 
 
+@pytest.mark.slow
 def test_looking_up_features_is_cheaper_than_computing_them(ran: Any) -> None:
     made: dict[str, Any] = {"policy": "full", "cut": "fixed:norm4"}
     method = TABLE["method"] | {
@@ -342,6 +351,7 @@ def test_a_pass_that_the_deadline_ends_knows_how_much_data_there_is() -> None:
     )
 
 
+@pytest.mark.slow
 def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     ran: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,6 +378,7 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
 
 
 @pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel", "heterofl"]))
+@pytest.mark.slow
 def test_a_peer_goes_on_from_a_solved_head(
     ran: Any, peer: str, caplog: pytest.LogCaptureFixture
 ) -> None:

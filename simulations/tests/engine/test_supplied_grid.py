@@ -79,6 +79,7 @@ class Elsewhere(InProcessGrid):
 
 
 @pytest.mark.parametrize("method", ["elastic", "kept"])
+@pytest.mark.slow
 def test_clients_remember_the_same_on_machines_that_share_no_folder(
     method: str,
     made: Scenario,

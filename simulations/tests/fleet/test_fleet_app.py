@@ -27,6 +27,7 @@ from fl_elastic_simulations.scenario import Scenario
 NODES = 3
 
 
+@pytest.mark.slow
 def test_a_line_of_a_round_knows_its_training_and_what_else_was_asked(tmp_path: Path) -> None:
     scenario_table = json.loads(scenario_of(rounds=2).to_json())
     lasting = {"round_zero": "closed_form", "solve_every": 1, "cut": "fixed:conv4"}
@@ -92,6 +93,7 @@ def journal(tmp_path: Path) -> list[dict[str, Any]]:
     return read_journal(tmp_path / "results" / "rounds.jsonl")
 
 
+@pytest.mark.slow
 def test_full_training_gives_the_model_of_the_simulation(tmp_path: Path) -> None:
     scenario = scenario_of(2, epochs=2, methods=["full"])
     found = run_of(tmp_path, scenario, method="full").run(grid_of(tmp_path))
@@ -125,6 +127,7 @@ def test_every_round_is_written_down_with_how_each_node_is_doing(tmp_path: Path)
     assert own[-1]["steps"] == last["2"]["steps"]
 
 
+@pytest.mark.slow
 def test_seconds_of_a_run_are_all_of_them_however_often_its_journal_began_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +151,7 @@ class Stopped(Exception):
     """Stands for a crash of the server."""
 
 
+@pytest.mark.slow
 def test_a_server_that_died_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +185,7 @@ def test_a_server_that_died_goes_on_where_it_was(
     assert [line["round"] for line in journal(tmp_path)] == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_run_that_died_before_its_first_round_does_not_go_on_with_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +254,7 @@ def test_node_settings_are_read_and_checked() -> None:
             NodeConfig.of({"state-dir": "/s"} | wrong)
 
 
+@pytest.mark.slow
 def test_costs_are_measured_again_once_when_the_device_has_drifted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

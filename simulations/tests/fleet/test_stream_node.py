@@ -58,6 +58,7 @@ def learner_of(folder: Path, number: int) -> StreamLearner:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nodes_with_a_stream_take_part_beside_one_without(tmp_path: Path) -> None:
     data = load_dataset("digits")
     learners = [learner_of(tmp_path / f"stream{number}", number) for number in range(2)]

@@ -181,6 +181,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("last", ["teacher: 512", "epoch 1 ", "epoch 3 "])
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_student(tmp_path: Path, last: str) -> None:
     whole, expected = run(tmp_path / "whole")
 
