@@ -22,8 +22,6 @@ Table = dict[str, Any]
 
 _SENDING_SHARE = 0.05
 _TESTS = 40
-SEEDS = (0, 1, 2)
-"""Seeds with which every cell of the table is run."""
 
 
 @dataclass(frozen=True)

@@ -120,16 +120,6 @@ def _partition(context: Context) -> int:
     return int(context.node_config.get("partition-id", 0))
 
 
-def simulated_client(
-    config: dict[str, Any], index: int, costs: Mapping[str, CostProfile]
-) -> ElasticClient:
-    """Return the client with this index, for the scenario, method, seed and round in ``config``.
-
-    ``costs`` maps the places that the head reads to the costs of that model; "" stands for the whole model.
-    """
-    return _Role.of(config, index, costs).elastic_client()
-
-
 @dataclass(frozen=True, eq=False)
 class _Role:
     """The client that a node plays in one round."""

@@ -346,7 +346,7 @@ def test_a_cluster_is_joined_as_it_is(address: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_client_the_scenario_does_not_know_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="partition 3, the scenario has 3 clients"):
-        simulated_client.simulated_client(instruction(tmp_path), 3, {})
+        simulated_client._Role.of(instruction(tmp_path), 3, {}).elastic_client()
 
 
 def test_a_foreseen_failure_travels_in_the_reply(tmp_path: Path) -> None:
