@@ -223,7 +223,6 @@ def clean(fleet: str, liars: int = 0) -> float:
 
 
 @pytest.mark.parametrize("fleet", slow_unless("alike".__eq__, FLEETS))
-@pytest.mark.slow
 def test_the_clean_choice_is_far_better_than_the_last_layer(fleet: str) -> None:
     assert clean(fleet) > accuracy_from("", fleet) + 20
 
@@ -236,7 +235,6 @@ def first(lie: str, liars: int, fleet: str) -> bool:
 @pytest.mark.parametrize(
     ("lie", "liars", "fleet"), slow_unless(first, list(product(LIES, (1, 2), FLEETS)))
 )
-@pytest.mark.slow
 def test_a_fifth_of_liars_costs_less_than_two_points(lie: str, liars: int, fleet: str) -> None:
     places = chosen_by(fleet, liars, LIES[lie])
     assert accuracy_from(places, fleet) > clean(fleet, liars) - 2, places
@@ -255,7 +253,6 @@ POOR = {
 
 
 @pytest.mark.parametrize("short_of", slow_unless("uplink".__eq__, POOR))
-@pytest.mark.slow
 def test_where_some_can_afford_less_the_head_reads_where_all_can(short_of: str) -> None:
     """Sums of at most 17 features."""
     places = chosen_by("alike", 0, None, **{f"node{node}": POOR[short_of] for node in (2, 5, 9)})

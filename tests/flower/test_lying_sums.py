@@ -182,7 +182,6 @@ def test_one_or_two_liars_of_ten_cost_less_than_two_points(lie: str, liars: int)
 @pytest.mark.parametrize(
     "lie", slow_unless("one class".__eq__, ["uncorrelated", "rolled, larger, ten times", "one class"])
 )  # fmt: skip
-@pytest.mark.slow
 def test_liars_in_later_sums_cost_less_than_two_points(lie: str) -> None:
     clean = fleet(alike()[2:], {}, rounds=3)
     found = fleet(alike(), dict.fromkeys((1, 2), LIES[lie]), later=True, rounds=3)
@@ -312,7 +311,6 @@ def test_nobody_honest_is_left_out_of_any_fleet(
     ("width", "kind", "fleet", "lie"),
     slow_unless(first, LYING),
 )
-@pytest.mark.slow
 def test_a_fifth_of_liars_costs_less_than_two_points_in_any_fleet(
     width: int, kind: str, fleet: tuple[int, int], lie: str
 ) -> None:

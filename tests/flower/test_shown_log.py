@@ -32,7 +32,6 @@ QUIET = "logging.getLogger('fl_elastic').setLevel(logging.WARNING)"
     ("before", "after", "times"),
     slow_unless(lambda *case: case == ("", "", 1), [("", "", 1), (UNSEEN, "", 0), ("", QUIET, 0)]),
 )
-@pytest.mark.slow
 def test_an_app_that_sets_up_no_logging_shows_them_once(
     before: str, after: str, times: int, tmp_path: Path
 ) -> None:

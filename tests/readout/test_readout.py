@@ -217,7 +217,6 @@ def test_what_tracers_give_takes_any_number_of_examples(places: str, way: str) -
 
 
 @pytest.mark.parametrize("places", slow_unless(PLACES[-1].__eq__, PLACES[3:]))
-@pytest.mark.slow
 def test_it_is_a_model_of_onnx(places: str, tmp_path: Any) -> None:
     onnx = pytest.importorskip("onnx")
     reference = pytest.importorskip("onnx.reference")

@@ -182,7 +182,6 @@ def write_everything(umask: int, root: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", slow_unless(lambda umask: not umask, [0o000, 0o777]))
-@pytest.mark.slow
 def test_what_tells_of_somebodys_data_is_its_owners_alone_under_any_umask(
     umask: int, tmp_path: Path
 ) -> None:

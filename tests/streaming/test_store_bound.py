@@ -110,7 +110,6 @@ def test_at_no_moment_is_it_more_than_its_bound(
         [*smallest(5), (2**18, 40, "class_balanced")],
     ),
 )
-@pytest.mark.slow
 def test_a_long_stream_at_the_bound_wears_nothing_out(
     capacity: int, size: int, policy: str, tmp_path: Path
 ) -> None:

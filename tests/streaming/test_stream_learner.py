@@ -84,7 +84,6 @@ def test_only_known_classes_are_predicted(made: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", slow_unless("elastic".__eq__, ["full", "elastic"]))
-@pytest.mark.slow
 def test_after_a_drift_it_recovers(policy: str, made: Any) -> None:
     learner = made(detector="adwin", policy=policy, budget=Budget(speedup=1.5), steps=20)
     seen = run(learner, blobs(300) + blobs(400, seed=1, turn=1))

@@ -72,7 +72,6 @@ def test_lines_end_as_they_do_anywhere(
 
 
 @pytest.mark.parametrize("end", slow_unless("\r\n".__eq__, ENDS.values()))
-@pytest.mark.slow
 def test_a_table_that_grows_by_bytes(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

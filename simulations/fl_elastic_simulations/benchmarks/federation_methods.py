@@ -64,6 +64,8 @@ CLOSED_FORM: dict[str, Table] = {
     READ: _ONE_PASS | {"read": "auto"},
     f"{READ}, 640 numbers at most": _ONE_PASS | {"read": "auto>640"},
     f"{READ}, then steps": _FEWER | _SOLVED | {"read": "auto"},
+    # The preset for pretrained models, with full steps instead of elastic ones.
+    f"{READ}, moving cut, then steps": _FEWER | _SOLVED | {"read": "auto", "cut": "moving"},
     "closed form, last layer, mirrored": _ONE_PASS | {"read": "mirrored:in:classifier.1@flat"},
     MIRRORED: _ONE_PASS | {"read": "mirrored:auto"},
     f"{MIRRORED}, then steps": _FEWER | _SOLVED | {"read": "mirrored:auto"},

@@ -36,7 +36,6 @@ def test_liars_send_what_they_say() -> None:
 
 
 @pytest.mark.parametrize("lie", slow_unless("running variance -5".__eq__, LIES))
-@pytest.mark.slow
 def test_two_of_ten_clients_lie_and_the_run_goes_on(lie: str) -> None:
     run = trained("median", LIES[lie], LIES[lie].liars[-1], rounds=1)
     assert len(run.history) == 2 and 0 <= run.history[-1]["accuracy"] <= 1

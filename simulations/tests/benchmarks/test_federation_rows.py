@@ -96,7 +96,6 @@ FIRST = {"fedavg, waiting, our server", "heterofl", OURS}
     "method",
     slow_unless(FIRST.__contains__, METHODS),
 )
-@pytest.mark.slow
 def test_every_method_is_tested_at_the_same_times(folder: Path, method: str) -> None:
     row = cell(folder, method)
     profile, _ = task_costs("small", SMALL, folder, "")

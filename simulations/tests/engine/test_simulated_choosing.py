@@ -82,7 +82,6 @@ def charged(cell: RunResult) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("method", slow_unless(("elastic", "fedel").__contains__, CHOOSING))
-@pytest.mark.slow
 def test_the_profile_is_charged_once_and_each_choice_where_one_is_made(
     method: str, tmp_path: Path, profile: CostProfile
 ) -> None:

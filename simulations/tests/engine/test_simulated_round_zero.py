@@ -78,7 +78,6 @@ def sizes_of(made: Scenario) -> list[int]:
 
 
 @pytest.mark.parametrize("held", slow_unless(bool, [None, 200_000]))
-@pytest.mark.slow
 def test_the_memory_of_the_least_device_bounds_what_the_chosen_head_reads(
     ran: Any, monkeypatch: pytest.MonkeyPatch, held: int | None
 ) -> None:
@@ -280,7 +279,6 @@ def test_tests_at_equal_times_know_the_untrained_model_until_round_zero_is_over(
 
 
 @pytest.mark.parametrize("keep_features", slow_unless(bool, [True, False]))
-@pytest.mark.slow
 def test_below_a_cut_only_what_lies_above_is_sent_and_paid_for(
     ran: Any, keep_features: bool
 ) -> None:
@@ -378,7 +376,6 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
 
 
 @pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel", "heterofl"]))
-@pytest.mark.slow
 def test_a_peer_goes_on_from_a_solved_head(
     ran: Any, peer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
