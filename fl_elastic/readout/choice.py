@@ -297,7 +297,8 @@ class _Task:
         variance = float((targets**2).sum()) / examples
         if variance <= 0:
             raise UpdateError(
-                "all examples have the same target: there is nothing to choose a place by"
+                "all examples have the same target, so that there is nothing to choose a place by: shuffle data "
+                "that are sorted by class, or name the places"
             )
         numbers = np.unique(sample.folds)
         held = [

@@ -103,8 +103,8 @@ def fine_tune(
         ``optimizer_fn(parameters)`` returning a torch optimiser. A learning rate made for a random head is too
         large.
     loader : iterable of batches
-        Gives the same examples, without random augmentation, in any order. Targets are classes, shape (N,), or
-        numbers, shape (N, C).
+        Gives the same examples, without random augmentation, in any order that is not by class. Targets are
+        classes, shape (N,), or numbers, shape (N, C).
     read : str
         Where the head reads: ``auto``, ``last`` for the last linear layer, or names of places such as
         ``features.6@grid4`` (`fl_elastic.readout.place`).
