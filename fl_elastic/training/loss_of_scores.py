@@ -31,6 +31,8 @@ _INSTEAD = (
     "model as it is"
 )
 _OF_THE_MODEL = (own_loss, own_loss_or_cross_entropy)
+# What losses raise for outputs that they do not expect.
+_OF_A_LOSS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 # The probability of a class that scores are sure of: no loss with label smoothing wants more.
 _SURE = 0.9
 # Scores this many times as large as wanted ones; half precision has room for them.
@@ -58,7 +60,7 @@ def loss_of_scores(
         outputs = outputs_with(scores)
         try:
             return float(loss_fn(outputs, targets))
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+        except _OF_A_LOSS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise TrainingError(
                 f"the loss cannot take the scores of a linear layer ({reason}): {_INSTEAD}"
@@ -159,6 +161,11 @@ def takes_log_odds(
     alone = isinstance(outputs, Tensor)
     if not alone and found.classes and not found.several and loss_fn in _OF_THE_MODEL:
         # What further passes of the model would show is known: its own loss of its labels.
+        return False
+    try:
+        loss_fn(outputs, targets)
+    except _OF_A_LOSS:
+        # A loss of what the model puts out in train mode alone, such as auxiliary scores: it tells nothing here.
         return False
     given = partial(shaped_like, found.layer, out=outputs) if alone else again
     loss = loss_of_scores(loss_fn, targets, given)

@@ -148,5 +148,28 @@ def test_a_loss_of_more_than_scores_is_read_at_the_last_layer(
         fine_tune(Named(), loss_fn, sgd, batches, read="layers.1@flat")
 
 
+class WithAuxiliary(nn.Module):
+    """Puts out a second tensor of scores in train mode, as Inception does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.beside = net(), nn.Linear(6, CLASSES)
+
+    def forward(self, rows: Tensor) -> Any:
+        scores = self.layers(rows)
+        return (scores, self.beside(rows)) if self.training else scores
+
+
+def of_both(outputs: tuple[Tensor, Tensor], classes: Tensor) -> Tensor:
+    main, auxiliary = outputs
+    return functional.cross_entropy(main, classes) + functional.cross_entropy(auxiliary, classes)
+
+
+def test_a_loss_of_train_mode_alone_gets_a_head_at_the_last_layer_and_none_elsewhere() -> None:
+    assert head_sums(WithAuxiliary(), data(), loss_fn=of_both).num_examples == 120
+    with pytest.raises(TrainingError, match="cannot take the scores of a linear layer"):
+        fine_tune(WithAuxiliary(), of_both, sgd, data())
+
+
 def test_without_a_loss_scores_are_all_that_is_asked_for() -> None:
     assert read_out(net(nn.LogSoftmax(1)), data(), read="1@flat").head.error < 0.7
