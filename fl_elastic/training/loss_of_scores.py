@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -99,8 +100,10 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
         )
 
 
-def why_no_readout(model: nn.Module, loss_fn: LossFn, few: Batch) -> str:
-    """Return why a loss needs more of a model's outputs than their scores; empty if it does not.
+def why_no_readout(
+    model: nn.Module, functions: Iterable[Callable[[Any, Any], Any]], few: Batch
+) -> str:
+    """Return why a loss or metrics need more of a model's outputs than their scores; empty if they do not.
 
     Scores are all that a model puts out whose head reads elsewhere than at the last layer.
 
@@ -108,8 +111,8 @@ def why_no_readout(model: nn.Module, loss_fn: LossFn, few: Batch) -> str:
     ----------
     model : nn.Module
         The model; it is not changed.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)``.
+    functions : iterable of callable
+        ``function(outputs, targets)``.
     few : batch
         A few examples.
     """
@@ -117,20 +120,35 @@ def why_no_readout(model: nn.Module, loss_fn: LossFn, few: Batch) -> str:
     with untouched(model), torch.no_grad(), refusing_misfits(few):
         model.eval()
         outputs = call_model(model, inputs)
-        scores = scores_of(outputs)
-        if scores is None or scores is outputs:
-            return ""
-        found = float(loss_fn(outputs, targets))
-        try:
-            plain = loss_of_scores(loss_fn, targets, lambda rows: rows)(scores)
-        except (TrainingError, ModelError):
-            plain = math.nan
-    if math.isclose(found, plain, rel_tol=_ROUNDED, abs_tol=_ROUNDED):
+    scores = scores_of(outputs)
+    if scores is None or scores is outputs:
         return ""
-    return (
-        f"the loss of the model's outputs, a {type(outputs).__name__}, is not that of their scores alone, which "
-        "are all that a model puts out whose head reads elsewhere"
-    )
+    for function in functions:
+        with torch.no_grad(), suppress(*_OF_A_LOSS):
+            whole = function(outputs, targets)
+            if not _is_of_scores(function, scores, targets, whole):
+                return (
+                    f"{_name(function)} needs more of the model's outputs, a {type(outputs).__name__}, than their "
+                    "scores, which are all that a model puts out whose head reads elsewhere"
+                )
+    return ""
+
+
+def _is_of_scores(
+    function: Callable[[Any, Any], Any], scores: Tensor, targets: Any, expected: Any
+) -> bool:
+    """Return whether a function takes scores for a model's outputs, and gives the same number if it is a loss."""
+    try:
+        found = function(scores, targets)
+    except (*_OF_A_LOSS, ModelError):
+        return False
+    if not (isinstance(found, Tensor) and isinstance(expected, Tensor)):
+        return True
+    return math.isclose(float(found), float(expected), rel_tol=_ROUNDED, abs_tol=_ROUNDED)
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def takes_log_odds(

@@ -40,7 +40,7 @@ from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
-from fl_elastic.training.loss_of_scores import loss_of_scores, refuse_other_scores, why_no_readout
+from fl_elastic.training.loss_of_scores import loss_of_scores, refuse_other_scores
 
 _FOLDS = 5
 
@@ -187,8 +187,6 @@ def place_sample(
                     wanted, classes = as_numbers(None, targets, scores, ignored)
                     known = ~wanted.isnan().any(dim=1)
                     if loss_fn is not None and not count and known.any():
-                        if why := why_no_readout(model, loss_fn, first.few):
-                            raise TrainingError(f"{why}: read the last layer")
                         loss = loss_of_scores(
                             loss_fn, targets, partial(Tensor.type_as, other=found[0])
                         )

@@ -120,7 +120,7 @@ def readout_of(
     first = FirstPass.of(model, batch)
     inputs, outputs = batch[0], first.outputs
     asked = Reading.parse(read)
-    why = why_no_readout(model, loss_fn, first.few) if loss_fn is not None else ""
+    why = why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)
     if why and not asked.places:
         _LOG.warning("%s: the head reads what enters the last layer", why)
         return model, None

@@ -201,7 +201,7 @@ class Named(nn.Module):
         self.layers = build()
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"scores": self.layers(images), "logits": self.layers(images)}
+        return {"logits": self.layers(images)}
 
 
 class OfLogarithms(nn.Module):
@@ -216,20 +216,21 @@ class OfLogarithms(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "loss_fn"),
+    ("make", "loss_fn", "metrics_fn"),
     [
-        (Named, lambda outputs, classes: classification_loss(outputs.get("logits"), classes)),
-        (OfLogarithms, nn.functional.nll_loss),
+        (Named, lambda outputs, classes: classification_loss(outputs.get("logits"), classes), None),
+        (Named, classification_loss, lambda outputs, _: {"mean": outputs.get("logits").mean()}),
+        (OfLogarithms, nn.functional.nll_loss, None),
     ],
 )
 def test_a_fleet_whose_loss_is_not_of_scores_alone_trains_its_model_as_it_is(
-    make: Any, loss_fn: Any
+    make: Any, loss_fn: Any, metrics_fn: Any
 ) -> None:
     def app(node: int) -> Any:
         return elastic_client_app(
             lambda _: ElasticClient(
                 make(), data(node), data(0), budget=Budget(), loss_fn=loss_fn,
-                optimizer_fn=plain_sgd,
+                optimizer_fn=plain_sgd, metrics_fn=metrics_fn,
             )
         )  # fmt: skip
 

@@ -143,7 +143,7 @@ def test_a_loss_of_more_than_scores_is_read_at_the_last_layer(
     loss_fn: Any = own_loss_or_cross_entropy if own else of_named
     done = fine_tune(Named(), loss_fn, sgd, batches, epochs=1)
     assert isinstance(done.model, Named) and done.reads == ""
-    assert "not that of their scores alone" in caplog.text
+    assert "needs more of the model's outputs, a dict, than their scores" in caplog.text
     with pytest.raises(TrainingError, match="read='last'"):
         fine_tune(Named(), loss_fn, sgd, batches, read="layers.1@flat")
 
