@@ -257,7 +257,10 @@ def _refuse_unsuited(model: nn.Module, layer: LastLayer) -> None:
 def as_numbers(
     layer: LastLayer | None, targets: Any, scores: Tensor, ignored: int = IGNORED
 ) -> tuple[Tensor, bool]:
-    """Return targets as one number per output, NaN for the ignored class, and whether they are classes."""
+    """Return targets as one number per output, NaN for the ignored class, and whether they are classes.
+
+    Targets of a single output are numbers.
+    """
     linear = layer is None or isinstance(layer, nn.Linear)
     outputs = scores.shape[-1 if linear else 1]
     places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])
@@ -266,6 +269,9 @@ def as_numbers(
         if targets.shape == scores.shape:
             rows = targets if linear else targets.movedim(1, -1)
             return rows.cpu().reshape(-1, outputs).double(), False
+        if outputs == 1 and targets.shape == places:
+            # Of one output, as of a yes or no, targets often lack its axis.
+            return targets.cpu().reshape(-1, 1).double(), False
         if not targets.is_floating_point() and targets.shape == places:
             flat = targets.cpu().reshape(-1).long()
             known = flat != ignored
