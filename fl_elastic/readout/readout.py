@@ -374,7 +374,10 @@ class _Copy:
         if not idle:
             return self._model
         if self._copied is None or not self._idle <= idle:
+            # A layer may also hold a tensor that it has computed, as weight_norm does, which cannot be copied.
+            held = (each for module in self._model.modules() for each in vars(module).values())
             tensors = [*self._model.parameters(), *self._model.buffers()]
+            tensors += [each for each in held if isinstance(each, Tensor)]
             try:
                 self._copied = deepcopy(self._model, {id(each): each for each in tensors})
             # A model may hold objects that cannot be copied, and raise any exception.
