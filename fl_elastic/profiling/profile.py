@@ -362,8 +362,8 @@ def trainable_part(
     groups_above : int, optional
         Number of groups above the fleet's cut, see `BackwardGraph.groups_above`; all by default.
     kept_head : str
-        The head's group if it is not trained, else empty. It is trained nevertheless if the loss depends on no other
-        group.
+        The head's group if it is not trained, else empty. It is trained nevertheless if the loss depends on no
+        other group.
     """
     graph = profile.graph
     above = len(graph.groups) if groups_above is None else min(groups_above, len(graph.groups))
