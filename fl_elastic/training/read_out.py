@@ -118,14 +118,14 @@ def readout_of(
         return model, None
     batch = split_batch(first_batches(loader, 1, model_device(model))[0])
     first = FirstPass.of(model, batch)
-    inputs, outputs = batch[0], first.outputs
     asked = Reading.parse(read)
-    why = why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)
+    why = first.why_last or why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)
     if why and not asked.places:
         _LOG.warning("%s: the head reads what enters the last layer", why)
         return model, None
     if why:
         raise TrainingError(f"{why}: read='last' reads what enters the last layer")
+    inputs, outputs = batch[0], first.outputs
     if asked.places and not asked.width:
         return Readout(model, asked, inputs, outputs), None
     if not asked.places:

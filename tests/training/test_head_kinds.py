@@ -258,6 +258,20 @@ def test_maps_of_numbers_are_regressed() -> None:
     np.testing.assert_allclose(head.bias, np.full(CLASSES, 5.0), atol=1e-2)
 
 
+def test_maps_are_read_at_the_last_layer_unless_a_place_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(3)
+    inputs = torch.randn(20, FEATURES, 4, 4)
+    data = in_batches(inputs, inputs[:, :CLASSES].argmax(1))
+    model = nn.Sequential(nn.Conv2d(FEATURES, 9, 1), nn.Conv2d(9, CLASSES, 1))
+    loss = functional.cross_entropy
+    assert read_out(model, data, loss_fn=loss).model is model
+    assert "gives scores of shape (2, 3, 4, 4): the head reads what enters the last" in caplog.text
+    with pytest.raises(TrainingError, match="read='last' reads what enters the last layer"):
+        read_out(model, data, read="0@grid2", loss_fn=loss)
+
+
 SMALL: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "intermediate_size": 24, "max_position_embeddings": 32, "num_labels": 3, "pad_token_id": 0,
