@@ -26,6 +26,12 @@ NOT_LINEAR = (
 )
 """Error message for a last layer that is none."""
 
+COMPUTED = (
+    "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in closed form "
+    "has nowhere to go; take the parametrisation off, or train the head"
+)
+"""Error message for a last layer into which no head can be written."""
+
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 # A larger head is that of a language model: its sums would be many times what a round sends.
