@@ -307,7 +307,7 @@ class _Task:
         ]
         if len(held) < 2:
             raise UpdateError(
-                "a place is chosen by examples that are held out: give two folds or more"
+                "a place is chosen by examples that are held out: give more examples, of two folds at least"
             )
         clients = np.asarray(np.unique(sample.clients, return_inverse=True)[1], np.int64)
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)
