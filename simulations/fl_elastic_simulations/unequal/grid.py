@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +121,8 @@ class UnequalGrid(GridWrapper):
         self.clock: Clock = clock or SimulatedClock()
         self.began = 0.0
         self._away = itertools.count()
-        self._looks = 0
+        # Flower's older server also looks every few seconds, from a thread beside the one that waits.
+        self._looks, self._thread = 0, threading.get_ident()
         self._costs = costs
         super().__init__(grid if getattr(grid, "streams", False) else IncrementalGrid(grid))
         self._least = min_available_nodes
@@ -148,7 +150,8 @@ class UnequalGrid(GridWrapper):
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose devices are there, in the fleet's order, after waiting until there are enough."""
         clients, there, least = self._clients, self.fleet.availabilities, self._least
-        self._looks = 0 if self._pushed or self._heard else self._looks + 1
+        if threading.get_ident() == self._thread:
+            self._looks = 0 if self._pushed or self._heard else self._looks + 1
         if self._looks > _LOOKS:
             least = min(sum(each.there(self.now) for each in there) + 1, len(there))
         self.clock.wait_until(when_enough(there, self.now, least))

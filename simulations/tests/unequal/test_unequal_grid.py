@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,6 +181,18 @@ def test_a_strategy_that_waits_for_more_devices_than_the_layer_is_not_left_waiti
         return
     strategy.start(grid, arrays(0.0), num_rounds=2)
     assert [round(row.sent, 3) for row in grid.rows] == [60.0] * 2 + [61.0] * 3
+
+
+def test_who_looks_from_another_thread_makes_no_time_pass(tmp_path: Path) -> None:
+    """As Flower's older server does every few seconds, however long the host takes for a round."""
+    section = traced(tmp_path / "trace.csv", "0,0,100\n1,60,100\n", repeat=100.0)
+    grid = UnequalGrid(
+        InProcessGrid(2, app()), fleet(1.0, 1.0, availability=section), min_available_nodes=1
+    )
+    looking = threading.Thread(target=lambda: [grid.get_node_ids() for _ in range(50)])
+    looking.start()
+    looking.join()
+    assert list(grid.get_node_ids()) == [1] and grid.now == 0.0
 
 
 def test_a_loop_that_pulls_gets_the_replies_one_by_one_in_simulated_order() -> None:
