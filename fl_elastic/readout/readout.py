@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.groups.batch import LABELS
 from fl_elastic.groups.forward import call_model, map_tensors
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import uncompiled
@@ -297,6 +298,9 @@ def kept_tensors(
 
 
 def _input_of(inputs: Any) -> Tensor:
+    if isinstance(inputs, Mapping):
+        # Models that compute their own loss get the labels as an input, which often comes first.
+        inputs = {name: entry for name, entry in inputs.items() if name != LABELS}
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

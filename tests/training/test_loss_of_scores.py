@@ -148,6 +148,30 @@ def test_a_loss_of_more_than_scores_is_read_at_the_last_layer(
         fine_tune(Named(), loss_fn, sgd, batches, read="layers.1@flat")
 
 
+class TakesLabels(nn.Module):
+    """Could compute a loss of its own, and puts out its scores alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = net()
+
+    def forward(self, rows: Tensor, labels: Tensor | None = None) -> Any:
+        return self.layers(rows)
+
+
+@pytest.mark.parametrize("names", [("labels", "rows"), ("rows", "labels")])
+def test_no_head_reads_the_labels(names: tuple[str, str]) -> None:
+    """Collators of transformers put them first. Nothing in the data tells them: they are random."""
+    generator = torch.Generator().manual_seed(2)
+    found = {
+        "rows": torch.randn(120, 6, generator=generator),
+        "labels": torch.rand(120, CLASSES, generator=generator).round(),
+    }
+    batches: Any = [{name: found[name][i : i + 30] for name in names} for i in range(0, 120, 30)]
+    done = fine_tune(TakesLabels(), functional.binary_cross_entropy_with_logits, sgd, batches)
+    assert done.head_error > 0.9
+
+
 class WithAuxiliary(nn.Module):
     """Puts out a second tensor of scores in train mode, as Inception does."""
 
