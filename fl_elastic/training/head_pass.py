@@ -236,7 +236,8 @@ def _pass_over(
                     lay_out = stack.enter_context(as_inference(model, small))
                 outputs = _outputs(model, batch, size, running, lay_out)
                 rows = rows_of(model, seen, outputs, targets, ignored)
-                if odds is None or not (odds or settled or rows.may_be_shares):
+                counts = len(rows.without_ignored().wanted) > 0
+                if counts and (odds is None or not (odds or settled or rows.may_be_shares)):
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
                     odds = loss_fn is not None and takes_log_odds(
                         rows, loss_fn, outputs, targets, again

@@ -168,7 +168,7 @@ def takes_log_odds(
     Parameters
     ----------
     found : Rows
-        The rows of a batch.
+        The rows of a batch, of which some count.
     loss_fn : callable
         ``loss_fn(outputs, targets)``.
     outputs, targets : any
@@ -188,8 +188,6 @@ def takes_log_odds(
     given = partial(shaped_like, found.layer, out=outputs) if alone else again
     loss = loss_of_scores(loss_fn, targets, given)
     wanted = found.wanted.nan_to_num() if found.classes else found.wanted
-    if not len(found.without_ignored().wanted):
-        return False
     if not bool(wanted.isfinite().all()):
         # Refused with its reason when the sums are finished.
         return False

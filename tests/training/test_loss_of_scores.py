@@ -114,6 +114,13 @@ def test_smoothed_labels_of_places_are_not_those_of_the_next_token(classes: int)
     assert found.num_examples == labels.numel()
 
 
+def test_a_first_batch_of_which_nothing_counts_tells_nothing_of_the_loss() -> None:
+    (inputs, classes), *rest = data(lambda classes: classes.clamp(1))
+    batches = [(inputs, torch.full_like(classes, -100)), *rest]
+    with pytest.raises(TrainingError, match="the target minus one"):
+        head_sums(net(), batches, loss_fn=lambda o, t: from_one(o, t.clamp(min=-99)))
+
+
 class Named(nn.Module):
     """Puts out its scores under a name, and a loss of its own if it knows the labels."""
 
