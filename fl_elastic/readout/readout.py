@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.batch import LABELS
-from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.forward import call_model, first_input
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.untouched import preserved_rng, untouched
@@ -298,19 +297,10 @@ def kept_tensors(
 
 
 def _input_of(inputs: Any) -> Tensor:
-    if isinstance(inputs, Mapping):
-        # Models that compute their own loss get the labels as an input, which often comes first.
-        inputs = {name: entry for name, entry in inputs.items() if name != LABELS}
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, inputs)
-    if not found:
+    found = first_input(inputs)
+    if found is None:
         raise ModelError(f"place {INPUT}: inputs of type {type(inputs).__name__} hold no tensor")
-    return _as_floats(found[0])
+    return _as_floats(found)
 
 
 def _as_floats(tensor: Tensor) -> Tensor:
