@@ -16,6 +16,7 @@ from fl_elastic.groups.forward import (
     Batch,
     LossFn,
     call_model,
+    one_number,
     refusing_misfits,
     scores_of,
     split_batch,
@@ -60,12 +61,13 @@ def loss_of_scores(
     def loss(scores: Tensor) -> float:
         outputs = outputs_with(scores)
         try:
-            return float(loss_fn(outputs, targets))
+            found = loss_fn(outputs, targets)
         except _OF_A_LOSS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise TrainingError(
                 f"the loss cannot take the scores of a linear layer ({reason}): {_INSTEAD}"
             ) from error
+        return float(one_number(found))
 
     return loss
 

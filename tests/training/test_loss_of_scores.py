@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_elastic import fine_tune
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.training.head_pass import head_sums
@@ -200,6 +200,13 @@ def test_a_loss_of_train_mode_alone_gets_a_head_at_the_last_layer_and_none_elsew
     assert head_sums(WithAuxiliary(), data(), loss_fn=of_both).num_examples == 120
     with pytest.raises(TrainingError, match="cannot take the scores of a linear layer"):
         fine_tune(WithAuxiliary(), of_both, sgd, data())
+
+
+@pytest.mark.parametrize("read", ["last", "1@flat", "auto"])
+def test_a_loss_that_is_no_number_is_said_to_be_none(read: str) -> None:
+    each = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(ModelError, match=r"must return one number as a tensor, got shape \(30,\)"):
+        fine_tune(net(), each, sgd, data(), read=read)
 
 
 def test_without_a_loss_scores_are_all_that_is_asked_for() -> None:
