@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -61,7 +61,8 @@ def loss_of_scores(
     def loss(scores: Tensor) -> float:
         outputs = outputs_with(scores)
         try:
-            found = loss_fn(outputs, targets)
+            with _unchanged(loss_fn):
+                found = loss_fn(outputs, targets)
         except _OF_A_LOSS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise TrainingError(
@@ -126,7 +127,7 @@ def why_no_readout(
     if scores is None or scores is outputs:
         return ""
     for function in functions:
-        with torch.no_grad(), suppress(*_OF_A_LOSS):
+        with torch.no_grad(), suppress(*_OF_A_LOSS), _unchanged(function):
             whole = function(outputs, targets)
             if not _is_of_scores(function, scores, targets, whole):
                 return (
@@ -134,6 +135,11 @@ def why_no_readout(
                     "scores, which are all that a model puts out whose head reads elsewhere"
                 )
     return ""
+
+
+def _unchanged(function: object) -> AbstractContextManager[None]:
+    """Restore what a loss holds, such as a mean of the outputs that it has seen."""
+    return untouched(nn.Identity(), function)
 
 
 def _is_of_scores(
@@ -183,8 +189,8 @@ def takes_log_odds(
         # What further passes of the model would show is known: its own loss of its labels.
         return False
     try:
-        loss_fn(outputs, targets)
-    except _OF_A_LOSS:
+        loss_of_scores(loss_fn, targets, lambda _: outputs)(found.wanted)
+    except TrainingError:
         # A loss of what the model puts out in train mode alone, such as auxiliary scores: it tells nothing here.
         return False
     given = partial(shaped_like, found.layer, out=outputs) if alone else again
