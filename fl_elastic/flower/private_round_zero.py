@@ -78,7 +78,7 @@ def _sums_apart(work: ClientRound, task: SolveHead) -> tuple[HeadSums, HeadSums]
         data.model, data.examples(of_server=True),
         seconds=work.budget.deadline or math.inf, loss_fn=data.loss_fn, clip=task.clip,
     )  # fmt: skip
-    refuse_frozen_head(total.weight, work.data.manifest.index)
+    refuse_frozen_head(data.model, total.weight, data.manifest.index)
     return data.in_server_order(total), data.in_server_order(held)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
@@ -239,11 +239,19 @@ def with_closed_form_head(
         return Solved(dict(weights))
     record.accepted += [sent.reply for sent in kept]
     _LOG.info(
-        "round zero: %s in closed form from %d examples of %d clients; its squared error is %.2f of the mean's",
-        weight, sum(sent.sums.num_examples for sent in kept), len(kept), head.error,
+        "round zero: %s in closed form from %d examples of %d clients%s; its squared error is %.2f of the mean's",
+        weight, sum(sent.sums.num_examples for sent in kept), len(kept), _classes_of(kept), head.error,
     )  # fmt: skip
     nodes = frozenset(sent.node for sent in kept)
     return Solved.with_head(weights, manifest, weight, head, nodes)
+
+
+def _classes_of(kept: Sequence[_Sent]) -> str:
+    """Return in words how many classes have examples; the head never names another one."""
+    if not kept[0].sums.classes:
+        return ""
+    counts = np.sum([sent.sums.targets[-1] for sent in kept], axis=0)
+    return f", of {int((counts > 0).sum())} of {len(counts)} classes"
 
 
 def _read(

@@ -206,7 +206,7 @@ class StreamData(RoundData):
             return None
         from fl_elastic.training.model_head import refuse_frozen_head
 
-        refuse_frozen_head(weight, self.manifest.index)
+        refuse_frozen_head(self.model, weight, self.manifest.index)
         return sums.with_outputs(self.manifest.shape(weight)[0])
 
     def in_server_order(self, sums: HeadSums) -> HeadSums:

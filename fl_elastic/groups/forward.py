@@ -117,20 +117,30 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def batch_shape(batch: Batch) -> tuple[int, ...]:
-    """Return the shape of the first input tensor, which is part of a cost profile's key."""
-    first = _first_tensor(as_pair(batch)[0])
+    """Return the shape of the first input, which is part of a cost profile's key.
+
+    >>> images = torch.zeros(4, 3, 8, 8)
+    >>> batch_shape((images, None)), batch_shape({"labels": torch.zeros(4), "images": images})
+    ((4, 3, 8, 8), (4, 3, 8, 8))
+    """
+    first = first_input(as_pair(batch)[0])
     return () if first is None else _shape(first)
 
 
-def _first_tensor(value: Any) -> Tensor | None:
-    """Return the first tensor inside nested tuples, lists and dicts; None if there is none."""
+def first_input(inputs: Any) -> Tensor | None:
+    """Return the first tensor inside nested tuples, lists and dicts; None if there is none.
+
+    Labels do not count: models that compute their own loss get them too, often before the other inputs.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = {name: entry for name, entry in inputs.items() if name != LABELS}
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
         found.append(tensor)
         return tensor
 
-    map_tensors(note, value)
+    map_tensors(note, inputs)
     return found[0] if found else None
 
 
@@ -228,7 +238,7 @@ def refusing_misfits(batch: Batch) -> Iterator[None]:
 
 def _described(what: str, given: Any) -> str:
     """Return in words what the inputs or targets of a batch are."""
-    first = _first_tensor(given)
+    first = first_input(given)
     if first is None:
         return f"{what} of type {type(given).__name__} without a tensor"
     return f"{str(first.dtype).removeprefix('torch.')} {what} of shape {_shape(first)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -85,8 +86,12 @@ def _hashes(inputs: Tensor, path: str) -> list[Tensor]:
     rows = inputs.detach().cpu()
     if rows.dim() == 4 and rows.is_contiguous(memory_format=torch.channels_last):
         rows = rows.permute(0, 2, 3, 1)
-    flat = rows.reshape(len(rows), -1).view(torch.uint8)
-    if flat.shape[1] % 8:
+    flat = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    # Columns of a table, or a part of it, cannot be read as whole words where they are.
+    if not flat.is_contiguous() or flat.storage_offset() * flat.element_size() % 8:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    flat = flat.view(torch.uint8)
+    if flat.shape[1] % 8 or not flat.shape[1]:
         flat = torch.nn.functional.pad(flat, (0, 8 - flat.shape[1] % 8))
     words = flat.view(torch.int64)
     # Multiplication only carries upwards, so without this high bits would not affect the low ones.

@@ -362,12 +362,13 @@ def trainable_part(
     groups_above : int, optional
         Number of groups above the fleet's cut, see `BackwardGraph.groups_above`; all by default.
     kept_head : str
-        The head's group if it is not trained, else empty. It is trained nevertheless if there is no other group.
+        The head's group if it is not trained, else empty. It is trained nevertheless if the loss depends on no
+        other group.
     """
     graph = profile.graph
     above = len(graph.groups) if groups_above is None else min(groups_above, len(graph.groups))
     kept = [g for g in range(above) if not kept_head or graph.groups[g].name != kept_head]
-    if not kept or len(kept) == len(graph.groups):
+    if set(kept) <= {*graph.unused} or len(kept) == len(graph.groups):
         return profile
     number = {group: place for place, group in enumerate(kept)}
     part = replace(

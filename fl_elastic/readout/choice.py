@@ -297,7 +297,8 @@ class _Task:
         variance = float((targets**2).sum()) / examples
         if variance <= 0:
             raise UpdateError(
-                "all examples have the same target: there is nothing to choose a place by"
+                "all examples have the same target, so that there is nothing to choose a place by: shuffle data "
+                "that are sorted by class, or name the places"
             )
         numbers = np.unique(sample.folds)
         held = [
@@ -306,7 +307,7 @@ class _Task:
         ]
         if len(held) < 2:
             raise UpdateError(
-                "a place is chosen by examples that are held out: give two folds or more"
+                "a place is chosen by examples that are held out: give more examples, of two folds at least"
             )
         clients = np.asarray(np.unique(sample.clients, return_inverse=True)[1], np.int64)
         of_clients = np.asarray(np.bincount(clients, weights=constant**2), np.float64)

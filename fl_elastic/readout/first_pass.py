@@ -68,6 +68,17 @@ class FirstPass:
                 return cls(batch, *_run(model, batch[0]))
 
     @property
+    def why_last(self) -> str:
+        """Why a head can read at most at the last layer; empty if it can read elsewhere."""
+        if self.shape is not None and len(self.shape) == 2:
+            return ""
+        given = "no class scores" if self.shape is None else f"scores of shape {self.shape}"
+        return (
+            "a head that reads elsewhere than at the last layer needs a model that gives a row of numbers for each "
+            f"example, of shape (N, C); this one gives {given}"
+        )
+
+    @property
     def outputs(self) -> int:
         """How many numbers the model outputs per example.
 
@@ -76,11 +87,9 @@ class FirstPass:
         TrainingError
             If the model does not output one row of numbers per example.
         """
-        if self.shape is None or len(self.shape) != 2:
-            given = "no class scores" if self.shape is None else f"scores of shape {self.shape}"
+        if self.shape is None or self.why_last:
             raise TrainingError(
-                "a head in closed form needs a model that gives a row of numbers for each example, of shape "
-                f"(N, C); this one gives {given}: train it by ElasticTrainer, without such a head"
+                f"{self.why_last}: read the last layer, or train it without such a head"
             )
         return self.shape[1]
 

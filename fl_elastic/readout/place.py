@@ -120,7 +120,10 @@ class Reading:
     @classmethod
     def parse(cls, text: str) -> Reading:
         """Return the reading of this name; raise PlanError if it is not one."""
-        places, given, width = text.removeprefix(_MIRRORED).partition(_WIDTH)
+        places, given, width = text.removeprefix(_MIRRORED).rpartition(_WIDTH)
+        if not given or "@" in width:
+            # A module may have the sign in its name.
+            places, given, width = text.removeprefix(_MIRRORED), "", ""
         if given and not (width.isdecimal() and 0 < int(width) < _MOST_WIDTH):
             raise PlanError(
                 f"{text!r} gives no number of features: use for example {_AUTO}>512 or features.6@grid8>256"

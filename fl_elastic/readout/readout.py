@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.forward import call_model, first_input
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.untouched import preserved_rng, untouched
@@ -297,16 +297,10 @@ def kept_tensors(
 
 
 def _input_of(inputs: Any) -> Tensor:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, inputs)
-    if not found:
+    found = first_input(inputs)
+    if found is None:
         raise ModelError(f"place {INPUT}: inputs of type {type(inputs).__name__} hold no tensor")
-    return _as_floats(found[0])
+    return _as_floats(found)
 
 
 def _as_floats(tensor: Tensor) -> Tensor:
@@ -374,7 +368,10 @@ class _Copy:
         if not idle:
             return self._model
         if self._copied is None or not self._idle <= idle:
+            # A layer may also hold a tensor that it has computed, as weight_norm does, which cannot be copied.
+            held = (each for module in self._model.modules() for each in vars(module).values())
             tensors = [*self._model.parameters(), *self._model.buffers()]
+            tensors += [each for each in held if isinstance(each, Tensor)]
             try:
                 self._copied = deepcopy(self._model, {id(each): each for each in tensors})
             # A model may hold objects that cannot be copied, and raise any exception.

@@ -13,7 +13,7 @@ from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
 from fl_elastic.training.features_fingerprint import fingerprint
-from fl_elastic.training.last_layer import NOT_LINEAR, calls_of
+from fl_elastic.training.last_layer import COMPUTED, NOT_LINEAR, calls_of
 
 
 class LastLayerBody(Upper):
@@ -31,7 +31,8 @@ class LastLayerBody(Upper):
     Raises
     ------
     ModelError
-        If this is not a linear layer with a bias, or its weight is tied to another layer.
+        If this is not a linear layer with a bias, or its weight is tied to another layer or computed from other
+        parameters.
 
     Examples
     --------
@@ -51,13 +52,13 @@ class LastLayerBody(Upper):
                 f"a head in closed form goes into a linear layer with a bias, and {head!r} is {layer}: end the "
                 "model with one"
             )
-        names = [
-            n for n, each in model.named_parameters(remove_duplicate=False) if each is layer.weight
-        ]
-        if len(names) > 1:
+        own = [id(each) for _, each in model.named_parameters(remove_duplicate=False)]
+        if own.count(id(layer.weight)) > 1:
             raise ModelError(
                 f"the weight of {head!r} is tied to another layer, so no head in closed form can go there"
             )
+        if not {id(layer.weight), id(layer.bias)} <= {*own}:
+            raise ModelError(COMPUTED)
         refuse_unshaped(model)
         super().__init__(model, prepare)
         self.module, self.place = layer, head

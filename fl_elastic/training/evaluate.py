@@ -181,6 +181,12 @@ def right_examples(outputs: object, targets: object) -> Tensor | None:
     return scores.argmax(dim=1) == targets
 
 
+def of_a_batch(metrics_fn: MetricsFn | None) -> Callable[[Any, Any], Any] | None:
+    """Return what is called with outputs and targets of a batch; a collection of metrics stays as it is."""
+    collected = _emptied(metrics_fn)
+    return metrics_fn if collected is None else collected.update
+
+
 def _emptied(metrics_fn: Any) -> Any:
     """Return an empty copy of a collection of metrics, as in torchmetrics; None for a function."""
     if not all(callable(getattr(metrics_fn, name, None)) for name in _COLLECTS):

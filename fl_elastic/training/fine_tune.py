@@ -103,15 +103,15 @@ def fine_tune(
         ``optimizer_fn(parameters)`` returning a torch optimiser. A learning rate made for a random head is too
         large.
     loader : iterable of batches
-        Gives the same examples, without random augmentation, in any order. Targets are classes, shape (N,), or
-        numbers, shape (N, C).
+        Gives the same examples, without random augmentation, in any order that is not by class. Targets are
+        classes, shape (N,), or numbers, shape (N, C).
     read : str
         Where the head reads: ``auto``, ``last`` for the last linear layer, or names of places such as
         ``features.6@grid4`` (`fl_elastic.readout.place`).
     epochs : int, optional
         Passes over the data for training. By default two for a head at the last layer, and none for a head that
         reads elsewhere, where training gains little for its time. Nothing is trained if there is no layer below the
-        head.
+        head, or none that is not frozen.
     cut : str
         The deepest tensor group or module that is trained. By default the one that gains most in the same time,
         estimated on two batches (`fl_elastic.training.cut_worth`).
@@ -150,7 +150,7 @@ def fine_tune(
     model, _ = readout_of(model, loader, read, loss_fn=loss_fn)
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs
-    if not epochs:
+    if not epochs or not any(each.requires_grad for each in model.parameters()):
         return _head_alone(model, reads, loader, loss_fn)
     counter = example_counter(loss_fn)
     first = first_batches(loader, 2, model_device(model), counter)
@@ -211,8 +211,11 @@ def _head_alone(
 def _keeping(
     options: TrainerOptions, model: nn.Module, profile: CostProfile, head: str
 ) -> TrainerOptions:
-    """Return options that keep a solved head from being trained."""
-    group = profile.graph.group_of(ModelState.of(model).parameter_of(head))
+    """Return options that keep a solved head from being trained; the same if its owner froze it."""
+    weight = ModelState.of(model).parameter_of(head)
+    if not model.get_parameter(weight).requires_grad:
+        return options
+    group = profile.graph.group_of(weight)
     return replace(options, part=replace(options.part, kept_head=group))
 
 

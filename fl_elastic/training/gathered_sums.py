@@ -15,7 +15,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.training.batches import NO_BATCH
-from fl_elastic.training.last_layer import LastLayer, Rows
+from fl_elastic.training.last_layer import COMPUTED, LastLayer, Rows
 from fl_elastic.training.sums_size import FOLDS, held_out
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
@@ -65,10 +65,7 @@ class GatheredSums:
         layer, classes = self._kind
         own = {id(each) for each in model.parameters()} & names.keys()
         if not all(each is None or id(each) in own for each in (layer.weight, layer.bias)):
-            raise TrainingError(
-                "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in "
-                "closed form has nowhere to go; take the parametrisation off, or train the head"
-            )
+            raise TrainingError(COMPUTED)
         self._move_back()
         products, targets, squares = self._sums
         folds = self._held.folds(together)

@@ -37,11 +37,10 @@ from fl_elastic.training.last_layer import (
     Rows,
     calls_of,
     is_linear,
-    log_odds,
     rows_of,
     shaped_like,
-    takes_log_odds,
 )
+from fl_elastic.training.loss_of_scores import log_odds, takes_log_odds
 from fl_elastic.training.sums_size import FOLDS
 
 _LOG = logging.getLogger("fl_elastic")
@@ -80,8 +79,9 @@ def head_sums(
         fewer.
     loss_fn : callable, optional
         The loss that the head is for. If it takes numbers from 0 to 1 for log-odds, as the binary cross-entropy
-        does, the sums are of log-odds (`fl_elastic.training.last_layer.log_odds`). Classes of tokens or positions
-        are refused if the loss does not compare them with the scores at the same position.
+        does, the sums are of log-odds (`fl_elastic.training.loss_of_scores.log_odds`). A loss is refused that takes
+        outputs for something else than scores, such as probabilities, or compares them with other classes, such as
+        those of the next token.
 
     Raises
     ------
@@ -138,17 +138,26 @@ def sums_apart(
     model, loader, seconds, loss_fn
         See `head_sums`.
     clip : float, optional
-        Features are divided by this length, and an example's features that are longer are scaled down to it.
+        Features are divided by this length, and an example's features that are longer are scaled down to it. An
+        example that comes again is not counted again.
 
     Raises
     ------
     TrainingError
-        As `head_sums` does, and if an input has several rows, because each row would be clipped separately.
+        As `head_sums` does, and with a clip if an input has several rows, because each row would be clipped
+        separately, or if the loader draws with replacement.
     """
     gathered = GatheredSums(), GatheredSums()
+    seen: set[tuple[int, int]] = set()
+    if clip is not None and getattr(getattr(loader, "sampler", None), "replacement", False):
+        # Changed at random in each draw, an example is not known again.
+        raise TrainingError(
+            "differential privacy for sums is of examples that count once, and the loader draws them with "
+            "replacement: give one that draws each once"
+        )
 
     def take(rows: Rows, keys: list[int]) -> None:
-        rows = rows if clip is None else _clipped(rows, clip)
+        rows = rows if clip is None else _once(_clipped(rows, clip), keys, seen)
         apart = torch.tensor([key % FOLDS == 0 for key in keys], dtype=torch.bool)[rows.inputs]
         for some, each in zip((apart, ~apart), gathered, strict=True):
             each.add(rows.where(some), keys)
@@ -169,6 +178,17 @@ def _clipped(rows: Rows, clip: float) -> Rows:
         )
     features = rows.features.cpu().double()
     return replace(rows, features=features / features.norm(dim=1, keepdim=True).clamp(min=clip))
+
+
+def _once(rows: Rows, keys: list[int], seen: set[tuple[int, int]]) -> Rows:
+    """Return the rows of classified inputs that were not seen before, and note them."""
+    known = len(seen)
+    new = []
+    for place, target in zip(rows.inputs.tolist(), rows.wanted.argmax(dim=1).tolist(), strict=True):
+        seen.add((keys[place], target))
+        new.append(len(seen) > known)
+        known = len(seen)
+    return rows.where(torch.tensor(new, dtype=torch.bool))
 
 
 def _pass_over(
@@ -216,9 +236,12 @@ def _pass_over(
                     lay_out = stack.enter_context(as_inference(model, small))
                 outputs = _outputs(model, batch, size, running, lay_out)
                 rows = rows_of(model, seen, outputs, targets, ignored)
-                if odds is None or not (odds or settled or rows.may_be_shares):
+                counts = len(rows.without_ignored().wanted) > 0
+                if counts and (odds is None or not (odds or settled or rows.may_be_shares)):
                     again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
-                    odds = loss_fn is not None and takes_log_odds(rows, loss_fn, targets, again)
+                    odds = loss_fn is not None and takes_log_odds(
+                        rows, loss_fn, outputs, targets, again
+                    )
                     settled = (
                         loss_fn is None or rows.classes or (rows.differ and not rows.may_be_shares)
                     )

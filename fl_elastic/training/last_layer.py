@@ -6,7 +6,7 @@ token: then each position or token is an example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import IGNORED
-from fl_elastic.groups.forward import LossFn, scores_of
+from fl_elastic.groups.forward import scores_of
 from fl_elastic.groups.torch_private import version_of
 
 NOT_LINEAR = (
@@ -25,6 +25,12 @@ NOT_LINEAR = (
     "with a plain linear layer, or train it"
 )
 """Error message for a last layer that is none."""
+
+COMPUTED = (
+    "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in closed form "
+    "has nowhere to go; take the parametrisation off, or train the head"
+)
+"""Error message for a last layer into which no head can be written."""
 
 LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -35,8 +41,6 @@ _TESTED = 4
 # Largest difference from a linear layer that is rounding, as a share of the lengths of input and weight: in single
 # precision, in one of a GPU's faster formats for it, and in machine precisions of a narrower type.
 _EXACT, _FAST, _STEPS = 1e-5, 1e-2, 4
-# Score of a class against zeros: confident enough.
-_SURE = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,71 +224,6 @@ def rows_of(
     return Rows(layer, rows, wanted, classes, inputs, count, scores.ndim > 2)
 
 
-def takes_log_odds(
-    found: Rows, loss_fn: LossFn, targets: Any, again: Callable[[Tensor], Any]
-) -> bool:
-    """Return whether the loss takes scores for log-odds; raise TrainingError if it is not about these targets.
-
-    Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. Classes of tokens
-    may belong to other positions, as a language model's targets belong to the next token. A loss may also take
-    scores for something else than its targets, such as the logarithm of counts. All this is found out by computing
-    the loss with wanted scores in place of the layer's output.
-
-    Parameters
-    ----------
-    found : Rows
-        The rows of a batch.
-    loss_fn : callable
-        ``loss_fn(outputs, targets)``.
-    targets : any
-        The batch's targets.
-    again : callable
-        Returns the model's outputs with given scores, shape (R, C), in place of the layer's output.
-    """
-
-    def loss(scores: Tensor) -> float:
-        return float(loss_fn(again(scores), targets))
-
-    wanted = found.wanted.nan_to_num() if found.classes else found.wanted
-    if not len(found.without_ignored().wanted):
-        return False
-    if found.classes:
-        if found.several and not loss(_SURE * wanted) < loss(0.0 * wanted):
-            raise TrainingError(
-                "the loss is no smaller if each output is sure of its own target, as for a model that predicts the "
-                "next token: such a head cannot be solved for in closed form; train it"
-            )
-        return False
-    if not bool(wanted.isfinite().all()):
-        # Refused with its reason when the sums are finished.
-        return False
-    before = loss(wanted)
-    if found.may_be_shares:
-        odds = log_odds(wanted)
-        # Both ends: a loss of log rates is smaller too if zeros become negative, as most counts are zeros.
-        ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
-        if loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends):
-            return True
-    if found.differ and not before < loss(wanted.mean(dim=0).expand_as(wanted)):
-        raise TrainingError(
-            "the loss is no smaller if outputs equal their targets than if all equal the targets' mean: it takes "
-            "outputs for something else, such as the logarithm of a rate. A head in closed form would be fitted to "
-            "the targets themselves; train it"
-        )
-    return False
-
-
-def log_odds(share: Tensor) -> Tensor:
-    """Return the log-odds of a share, linearised at one half.
-
-    Examples
-    --------
-    >>> log_odds(torch.tensor([0.0, 0.5, 1.0])).tolist()
-    [-2.0, 0.0, 2.0]
-    """
-    return 4.0 * share - 2.0
-
-
 def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:
     """Return rows of scores, shape (R, C), in the shape of the layer's output."""
     if isinstance(layer, nn.Linear):
@@ -324,7 +263,10 @@ def _refuse_unsuited(model: nn.Module, layer: LastLayer) -> None:
 def as_numbers(
     layer: LastLayer | None, targets: Any, scores: Tensor, ignored: int = IGNORED
 ) -> tuple[Tensor, bool]:
-    """Return targets as one number per output, NaN for the ignored class, and whether they are classes."""
+    """Return targets as one number per output, NaN for the ignored class, and whether they are classes.
+
+    Targets of a single output are numbers.
+    """
     linear = layer is None or isinstance(layer, nn.Linear)
     outputs = scores.shape[-1 if linear else 1]
     places = scores.shape[:-1] if linear else (len(scores), *scores.shape[2:])
@@ -333,6 +275,9 @@ def as_numbers(
         if targets.shape == scores.shape:
             rows = targets if linear else targets.movedim(1, -1)
             return rows.cpu().reshape(-1, outputs).double(), False
+        if outputs == 1 and targets.shape == places:
+            # Of one output, as of a yes or no, targets often lack its axis.
+            return targets.cpu().reshape(-1, 1).double(), False
         if not targets.is_floating_point() and targets.shape == places:
             flat = targets.cpu().reshape(-1).long()
             known = flat != ignored

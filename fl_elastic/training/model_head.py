@@ -48,13 +48,15 @@ def solve_head(
     return head, sums.weight
 
 
-def refuse_frozen_head(weight: str, names: Collection[str]) -> None:
-    """Raise TrainingError unless the head's weight is one of the tensors that travel."""
-    if weight not in names:
-        raise TrainingError(
-            f"the head {weight!r} belongs to the model's frozen base, so no server can solve for it: set its "
-            "requires_grad, or give the server RoundConfig(read='none')"
-        )
+def refuse_frozen_head(model: nn.Module, weight: str, names: Collection[str]) -> None:
+    """Raise TrainingError unless the head's weight, and its bias if it has one, are tensors that travel."""
+    bias = weight.removesuffix("weight") + "bias"
+    for name in (weight, bias):
+        if name not in names and name in {weight, *ModelState.of(model).tensors}:
+            raise TrainingError(
+                f"{name!r} of the head belongs to the model's frozen base, so no server can solve for it: set its "
+                "requires_grad, or give the server RoundConfig(read='none')"
+            )
 
 
 def put_head(model: nn.Module, head: ClosedFormHead, weight: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
+from fl_elastic.training.loss_of_scores import loss_of_scores, refuse_other_scores
 
 _FOLDS = 5
 
@@ -184,6 +186,11 @@ def place_sample(
                     scores = torch.empty(len(narrow), outputs)
                     wanted, classes = as_numbers(None, targets, scores, ignored)
                     known = ~wanted.isnan().any(dim=1)
+                    if loss_fn is not None and not count and known.any():
+                        loss = loss_of_scores(
+                            loss_fn, targets, partial(Tensor.type_as, other=found[0])
+                        )
+                        refuse_other_scores(loss, wanted.nan_to_num(), classes)
                     keys = torch.tensor(
                         example_keys(inputs, len(narrow), narrow), dtype=torch.int64
                     )

@@ -23,6 +23,8 @@ from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
+from fl_elastic.training.evaluate import MetricsFn, of_a_batch
+from fl_elastic.training.loss_of_scores import why_no_readout
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.sums_size import features_in_memory, sums_bytes
 
@@ -38,6 +40,7 @@ def places_reply(
     names: Mapping[str, int],
     clock: str = "auto",
     loss_fn: LossFn | None = None,
+    metrics_fn: MetricsFn | None = None,
 ) -> PlacesReply:
     """Return features of some examples at the places that the device can afford to read.
 
@@ -61,11 +64,13 @@ def places_reply(
         See `fl_elastic.profiling.clock`.
     loss_fn : callable, optional
         See `fl_elastic.training.place_sample.place_sample`.
+    metrics_fn : callable, optional
+        See `fl_elastic.training.evaluate.evaluate`.
 
     Raises
     ------
     TrainingError
-        If the device can afford no place.
+        If the device can afford no place, or loss or metrics need more of the model's outputs than scores.
     """
     most = MOST_FEATURES
     if not asked.places:
@@ -82,6 +87,9 @@ def places_reply(
         model, loader, asked, examples=examples, clock=clock,
         most_features=candidate_features(most), seconds=deadline, loss_fn=loss_fn,
     )  # fmt: skip
+    taken = [each for each in (loss_fn, of_a_batch(metrics_fn)) if each is not None]
+    if why := why_no_readout(model, taken, found.first.few):
+        raise TrainingError(f"{why}: read the last layer")
     rows = dict(found.sample.rows)
     if not asked.places:
         rows = _that_fit(rows, found.sample.targets.shape[1], budget.uplink)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fl_elastic.closed_form.head import ClosedFormHead
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import LossFn, split_batch
 from fl_elastic.profiling.profile import model_device
@@ -18,6 +19,7 @@ from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout import Readout
 from fl_elastic.training.batches import first_batches, refuse_iterator
+from fl_elastic.training.loss_of_scores import why_no_readout
 from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.trainer import eager
@@ -116,8 +118,14 @@ def readout_of(
         return model, None
     batch = split_batch(first_batches(loader, 1, model_device(model))[0])
     first = FirstPass.of(model, batch)
-    inputs, outputs = batch[0], first.outputs
     asked = Reading.parse(read)
+    why = first.why_last or why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)
+    if why and not asked.places:
+        _LOG.warning("%s: the head reads what enters the last layer", why)
+        return model, None
+    if why:
+        raise TrainingError(f"{why}: read='last' reads what enters the last layer")
+    inputs, outputs = batch[0], first.outputs
     if asked.places and not asked.width:
         return Readout(model, asked, inputs, outputs), None
     if not asked.places:

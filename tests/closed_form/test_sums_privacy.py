@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.integrate import quad  # type: ignore[import-untyped]
 from scipy.stats import norm  # type: ignore[import-untyped]
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from slow_ones import slow_unless
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
@@ -27,7 +29,8 @@ from fl_elastic.closed_form.sums_privacy import (
     noised,
     private_head,
 )
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import RegistryError, TrainingError, UpdateError
+from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import Kind, pack
 
@@ -84,6 +87,37 @@ def test_one_example_moves_the_sums_by_no_more_than_the_length(seed: int) -> Non
     # What it is for a feature vector as long as the clip.
     if not seed % 2:
         assert length == pytest.approx(sqrt(12))
+
+
+@pytest.mark.parametrize("times", [1, 2, 7])
+def test_an_example_that_comes_again_moves_the_sums_no_further(times: int) -> None:
+    """As of a data set in which some files are listed twice, or an epoch that is several passes."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(12, 4), torch.arange(12) % 3
+    model = nn.Linear(4, 3)
+    rest = [(inputs[1:], targets[1:])]
+    again = [(inputs[:1], targets[:1])] * times
+    before, _ = sums_apart(model, rest, clip=0.1)
+    after, _ = sums_apart(model, [*again, *rest, *again], clip=0.1)
+    moved = ((after.products - before.products) ** 2).sum()
+    moved += 4 * ((after.targets - before.targets) ** 2).sum()
+    assert sqrt(moved) == pytest.approx(sqrt(12))
+    # Of another class it is another example.
+    other, _ = sums_apart(model, [*again, *rest, (inputs[:1], targets[:1] + 1)], clip=0.1)
+    assert other.num_examples == 13
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_an_example_that_may_be_drawn_many_times_has_no_known_length(replacement: bool) -> None:
+    data = TensorDataset(torch.randn(12, 4), torch.arange(12) % 3)
+    drawn = WeightedRandomSampler([1.0] * 12, 12, replacement=replacement)
+    loader = DataLoader(data, 4, sampler=drawn)
+    if replacement:
+        with pytest.raises(TrainingError, match="with replacement"):
+            sums_apart(nn.Linear(4, 3), loader, clip=1.0)
+    else:
+        assert sums_apart(nn.Linear(4, 3), loader, clip=1.0)[0].num_examples == 12
+    assert sums_apart(nn.Linear(4, 3), loader)[0].num_examples == 12
 
 
 def test_noise_is_as_large_as_said_everywhere_and_symmetric() -> None:

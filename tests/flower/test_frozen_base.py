@@ -231,13 +231,26 @@ def test_lists_of_stock_strategies_hold_the_adapters_or_all() -> None:
         np.testing.assert_allclose(as_weights(packed.arrays)[name], each, rtol=1e-5, atol=1e-7)
 
 
-def test_a_head_in_closed_form_needs_a_head_that_may_change() -> None:
+def with_free_head(frozen: str) -> nn.Module:
+    """The head is trained but for one of its tensors."""
+    model = adapted()
+    model.head = nn.Linear(model.head.in_features, model.head.out_features)  # type: ignore[union-attr, arg-type]
+    nn.init.ones_(model.head.bias)
+    model.get_parameter(f"head.{frozen}").requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_a_head_in_closed_form_needs_a_head_that_may_change(frozen: str) -> None:
+    """Beside a bias that stays, the server would solve for a weight as of a head without one."""
     records: list[Any] = []
     strategy = PartialUpdates(quiet(), config=RoundConfig(read="last"), on_round=records.append)
-    run(strategy, apps_of(four()), initial_arrays(adapted()))
+    fleet = apps_of(four(lambda: with_free_head(frozen)))
+    run(strategy, fleet, initial_arrays(with_free_head(frozen)))
     zero = records[0]
     assert zero.server_round == 0 and len(zero.rejected) == 4
-    assert "'head.weight' belongs to the model's frozen base" in zero.rejected[0].reason
+    reason = f"'head.{frozen}' of the head belongs to the model's frozen base"
+    assert reason in zero.rejected[0].reason
 
 
 def test_an_exported_model_holds_the_base_as_well(tmp_path: Path) -> None:

@@ -193,6 +193,57 @@ def test_a_run_that_begins_with_such_a_model_keeps_its_places() -> None:
     assert not np.array_equal(as_weights(after)["head.weight"], as_weights(before)["head.weight"])
 
 
+class Named(nn.Module):
+    """Puts out its scores under a name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = build()
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": self.layers(images)}
+
+
+class OfLogarithms(nn.Module):
+    """Puts out logarithms of probabilities, as torch's first examples do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = build()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images).log_softmax(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_fn", "metrics_fn"),
+    [
+        (Named, lambda outputs, classes: classification_loss(outputs.get("logits"), classes), None),
+        (Named, classification_loss, lambda outputs, _: {"mean": outputs.get("logits").mean()}),
+        (OfLogarithms, nn.functional.nll_loss, None),
+    ],
+)
+def test_a_fleet_whose_loss_is_not_of_scores_alone_trains_its_model_as_it_is(
+    make: Any, loss_fn: Any, metrics_fn: Any
+) -> None:
+    def app(node: int) -> Any:
+        return elastic_client_app(
+            lambda _: ElasticClient(
+                make(), data(node), data(0), budget=Budget(), loss_fn=loss_fn,
+                optimizer_fn=plain_sgd, metrics_fn=metrics_fn,
+            )
+        )  # fmt: skip
+
+    arrays = arrays_of(make())
+    fleet = {node: app(node) for node in (1, 2, 3)}
+    strategy = PartialUpdates(FedAvg(), config=RoundConfig(read="auto"))
+    result, _ = run(strategy, fleet, arrays, rounds=2)
+    assert list(result.arrays) == list(arrays)
+    told = [*result.train_metrics_clientapp.values(), *result.evaluate_metrics_clientapp.values()]
+    assert len(told) == 4
+    assert all(each.get("train-loss", each.get("loss", -1.0)) > 0 for each in told)
+
+
 def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:
     terms = RoundConfig(read="nowhere@grid4")
     found = start(PartialUpdates(FedAvg(), config=terms))

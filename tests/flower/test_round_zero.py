@@ -152,6 +152,18 @@ def test_it_is_the_head_of_all_data_together_and_nothing_else_changes() -> None:
         np.testing.assert_array_equal(weights[name], before[name])
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_log_says_of_how_many_classes_there_were_examples(
+    share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each class is that of one client, and not all clients may be drawn."""
+    inner = quiet(fraction_train=share)
+    with caplog.at_level(logging.INFO, "fl_elastic"):
+        start(PartialUpdates(inner, config=TERMS), rounds=0, apps=apps())
+    asked = round(4 * share)
+    assert f"from {24 * asked} examples of {asked} clients, of {asked} of 4 classes" in caplog.text
+
+
 class DrawsOneTwice(FedAvg):
     """Asks the first node twice, as a strategy does that draws nodes with replacement."""
 

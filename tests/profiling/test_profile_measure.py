@@ -187,6 +187,13 @@ def test_keys_tell_models_shapes_and_threads_apart() -> None:
     assert len({key.model, profile_key(frozen, batch).model, profile_key(wider, batch).model}) == 3
 
 
+def test_a_key_holds_the_shape_of_the_inputs_and_not_of_the_labels() -> None:
+    """Collators of transformers put these first: images of all sizes would have the same costs."""
+    rows, classes = vectors()[0]
+    for batch in ({"labels": classes, "rows": rows}, {"rows": rows, "labels": classes}):
+        assert profile_key(chain(), batch).batch_shape == (8, 6)
+
+
 def test_keys_tell_optimisers_apart_by_what_they_cost() -> None:
     model, batch = chain(), vectors()[0]
     made: list[Any] = [

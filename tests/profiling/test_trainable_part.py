@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
+from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError
@@ -18,6 +20,7 @@ from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import trainable_part
 from fl_elastic.testing import made_up_profile
+from fl_elastic.training import ElasticTrainer, TrainablePart, TrainerOptions
 
 MODELS = {
     "chain": (chain, vectors),
@@ -82,6 +85,31 @@ def test_without_a_cut_or_a_head_it_is_the_same_profile() -> None:
 def test_a_head_that_is_everything_is_trained() -> None:
     profile = made_up_profile(5, seed=1)
     assert trainable_part(profile, 1, profile.group_names[0]) is profile
+
+
+class WithLooseWeight(nn.Module):
+    """What is left of a model whose head reads its input: the loss depends on the head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale = nn.Linear(6, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, rows: torch.Tensor) -> Any:
+        return self.head(rows)
+
+
+def test_a_head_that_is_all_that_is_used_is_trained() -> None:
+    torch.manual_seed(0)
+    data = [(torch.randn(8, 6), torch.arange(8) % 3)]
+    model = WithLooseWeight()
+    profile = profile_model(model, nn.functional.cross_entropy, data[0], optimizer_fn=sgd)
+    assert set(profile.group_names) == {"head", "scale"}
+    assert trainable_part(profile, kept_head="head") is profile
+    options = TrainerOptions(part=TrainablePart(kept_head="head"))
+    trainer = ElasticTrainer(
+        model, nn.functional.cross_entropy, sgd, budget=Budget(speedup=2), options=options
+    )
+    assert trainer.fit(data, epochs=6).steps
 
 
 def test_a_place_that_is_not_there_is_named(profiles: dict[str, CostProfile]) -> None:

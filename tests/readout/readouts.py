@@ -197,7 +197,21 @@ class Skips(nn.Module):
         return self.head(self.late(x) * self.late.weight.sum())
 
 
+class Remembers(nn.Module):
+    """Holds what it has computed last, with its history, as for a map of what it looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.rest, self.head = nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)
+        self(torch.randn(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.rest(torch.relu(self.stem(x)))
+        return self.head(self.seen)
+
+
 ODD: dict[str, tuple[Odd, tuple[str, ...]]] = {
+    "remembers": (lambda: (Remembers(), torch.randn(4, 6)), ("input@flat", "stem@flat", "in:head@flat")),
     "run twice": (lambda: (Twice(), torch.randn(4, 6)), ("again@flat", "stem@flat", "in:again@flat")),
     "tied across": (lambda: (Tied(), torch.randn(4, 6)), ("first@flat", "middle@flat", "first@flat+middle@flat")),
     "loose parameters": (lambda: (Loose(), torch.randn(4, 6)), ("first@flat", "second@flat", "in:second@flat")),

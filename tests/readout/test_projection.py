@@ -100,6 +100,10 @@ def test_it_travels_with_a_frozen_body() -> None:
 def test_names_of_readings() -> None:
     reading = Reading.parse("input@flat+in:4@flat>12")
     assert reading == Reading((Place.parse("input@flat"), Place.parse("in:4@flat")), 12)
+    # Modules of a graph are named by what they lead from and to.
+    for width in (0, 7):
+        led = Reading((Place.parse("sees>is_seen@flat"), Place.parse("in:a>b@grid2")), width)
+        assert Reading.parse(str(led)) == led
     for wrong in (
         "1@flat>",
         "1@flat>0",

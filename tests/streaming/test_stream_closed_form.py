@@ -14,6 +14,7 @@ from slow_ridge import close, slow_ridge
 from small_models import conv_net
 from test_stream_latent import pictures
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from toy_streams import Sample, blobs, closed, net, run, same, weights
 
 from fl_elastic.errors import ModelError, StoreError, StreamError
@@ -359,6 +360,12 @@ def test_a_round_is_left_out_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixt
     closed(learner)
 
 
+def computed_bias() -> nn.Module:
+    layer = nn.Linear(6, 2)
+    nn.utils.parametrize.register_parametrization(layer, "bias", nn.Tanh())
+    return layer
+
+
 @pytest.mark.parametrize(
     "settings, why",
     [
@@ -368,6 +375,8 @@ def test_a_round_is_left_out_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixt
         ({"model": nn.Linear(6, 2)}, "no linear layer inside"),
         ({"model": nn.Sequential(nn.Linear(6, 2, bias=False))}, "with a bias"),
         ({"model": tied()}, "tied"),
+        ({"model": nn.Sequential(weight_norm(nn.Linear(6, 2)))}, "computed from other parameters"),
+        ({"model": nn.Sequential(computed_bias())}, "computed from other parameters"),
         ({"model": nn.Sequential(nn.Linear(6, 2), nn.ReLU())}, "does not"),
     ],
 )

@@ -182,6 +182,24 @@ def test_without_a_layer_below_the_head_it_is_the_head_alone(model: nn.Module, r
     assert 0 < done.head_error == done.final_error < 1
 
 
+@pytest.mark.parametrize("cut", ["", CUT])
+def test_a_frozen_head_is_solved_for_and_the_layers_below_it_are_trained(cut: str) -> None:
+    data = told_apart(6)
+    frozen, plain = build(), build()
+    frozen[-1].requires_grad_(False)
+    ours = fine_tune(frozen, loss_fn, sgd, data, cut=cut, epochs=2, read="last")
+    expected = fine_tune(plain, loss_fn, sgd, data, cut=ours.cut, epochs=2, read="last")
+    assert_weights(frozen, plain, rtol=1e-3, atol=1e-3)
+    assert ours.final_error == pytest.approx(expected.final_error, rel=1e-2)
+
+
+def test_of_a_model_that_is_frozen_as_a_whole_the_head_alone_is_solved_for() -> None:
+    data, model = told_apart(6), build()
+    model.requires_grad_(False)
+    done = fine_tune(model, loss_fn, sgd, data, epochs=2, read="last")
+    assert done.report is None and 0 < done.head_error == done.final_error < 1
+
+
 def test_a_budget_is_that_of_the_training() -> None:
     done = fine_tune(
         build(), loss_fn, sgd, images(6), cut="0", epochs=1, budget=Budget(speedup=1.5), read="last"

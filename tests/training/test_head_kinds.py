@@ -206,6 +206,47 @@ def test_numbers_are_regressed_where_the_loss_takes_outputs_for_them(
             solve_head(model, batches, loss_fn=loss_fn)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("read", ["last", "1@flat", "auto"])
+def test_a_yes_or_no_may_lack_the_axis_of_its_output(kind: torch.dtype, read: str) -> None:
+    torch.manual_seed(2)
+    inputs = torch.randn(300, FEATURES)
+    answers = (inputs[:, 0] + 0.1 * torch.randn(300) > 0.3).to(kind)
+
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float())
+
+    model = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1))
+    done = read_out(model, in_batches(inputs, answers, 50), read=read, loss_fn=loss)
+    with torch.no_grad():
+        scores = done.model(inputs)
+    assert ((scores[:, 0] > 0) == answers.bool()).float().mean() > 0.9
+    # A client that has only met one of them sends sums of the same kind.
+    alone = head_sums(model, [(inputs[:9], torch.zeros(9, dtype=kind))], loss_fn=loss)
+    assert not alone.classes and alone.targets[-1] == -2 * 9
+
+
+def test_one_number_may_lack_the_axis_of_its_output_and_a_loss_that_spreads_it_is_refused() -> None:
+    torch.manual_seed(3)
+    inputs = torch.randn(60, FEATURES)
+    targets = 3 * inputs[:, 0] + 100
+    data = in_batches(inputs, targets, 20)
+    found = head_sums(
+        nn.Linear(FEATURES, 1), data,
+        loss_fn=lambda outputs, t: functional.mse_loss(outputs.squeeze(1), t),
+    )  # fmt: skip
+    head = closed_form_head(found)
+    np.testing.assert_allclose(head.weight[0], [3, 0, 0, 0, 0, 0], atol=2e-2)
+    np.testing.assert_allclose(head.bias, [100], atol=2e-2)
+    # Each output is compared with the targets of all examples.
+    spread = nn.MSELoss()
+    with (
+        pytest.warns(UserWarning, match="broadcasting"),
+        pytest.raises(TrainingError, match="takes outputs for something else"),
+    ):
+        head_sums(nn.Linear(FEATURES, 1), data, loss_fn=spread)
+
+
 def test_maps_of_numbers_are_regressed() -> None:
     torch.manual_seed(3)
     inputs, true = torch.randn(12, FEATURES, 4, 4), torch.randn(CLASSES, FEATURES)
@@ -215,6 +256,20 @@ def test_maps_of_numbers_are_regressed() -> None:
     head = closed_form_head(found)
     np.testing.assert_allclose(head.weight, true.numpy(), atol=1e-2)
     np.testing.assert_allclose(head.bias, np.full(CLASSES, 5.0), atol=1e-2)
+
+
+def test_maps_are_read_at_the_last_layer_unless_a_place_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(3)
+    inputs = torch.randn(20, FEATURES, 4, 4)
+    data = in_batches(inputs, inputs[:, :CLASSES].argmax(1))
+    model = nn.Sequential(nn.Conv2d(FEATURES, 9, 1), nn.Conv2d(9, CLASSES, 1))
+    loss = functional.cross_entropy
+    assert read_out(model, data, loss_fn=loss).model is model
+    assert "gives scores of shape (2, 3, 4, 4): the head reads what enters the last" in caplog.text
+    with pytest.raises(TrainingError, match="read='last' reads what enters the last layer"):
+        read_out(model, data, read="0@grid2", loss_fn=loss)
 
 
 SMALL: dict[str, Any] = {

@@ -45,6 +45,6 @@ class RankPlaces(RoundTask):
         reply = places_reply(
             data.model, data.batches, Reading.parse(self.places), examples=max(self.examples, 1),
             of_all=examples, budget=work.budget, names=work.data.manifest.index,
-            clock=client.options.timing.clock, loss_fn=data.loss_fn,
+            clock=client.options.timing.clock, loss_fn=data.loss_fn, metrics_fn=client.metrics_fn,
         )  # fmt: skip
         return Answer.packed(encode_places(reply, work.data.manifest), examples)

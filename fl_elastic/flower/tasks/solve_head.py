@@ -61,7 +61,7 @@ class SolveHead(RoundTask):
         from fl_elastic.training.model_head import refuse_frozen_head
 
         sums, examples, forward = _exact_sums(work)
-        refuse_frozen_head(sums.weight, work.data.manifest.index)
+        refuse_frozen_head(work.data.model, sums.weight, work.data.manifest.index)
         metrics = {} if forward is None else forward.to_metrics()
         return Answer.packed(encode_head_sums(sums, work.data.manifest), examples, metrics)
 

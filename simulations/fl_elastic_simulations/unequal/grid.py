@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from fl_elastic_simulations.unequal.record import Row, save_rows
 _HOST_FAILED, _CLIENT_FAILED, _NODE_UNAVAILABLE = 0, 2, 5
 _CONNECT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
+# A strategy that looks more often without sending anything waits for more devices.
+_LOOKS = 5
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class UnequalGrid(GridWrapper):
     fleet : Fleet
         Fleet with one device for each of Flower's nodes.
     min_available_nodes : int
-        As for the strategy: simulated time advances until this many devices are there.
+        As for the strategy: simulated time advances until this many devices are there. For a strategy that waits
+        for more it advances too, once the strategy has looked a few times in vain.
     costs : callable, optional
         ``costs(message, reply)`` returns a `HostCost` from a reply's content. If given, nothing is measured, and
         apps are not told which device they play.
@@ -117,6 +121,8 @@ class UnequalGrid(GridWrapper):
         self.clock: Clock = clock or SimulatedClock()
         self.began = 0.0
         self._away = itertools.count()
+        # Flower's older server also looks every few seconds, from a thread beside the one that waits.
+        self._looks, self._thread = 0, threading.get_ident()
         self._costs = costs
         super().__init__(grid if getattr(grid, "streams", False) else IncrementalGrid(grid))
         self._least = min_available_nodes
@@ -143,8 +149,12 @@ class UnequalGrid(GridWrapper):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes whose devices are there, in the fleet's order, after waiting until there are enough."""
-        clients, there = self._clients, self.fleet.availabilities
-        self.clock.wait_until(when_enough(there, self.now, self._least))
+        clients, there, least = self._clients, self.fleet.availabilities, self._least
+        if threading.get_ident() == self._thread:
+            self._looks = 0 if self._pushed or self._heard else self._looks + 1
+        if self._looks > _LOOKS:
+            least = min(sum(each.there(self.now) for each in there) + 1, len(there))
+        self.clock.wait_until(when_enough(there, self.now, least))
         return [node for node, client in clients.items() if there[client.index].there(self.now)]
 
     def send_and_receive(
@@ -227,6 +237,7 @@ class UnequalGrid(GridWrapper):
 
     def _sent(self, message: Message) -> _Sent:
         """Return a copy of a message with a request to measure; strategies share one content among messages."""
+        self._looks = 0
         metadata = message.metadata
         client = self._clients[metadata.dst_node_id]
         device, there = client.device, self.fleet.availabilities[client.index].there(self.now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,6 +158,41 @@ def test_time_passes_until_enough_devices_are_there(tmp_path: Path) -> None:
     never = traced(tmp_path / "never.csv", "0,0,10\n1,10,20\n", repeat=30.0)
     with pytest.raises(ScenarioError, match="never there at the same time, at most 1"):
         ran(fleet(1.0, 1.0, availability=never), least=2)
+
+
+@pytest.mark.parametrize("ends", [100, 50])
+def test_a_strategy_that_waits_for_more_devices_than_the_layer_is_not_left_waiting(
+    ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower looks again each second, in which no simulated time would pass."""
+    looks: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        assert len(looks) < 50
+
+    monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", sleep)
+    section = traced(tmp_path / "trace.csv", f"0,0,{ends}\n1,0,100\n2,60,100\n", repeat=100.0)
+    grid = UnequalGrid(InProcessGrid(3, app()), fleet(1.0, 1.0, 1.0, availability=section))
+    strategy = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)
+    if ends == 50:
+        with pytest.raises(ScenarioError, match="3 devices are never there at the same time"):
+            strategy.start(grid, arrays(0.0), num_rounds=1)
+        return
+    strategy.start(grid, arrays(0.0), num_rounds=2)
+    assert [round(row.sent, 3) for row in grid.rows] == [60.0] * 2 + [61.0] * 3
+
+
+def test_who_looks_from_another_thread_makes_no_time_pass(tmp_path: Path) -> None:
+    """As Flower's older server does every few seconds, however long the host takes for a round."""
+    section = traced(tmp_path / "trace.csv", "0,0,100\n1,60,100\n", repeat=100.0)
+    grid = UnequalGrid(
+        InProcessGrid(2, app()), fleet(1.0, 1.0, availability=section), min_available_nodes=1
+    )
+    looking = threading.Thread(target=lambda: [grid.get_node_ids() for _ in range(50)])
+    looking.start()
+    looking.join()
+    assert list(grid.get_node_ids()) == [1] and grid.now == 0.0
 
 
 def test_a_loop_that_pulls_gets_the_replies_one_by_one_in_simulated_order() -> None:
