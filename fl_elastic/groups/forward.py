@@ -23,6 +23,7 @@ from fl_elastic.groups.batch import (
     as_pair,
     batch_size,
     is_ignored,
+    lengths_in,
 )
 from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
@@ -190,11 +191,21 @@ def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
     """Return whether a sequence is one argument of a model, that is, whether its entries are the examples."""
     if isinstance(inputs, PackedSequence):
         return True
-    shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in inputs]
-    if examples is None or len(inputs) != examples or not all(shapes):
+    if examples is None or len(inputs) != examples:
         return False
-    # One of several inputs has a row per example, or a column per example if time comes first.
-    return not any(examples in (shape[:2] if len(shape) > 2 else shape[:1]) for shape in shapes)
+    return not any(_may_be_of_all(each, examples) for each in inputs)
+
+
+def _may_be_of_all(entry: Any, examples: int) -> bool:
+    """Return whether an entry may be one of several inputs, each of which is for all examples of a batch."""
+    if isinstance(entry, str | bytes):
+        return False
+    if isinstance(entry, Tensor):
+        # It has a row per example, or a column per example if time comes first.
+        return not entry.dim() or examples in entry.shape[: 2 if entry.dim() > 2 else 1]
+    if isinstance(entry, tuple | list) and len(entry) == examples:
+        return True
+    return not isinstance(entry, Mapping | tuple | list) or examples in lengths_in(entry)
 
 
 def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:
