@@ -25,7 +25,7 @@ from fl_elastic.groups.batch import (
     is_ignored,
     lengths_in,
 )
-from fl_elastic.groups.torch_private import writes_to
+from fl_elastic.groups.torch_private import refuse_nested, writes_to
 from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
 
 Batch: TypeAlias = tuple[Any, Any]
@@ -98,7 +98,13 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
     >>> [len(dense_parts(each)) for each in (torch.eye(2), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr())]
     [1, 2, 3]
+
+    Raises
+    ------
+    ModelError
+        If the tensor is nested, see `refuse_nested`.
     """
+    refuse_nested(tensor)
     if not is_sparse(tensor):
         return (tensor,)
     if tensor.layout is torch.sparse_coo:

@@ -26,7 +26,7 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     lengths: set[int] = set()
 
     def note(tensor: Tensor) -> Tensor:
-        lengths.add(len(tensor) if tensor.dim() else 0)
+        lengths.add(tensor.size(0) if tensor.dim() else 0)
         return tensor
 
     map_tensors(note, [inputs, targets])
@@ -54,7 +54,7 @@ def _can_be_cut(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_can_be_cut, value))
     if isinstance(value, Tensor):
-        return not is_sparse(value)
+        return not (is_sparse(value) or value.is_nested)
     return value is None or isinstance(value, int | float | str)
 
 
