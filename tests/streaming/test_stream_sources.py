@@ -50,6 +50,14 @@ def test_a_table(tmp_path: Path) -> None:
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
 
 
+@pytest.mark.parametrize("header", ["time,a,b,class", "a,b,time,class", "a,b,class,time"])
+def test_the_time_is_never_the_label(header: str, tmp_path: Path) -> None:
+    path, row = tmp_path / "t.csv", {"a": 1, "b": 2, "class": 3, "time": 1_700_000_000}
+    path.write_text(f"{header}\n{','.join(str(row[name]) for name in header.split(','))}\n")
+    (reading,) = open_source(f"csv:{path}")
+    assert (reading.x.tolist(), reading.y) == ([1, 2], 3)
+
+
 ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r"}
 
 
