@@ -366,5 +366,5 @@ def test_nested_tensors_are_refused_with_what_to_do(budget: Budget, layout: torc
     rows = [torch.randn(1 + n, 6) for n in range(4)]
     batch = torch.nested.nested_tensor(rows, layout=layout), torch.randint(3, (4,))
     model = OfUnequalLengths()
-    with pytest.raises(ModelError, match="nested tensors.*to_padded_tensor"):
+    with pytest.raises(ModelError, match=r"nested tensors.*to_padded_tensor"):
         ElasticTrainer(model, loss_fn, sgd, budget=budget).fit([batch])
