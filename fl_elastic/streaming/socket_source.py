@@ -41,9 +41,10 @@ def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Ite
     A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
     by a line with the prediction and the ``sample_id`` under which a label can be given later. A sample whose
     answer has a ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once
-    if it carries the sender's own ``id`` beside its ``x``. Such an id is best a text: once one was a number, a label
-    for a number is refused, since nothing tells it from a ``sample_id``. A client that does not read its answers is
-    not read from. There is no authentication: listen on the loopback interface, or behind something that authenticates.
+    if it carries the sender's own ``id`` beside its ``x``. Such an id is best a text: once one was a number, a
+    label for a number is refused, since nothing tells it from a ``sample_id``. A client that does not read its
+    answers is not read from. There is no authentication: listen on the loopback interface, or behind something that
+    authenticates.
     """
     del after, follow
     host, _, port = where.rpartition(":")
