@@ -214,6 +214,11 @@ class BackwardGraph:
     blocks: tuple[Block, ...] = ()
     widths: tuple[Width, ...] = ()
 
+    @property
+    def is_of_second_order(self) -> bool:
+        """Whether the forward pass computes gradients that are differentiated again, as for forces."""
+        return any("BackwardBackward" in node.name for node in self.nodes)
+
     def cut_below(self, depth: int) -> Cut | None:
         """Return the cut nearest to the loss that lies below the group at ``depth``; None if there is none."""
         return next((cut for cut in self.cuts if cut.groups_above > depth), None)

@@ -225,8 +225,11 @@ class PlanRequest:
 
     @property
     def lean(self) -> bool:
-        """Whether steps are run by operations that keep less: if memory is limited."""
-        return self.budget.memory is not None
+        """Whether steps are run by operations that keep less: if memory is limited.
+
+        They have no second derivative, so torch's own run a model that needs one.
+        """
+        return self.budget.memory is not None and not self.profile.graph.is_of_second_order
 
     def uplink_bytes(self, modes: Sequence[Mode]) -> float:
         """Return the bytes that a plan sends as fp32; a layer trained by channels sends those channels."""

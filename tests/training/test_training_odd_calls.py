@@ -368,3 +368,32 @@ def test_nested_tensors_are_refused_with_what_to_do(budget: Budget, layout: torc
     model = OfUnequalLengths()
     with pytest.raises(ModelError, match=r"nested tensors.*to_padded_tensor"):
         ElasticTrainer(model, loss_fn, sgd, budget=budget).fit([batch])
+
+
+class Forces(nn.Module):
+    """An energy and its gradient, through layers that lean ones would replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16, 1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(x)
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, force.flatten(1)], dim=1)
+
+
+def test_a_model_of_second_derivatives_trains_under_a_memory_budget_as_without() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 1, 8, 8), torch.randn(8, 65)) for _ in range(3)]
+    model = Forces()
+    plain = copy.deepcopy(model)
+    for budget, each in ((Budget(), plain), (Budget(memory=1e8), model)):
+        trainer = ElasticTrainer(each, nn.functional.mse_loss, sgd, budget=budget, policy="full")
+        trainer.fit(batches)
+    assert same_weights(weights_of(plain), model)
