@@ -40,12 +40,18 @@ class TensorGroup:
         Shape of each parameter.
     kind : GroupKind
         The operation that owns them.
+    copies : tuple of int
+        How often an update holds each parameter: once for each name of a tied one; empty if once each.
+    statistics : int
+        Number of running statistics, which a norm updates, and an update holds, once it is trained.
     """
 
     name: str
     parameters: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     kind: GroupKind
+    copies: tuple[int, ...] = ()
+    statistics: int = 0
 
     @property
     def numel(self) -> int:

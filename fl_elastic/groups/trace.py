@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.torch_private import (
+    NormWithStatistics,
     compiled_parts,
     number_of,
     output_shape,
+    own_buffers,
     uncompiled,
 )
 from fl_elastic.groups.untouched import untouched
@@ -321,6 +324,8 @@ def _name_groups(
     model: nn.Module, members: Iterable[tuple[list[str], GroupKind]]
 ) -> tuple[TensorGroup, ...]:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    known = dict(model.named_parameters(remove_duplicate=False))
+    times = Counter(map(id, known.values()))
     rank = {name: index for index, name in enumerate(shapes)}
     taken: dict[str, int] = {}
     groups = []
@@ -329,8 +334,22 @@ def _name_groups(
         name = _common_module(ordered)
         taken[name] = taken.get(name, 0) + 1
         unique = name if taken[name] == 1 else f"{name}#{taken[name]}"
-        groups.append(TensorGroup(unique, ordered, tuple(shapes[p] for p in ordered), kind))
+        copies = tuple(times[id(known[parameter])] for parameter in ordered)
+        groups.append(
+            TensorGroup(
+                unique, ordered, tuple(shapes[p] for p in ordered), kind,
+                copies if max(copies) > 1 else (), _statistics(model, ordered),
+            )
+        )  # fmt: skip
     return tuple(groups)
+
+
+def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
+    """Return the number of running statistics of the norms that own these parameters."""
+    owners = {model.get_submodule(name.rpartition(".")[0]) for name in parameters}
+    norms = [each for each in owners if isinstance(each, NormWithStatistics)]
+    found = [buffer for each in norms for buffer in own_buffers(each).values()]
+    return sum(b.numel() for b in found if b is not None and b.is_floating_point())
 
 
 def _common_module(parameters: tuple[str, ...]) -> str:
