@@ -212,9 +212,14 @@ class _Lstm(LeanForward):
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the module's output for a tensor or a packed sequence, with or without a state."""
-        needed = list(self.module.parameters())
-        map_tensors(needed.append, [*given, *named.values()])
-        with nullcontext() if any(each.requires_grad for each in needed) else torch.no_grad():
+        needed = [each.requires_grad for each in self.module.parameters()]
+
+        def note(tensor: Tensor) -> Tensor:
+            needed.append(tensor.requires_grad)
+            return tensor
+
+        map_tensors(note, [*given, *named.values()])
+        with nullcontext() if any(needed) else torch.no_grad():
             return nn.LSTM.forward(self.module, *given, **named)
 
     def run(self, x: Tensor) -> Tensor:
