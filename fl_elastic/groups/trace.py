@@ -338,7 +338,7 @@ def _name_groups(
         groups.append(
             TensorGroup(
                 unique, ordered, tuple(shapes[p] for p in ordered), kind,
-                copies if max(copies) > 1 else (), _statistics(model, ordered),
+                copies if max(copies) > 1 else (), max(copies) * _statistics(model, ordered),
             )
         )  # fmt: skip
     return tuple(groups)
