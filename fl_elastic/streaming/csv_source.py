@@ -34,8 +34,8 @@ def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readin
     """Yield the rows of a CSV file with a header of names, or of the columns' numbers from 0.
 
     A column ``time`` is skipped. Of the others the column ``label`` (or else the last one) is the label: an
-    integer, or empty for none; the rest form the sample. A row that cannot be read is passed on with the reason,
-    and the learner refuses it.
+    integer, or empty or NaN for none; the rest form the sample. A row that cannot be read is passed on with the
+    reason, and the learner refuses it.
 
     A followed table may be renamed and a new one with the same columns begun in its place: the old one is read to
     its end first. A table that was truncated, or changed before the position, is refused: there is no telling which
@@ -173,10 +173,11 @@ def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> Reading:
         fields = Unreadable(f"{len(fields)} fields instead of {len(names)}")
     if isinstance(fields, Unreadable):
         return Reading(x=fields, y=0, position=position)
-    y = fields[label].strip()
+    y = _number(fields[label].strip())
     return Reading(
         x=_sample([(names[i], fields[i]) for i in places]),
-        y=_number(y) if y else None,
+        # Programs that write numbers alone write one that is none for a missing label.
+        y=None if y == "" or y != y else y,
         position=position,
     )
 

@@ -166,9 +166,9 @@ def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path)
 
 
 def test_a_table_has_an_empty_field_for_no_label(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,label\n1,-1\n2,\n3, 1\n4,cat\n5,\n")
+    (tmp_path / "t.csv").write_text("a,label\n1,-1\n2,\n3, 1\n4,cat\n5,\n6,NaN\n")
     found = [reading.y for reading in open_source(f"csv:{tmp_path}/t.csv")]
-    assert found == [-1, None, 1, "cat", None]
+    assert found == [-1, None, 1, "cat", None, None]
 
 
 def test_a_folder_has_nan_for_no_label(tmp_path: Path) -> None:

@@ -184,3 +184,17 @@ def test_a_folder_of_files_of_one_sample_each_and_of_files_that_are_none(tmp_pat
     assert [str(each.x) for each in readings[3:]] == [
         "c.npz: no array x, only data, labels", "d.npz: no .npz file", "e.npz: no .npz file",
     ]  # fmt: skip
+
+
+def test_numbers_of_another_byte_order_are_the_same_numbers(tmp_path: Path) -> None:
+    stream = blobs(20)
+    x, y = np.stack([x for x, _ in stream]), np.array([y for _, y in stream])
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "far.npz", x=x.astype(">f4"), y=y.astype(">i8"))
+    np.savez(tmp_path / "in" / "near.npz", x=x.astype("<f4"), y=y.astype("<i8"))
+    learner = learner_in(tmp_path)
+    for reading in open_source(f"dir:{tmp_path / 'in'}"):
+        assert learner.observe(reading.x, reading.y).refused == ""
+    found = learner.store.take(learner.store.ids().tolist())
+    assert {each.tobytes() for each in found.x} <= {each.tobytes() for each in x}
+    closed(learner)
