@@ -429,3 +429,15 @@ def test_below_a_head_an_lstm_takes_what_inference_takes(
         taken = peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path)
         assert taken <= inference + budget
     assert trainer.update().deltas.keys() == {"head.weight", "head.bias"}
+
+
+def test_timing_an_optimiser_takes_no_more_than_a_small_budget(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
+    batch, budget = (torch.randn(16, 64), torch.arange(16) % 3), 1e6
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model(batch[0]), tmp_path)
+    trainer = ElasticTrainer(model, loss_fn, torch.optim.Adam, budget=Budget(memory=budget))
+    assert peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path) <= inference + budget
