@@ -198,3 +198,13 @@ def test_numbers_of_another_byte_order_are_the_same_numbers(tmp_path: Path) -> N
     found = learner.store.take(learner.store.ids().tolist())
     assert {each.tobytes() for each in found.x} <= {each.tobytes() for each in x}
     closed(learner)
+
+
+def test_a_file_that_is_being_written_under_a_hidden_name_is_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    np.savez(place / "whole.npz", x=np.ones((1, 2)), y=np.ones(1))
+    half = (place / "whole.npz").read_bytes()[:100]
+    (place / ".next.npz").write_bytes(half)
+    assert len(list(open_source(f"dir:{place}"))) == 1
+    assert (place / ".next.npz").read_bytes() == half
