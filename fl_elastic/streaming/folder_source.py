@@ -25,7 +25,8 @@ def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
     A label is a whole number; NaN stands for none. If ``y`` is one number, the file holds one sample.
 
     A file that was read to its end is moved to the subfolder ``done``. Write a new file under another name, such as
-    one that begins with a dot, and rename it, so that it is never read incomplete. A file that cannot be read is refused, and moved as well.
+    one that begins with a dot, and rename it, so that it is never read incomplete. A file that cannot be read is
+    refused, and moved as well.
     """
     path = Path(where)
     if not path.is_dir():
