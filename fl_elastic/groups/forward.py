@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
@@ -206,9 +207,9 @@ def _may_be_of_all(entry: Any, examples: int) -> bool:
     """Return whether an entry may be one of several inputs, each of which is for all examples of a batch."""
     if isinstance(entry, str | bytes):
         return False
-    if isinstance(entry, Tensor):
+    if isinstance(entry, Tensor | np.ndarray):
         # It has a row per example, or a column per example if time comes first.
-        return not entry.dim() or examples in entry.shape[: 2 if entry.dim() > 2 else 1]
+        return not entry.ndim or examples in entry.shape[: 2 if entry.ndim > 2 else 1]
     if isinstance(entry, tuple | list) and len(entry) == examples:
         return True
     return not isinstance(entry, Mapping | tuple | list) or examples in lengths_in(entry)

@@ -265,17 +265,21 @@ class Atoms(nn.Module):
 
     def forward(self, molecules: Any, scale: Tensor | None = None) -> Tensor:
         assert scale is None
-        return torch.stack([self.energy(each).sum() for each in molecules])
+        return torch.stack([self.energy(torch.as_tensor(each)).sum() for each in molecules])
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_list_of_examples_is_one_argument_however_many_there_are(kind: Any, count: int) -> None:
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_list_of_examples_is_one_argument_however_many_there_are(
+    arrays: bool, kind: Any, count: int
+) -> None:
     model = Atoms()
-    molecules = kind(torch.randn(4 + n, 3) for n in range(count))
+    rows = [torch.randn(4 + n, 3) for n in range(count)]
+    molecules = kind([each.numpy() for each in rows] if arrays else rows)
     targets = torch.randn(count)
     outputs, loss = outputs_and_loss(model, nn.functional.mse_loss, (molecules, targets))
-    expected = torch.stack([model.energy(each).sum() for each in molecules])
+    expected = torch.stack([model.energy(each).sum() for each in rows])
     torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(loss, ((expected - targets) ** 2).mean())
 
