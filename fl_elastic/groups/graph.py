@@ -43,7 +43,8 @@ class TensorGroup:
     copies : tuple of int
         How often an update holds each parameter: once for each name of a tied one; empty if once each.
     statistics : int
-        Number of running statistics, which a norm updates, and an update holds, once it is trained.
+        Number of running statistics, which a norm updates, and an update holds, once it is trained. The head counts
+        those of norms without parameters, too, which move whatever is trained.
     """
 
     name: str

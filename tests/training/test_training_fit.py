@@ -213,7 +213,14 @@ def normed_net() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
 
 
-@pytest.mark.parametrize("make", [tied_net, normed_net])
+def freely_normed_net() -> nn.Module:
+    layers = nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16, affine=False), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(
+        *layers, nn.Linear(1024, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)
+    )
+
+
+@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net])
 @pytest.mark.parametrize("policy", ["elastic", "last_k", "random"])
 def test_an_uplink_is_that_of_all_that_travels(policy: str, make: Callable[[], nn.Module]) -> None:
     """A tied weight travels under each of its names, and a norm's statistics beside its weights."""
