@@ -120,7 +120,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     if _is_listed(inputs) and _is_listed(targets):
         if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
-    told, given = list(_lengths(targets)), list(_lengths(inputs))
+    told, given = list(lengths_in(targets)), list(lengths_in(inputs))
     if _is_listed(targets) and len(targets) in given:
         # Boxes or words of each example, next to stacked inputs, unless each entry has a row per example.
         common = set(told) if _of_all_examples(targets) else set()
@@ -258,7 +258,7 @@ def _drawn_sizes(loader: Iterable[Any]) -> Iterator[int] | None:
     return (min(size, examples - start) for start in range(0, examples, size))
 
 
-def _lengths(value: Any) -> Iterator[int]:
+def lengths_in(value: Any) -> Iterator[int]:
     """Yield the first length of each tensor inside a value, and the sizes of packed sequences and graphs."""
     if isinstance(value, PackedSequence):
         yield int(value.batch_sizes[0]) if len(value.batch_sizes) else 0
@@ -267,10 +267,10 @@ def _lengths(value: Any) -> Iterator[int]:
             yield value.size(0)
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _lengths(each)
+            yield from lengths_in(each)
     elif isinstance(value, (tuple, list)):
         for each in value:
-            yield from _lengths(each)
+            yield from lengths_in(each)
     else:
         said = (getattr(value, name, None) for name in _GRAPHS)
         yield from [each for each in said if isinstance(each, int) and not isinstance(each, bool)][

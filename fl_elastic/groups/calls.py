@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fl_elastic.groups.torch_private import refuse_nested
+
 
 @dataclass
 class Call:
@@ -58,6 +60,7 @@ def recorded_calls(model: nn.Module) -> Iterator[list[Call]]:
     def leaving(_: nn.Module, __: Any, output: Any) -> None:
         call = calls[stack.pop()]
         if isinstance(output, Tensor):
+            refuse_nested(output)
             call.output_node, call.output_shape = output.grad_fn, tuple(output.shape)
 
     for name, module in model.named_modules():

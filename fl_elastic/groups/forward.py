@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
@@ -23,8 +24,9 @@ from fl_elastic.groups.batch import (
     as_pair,
     batch_size,
     is_ignored,
+    lengths_in,
 )
-from fl_elastic.groups.torch_private import writes_to
+from fl_elastic.groups.torch_private import refuse_nested, writes_to
 from fl_elastic.losses import classification_loss, own_loss, own_loss_or_cross_entropy
 
 Batch: TypeAlias = tuple[Any, Any]
@@ -97,7 +99,13 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
     >>> [len(dense_parts(each)) for each in (torch.eye(2), torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr())]
     [1, 2, 3]
+
+    Raises
+    ------
+    ModelError
+        If the tensor is nested, see `refuse_nested`.
     """
+    refuse_nested(tensor)
     if not is_sparse(tensor):
         return (tensor,)
     if tensor.layout is torch.sparse_coo:
@@ -200,11 +208,21 @@ def is_one_argument(inputs: Sequence[Any], examples: int | None) -> bool:
     """Return whether a sequence is one argument of a model, that is, whether its entries are the examples."""
     if isinstance(inputs, PackedSequence):
         return True
-    shapes = [tuple(each.shape) if isinstance(each, Tensor) else () for each in inputs]
-    if examples is None or len(inputs) != examples or not all(shapes):
+    if examples is None or len(inputs) != examples:
         return False
-    # One of several inputs has a row per example, or a column per example if time comes first.
-    return not any(examples in (shape[:2] if len(shape) > 2 else shape[:1]) for shape in shapes)
+    return not any(_may_be_of_all(each, examples) for each in inputs)
+
+
+def _may_be_of_all(entry: Any, examples: int) -> bool:
+    """Return whether an entry may be one of several inputs, each of which is for all examples of a batch."""
+    if isinstance(entry, str | bytes):
+        return False
+    if isinstance(entry, Tensor | np.ndarray):
+        # It has a row per example, or a column per example if time comes first.
+        return not entry.ndim or examples in entry.shape[: 2 if entry.ndim > 2 else 1]
+    if isinstance(entry, tuple | list) and len(entry) == examples:
+        return True
+    return not isinstance(entry, Mapping | tuple | list) or examples in lengths_in(entry)
 
 
 def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:

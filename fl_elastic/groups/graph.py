@@ -40,12 +40,19 @@ class TensorGroup:
         Shape of each parameter.
     kind : GroupKind
         The operation that owns them.
+    copies : tuple of int
+        How often an update holds each parameter: once for each name of a tied one; empty if once each.
+    statistics : int
+        Number of running statistics, which a norm updates, and an update holds, once it is trained. The head counts
+        those of norms without parameters, too, which move whatever is trained.
     """
 
     name: str
     parameters: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     kind: GroupKind
+    copies: tuple[int, ...] = ()
+    statistics: int = 0
 
     @property
     def numel(self) -> int:
@@ -213,6 +220,11 @@ class BackwardGraph:
     cuts: tuple[Cut, ...] = ()
     blocks: tuple[Block, ...] = ()
     widths: tuple[Width, ...] = ()
+
+    @property
+    def is_of_second_order(self) -> bool:
+        """Whether the forward pass computes gradients that are differentiated again, as for forces."""
+        return any("BackwardBackward" in node.name for node in self.nodes)
 
     def cut_below(self, depth: int) -> Cut | None:
         """Return the cut nearest to the loss that lies below the group at ``depth``; None if there is none."""

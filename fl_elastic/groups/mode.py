@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,3 +126,17 @@ class Mode:
 Mode.FROZEN = Mode("frozen")
 Mode.BIAS = Mode("bias")
 Mode.FULL = Mode("full")
+
+
+def sent_bytes(group: TensorGroup, mode: Mode) -> float:
+    """Return the bytes, as fp32, that an update holds of a group trained in ``mode``."""
+    sent, total = mode.trains(group), 0.0
+    copies = group.copies or (1,) * len(group.parameters)
+    for name, shape, times in zip(group.parameters, group.shapes, copies, strict=True):
+        size = 4.0 * times * math.prod(shape) if name in sent else 0.0
+        if mode.trains_part_of(shape) and size:
+            # A depthwise weight has its channels on the first axis only.
+            channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
+            size *= mode.channel_count(channels) / channels
+        total += size
+    return total + 4.0 * group.statistics if sent else 0.0

@@ -63,6 +63,15 @@ def output_shape(node: Any) -> tuple[int, ...]:
     return tuple(int(length) for length in outputs[0].shape) if outputs else ()
 
 
+def refuse_nested(tensor: Tensor) -> None:
+    """Raise ModelError for a nested tensor, which tells neither the sizes of its rows nor its memory."""
+    if tensor.is_nested:
+        raise ModelError(
+            "the model computes with nested tensors, and what its layers cost cannot be measured on them: pad the "
+            "examples to one length, with torch.nested.to_padded_tensor or in the loader"
+        )
+
+
 def mark_of(storage: torch.UntypedStorage) -> StorageWeakRef:
     """Return a key for a storage, different from later storages at its address, without keeping its memory."""
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]

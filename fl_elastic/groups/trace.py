@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,9 +16,11 @@ from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
 from fl_elastic.groups.torch_private import (
+    NormWithStatistics,
     compiled_parts,
     number_of,
     output_shape,
+    own_buffers,
     uncompiled,
 )
 from fl_elastic.groups.untouched import untouched
@@ -163,9 +166,8 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
     widths = () if unused else find_widths(model, nodes, groups)
     live = [None if node in unused else node for node in live]
-    return Trace(
-        BackwardGraph(groups, nodes, cuts, blocks, widths), loss, tuple(live), weight_nodes
-    )
+    graph = _with_free_statistics(BackwardGraph(groups, nodes, cuts, blocks, widths), model)
+    return Trace(graph, loss, tuple(live), weight_nodes)
 
 
 def _modules_of(calls: list[Call]) -> dict[Any, str]:
@@ -321,6 +323,8 @@ def _name_groups(
     model: nn.Module, members: Iterable[tuple[list[str], GroupKind]]
 ) -> tuple[TensorGroup, ...]:
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    known = dict(model.named_parameters(remove_duplicate=False))
+    times = Counter(map(id, known.values()))
     rank = {name: index for index, name in enumerate(shapes)}
     taken: dict[str, int] = {}
     groups = []
@@ -329,8 +333,38 @@ def _name_groups(
         name = _common_module(ordered)
         taken[name] = taken.get(name, 0) + 1
         unique = name if taken[name] == 1 else f"{name}#{taken[name]}"
-        groups.append(TensorGroup(unique, ordered, tuple(shapes[p] for p in ordered), kind))
+        copies = tuple(times[id(known[parameter])] for parameter in ordered)
+        groups.append(
+            TensorGroup(
+                unique, ordered, tuple(shapes[p] for p in ordered), kind,
+                copies if max(copies) > 1 else (), max(copies) * _statistics(model, ordered),
+            )
+        )  # fmt: skip
     return tuple(groups)
+
+
+def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
+    """Return the number of running statistics of the norms that own these parameters."""
+    owners = {model.get_submodule(name.rpartition(".")[0]) for name in parameters}
+    return sum(map(_statistics_of, owners))
+
+
+def _statistics_of(module: nn.Module) -> int:
+    if not isinstance(module, NormWithStatistics):
+        return 0
+    found = own_buffers(module).values()
+    return sum(b.numel() for b in found if b is not None and b.is_floating_point())
+
+
+def _with_free_statistics(graph: BackwardGraph, model: nn.Module) -> BackwardGraph:
+    """Return the graph with the statistics of norms without parameters at the head, which every plan trains."""
+    free = [m for m in model.modules() if m.training and next(m.parameters(), None) is None]
+    moving, head = sum(map(_statistics_of, free)), graph.head
+    if not moving:
+        return graph
+    groups = list(graph.groups)
+    groups[head] = replace(groups[head], statistics=groups[head].statistics + moving)
+    return replace(graph, groups=tuple(groups))
 
 
 def _common_module(parameters: tuple[str, ...]) -> str:

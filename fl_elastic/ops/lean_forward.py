@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
+from fl_elastic.groups.forward import map_tensors
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 from fl_elastic.ops.activations import hardswish, relu, relu6
@@ -31,7 +33,7 @@ def lean_forward(
     Parameters
     ----------
     module : nn.Module
-        Conv2d, Linear, BatchNorm, ReLU, ReLU6, Hardswish or MaxPool2d.
+        Conv2d, Linear, BatchNorm, LSTM, ReLU, ReLU6, Hardswish or MaxPool2d.
     mode : Mode
         How its parameters are trained. Activations and pooling are the same in every mode.
     channels : sequence of int, optional
@@ -198,6 +200,40 @@ class _MaxPool(LeanForward):
         return max_pool2d(x, *self.window)
 
 
+@dataclass(frozen=True)
+class _Lstm(LeanForward):
+    """Runs a frozen LSTM as inference where nothing needs its gradient.
+
+    On CPUs torch otherwise fills a work space for the backward pass, several times as large as the output, that
+    nobody reads.
+    """
+
+    module: nn.LSTM
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Return the module's output for a tensor or a packed sequence, with or without a state."""
+        needed = [each.requires_grad for each in self.module.parameters()]
+
+        def note(tensor: Tensor) -> Tensor:
+            needed.append(tensor.requires_grad)
+            return tensor
+
+        map_tensors(note, [*given, *named.values()])
+        with nullcontext() if any(needed) else torch.no_grad():
+            return nn.LSTM.forward(self.module, *given, **named)
+
+    def run(self, x: Tensor) -> Tensor:
+        """Return the outputs of all steps."""
+        outputs: Tensor = self(x)[0]
+        return outputs
+
+
+def _lstm(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
+    del channels
+    assert isinstance(module, nn.LSTM)
+    return _Lstm(module) if mode.kind == "frozen" else None
+
+
 def _conv(module: nn.Module, mode: Mode, channels: Sequence[int] | None) -> LeanForward | None:
     assert isinstance(module, nn.Conv2d)
     subset = None
@@ -259,6 +295,7 @@ _MAKERS: tuple[tuple[type[nn.Module], _Maker], ...] = (
     (nn.Conv2d, _conv),
     (nn.Linear, _linear),
     (BatchNorm, _norm),
+    (nn.LSTM, _lstm),
     (nn.ReLU6, _activation),
     (nn.ReLU, _activation),
     (nn.Hardswish, _activation),

@@ -118,7 +118,7 @@ class _Search:
         if request.reachable is not None:
             worth[request.reachable :] = 0.0
         uplink, memory = request.budget.uplink, request.budget.memory
-        sent = request.profile.parameter_bytes
+        sent = request.profile.sent_bytes
         if uplink is not None:
             worth[(sent[request.head_mask()].sum() + sent) * ~request.head_mask() > uplink] = 0.0
         if memory is not None:
@@ -137,7 +137,7 @@ class _Search:
             return None
         if request.fits_bytes(best):
             return best
-        sizes = request.profile.parameter_bytes
+        sizes = request.profile.sent_bytes
         # The choice between groups only changes where the price crosses the worth per byte of one of them.
         # Not by numpy's unique, which loads a megabyte of masked arrays.
         prices = np.array(sorted({*(self.worth / sizes)[self.worth > 0].tolist()}))
@@ -164,7 +164,7 @@ class _Search:
 
     def _by_uplink(self, request: PlanRequest) -> list[Mask]:
         """Return the mask of most worth within the uplink, if it fits the rest: optimal if nothing else binds."""
-        sizes, uplink = request.profile.parameter_bytes, request.budget.uplink
+        sizes, uplink = request.profile.sent_bytes, request.budget.uplink
         assert uplink is not None
         found = prefix_knapsack(
             sizes, np.zeros(len(sizes)), self.worth, uplink,

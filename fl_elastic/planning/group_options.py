@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
+from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.channel_modes import has_operations
 from fl_elastic.planning.joint.choices import Choices
-from fl_elastic.planning.request import PlanRequest, sent_bytes
+from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import (
     group_activation_bytes,

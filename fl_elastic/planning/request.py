@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, PlanError
-from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
+from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.step_transform import StepCase, StepTransform
@@ -169,7 +170,7 @@ class PlanRequest:
 
     def expected_decreases(self, masks: Mask) -> Scores:
         """Return `expected_decrease` of many non-empty masks at once, shape (K, N) to (K,)."""
-        sending = self.sending_seconds_per_byte * (masks @ self.profile.parameter_bytes)
+        sending = self.sending_seconds_per_byte * (masks @ self.profile.sent_bytes)
         share = (self.allowed_step_seconds - sending) / (self.profile.seconds_of(masks) - sending)
         return masks @ self.importance * self._gains(share)
 
@@ -192,7 +193,7 @@ class PlanRequest:
 
     def _sending_seconds(self, mask: Mask) -> float:
         """Return the seconds per step that the profile charges for sending the groups in ``mask``."""
-        return self.sending_seconds_per_byte * float(self.profile.parameter_bytes[mask].sum())
+        return self.sending_seconds_per_byte * float(self.profile.sent_bytes[mask].sum())
 
     def fits(self, mask: Mask) -> bool:
         """Return whether a step of ``mask`` is within reach and fits time, memory and uplink."""
@@ -204,11 +205,15 @@ class PlanRequest:
     def fits_bytes(self, mask: Mask) -> bool:
         """Return whether a step of ``mask`` fits memory and uplink."""
         memory, uplink = self.budget.memory, self.budget.uplink
-        sent = float(self.profile.parameter_bytes[mask].sum())
+        sent = float(self.profile.sent_bytes[mask].sum())
         if uplink is not None and sent > uplink:
             return False
         # A quick lower bound: the gradients and optimiser state alone.
-        if memory is not None and sent * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory:
+        gradients = float(self.profile.parameter_bytes[mask].sum())
+        if (
+            memory is not None
+            and gradients * (1 + self.profile.optimizer_bytes_per_weight / 4) > memory
+        ):
             return False
         return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
 
@@ -225,8 +230,11 @@ class PlanRequest:
 
     @property
     def lean(self) -> bool:
-        """Whether steps are run by operations that keep less: if memory is limited."""
-        return self.budget.memory is not None
+        """Whether steps are run by operations that keep less: if memory is limited.
+
+        They have no second derivative, so torch's own run a model that needs one.
+        """
+        return self.budget.memory is not None and not self.profile.graph.is_of_second_order
 
     def uplink_bytes(self, modes: Sequence[Mode]) -> float:
         """Return the bytes that a plan sends as fp32; a layer trained by channels sends those channels."""
@@ -323,7 +331,7 @@ class PlanRequest:
     def head_refusal(self) -> BudgetError:
         """Return the error for a budget whose memory or uplink do not admit the head."""
         head = self.head_mask()
-        sent = float(self.profile.parameter_bytes[head].sum())
+        sent = float(self.profile.sent_bytes[head].sum())
         memory = mask_bytes(self.profile, head, lean=self.lean)
         return self.refusal("not even the head fits:", memory, sent)
 
@@ -351,19 +359,6 @@ class PlanRequest:
         return [Mode.FULL if on else Mode.FROZEN for on in mask]
 
 
-def sent_bytes(group: TensorGroup, mode: Mode) -> float:
-    """Return the bytes, as fp32, that a group trained in ``mode`` sends."""
-    sent, total = mode.trains(group), 0.0
-    for name, shape in zip(group.parameters, group.shapes, strict=True):
-        size = 4.0 * math.prod(shape) if name in sent else 0.0
-        if mode.trains_part_of(shape) and size:
-            # A depthwise weight has its channels on the first axis only.
-            channels = shape[0] if mode.axis != "in" or shape[1] == 1 else shape[1]
-            size *= mode.channel_count(channels) / channels
-        total += size
-    return total
-
-
 def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
     """Return the seconds that each byte of the update takes of each of ``steps`` local steps.
 
@@ -381,7 +376,7 @@ def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
     """
     if seconds_per_byte == 0:
         return profile
-    sending = seconds_per_byte * profile.parameter_bytes
+    sending = seconds_per_byte * profile.sent_bytes
     return replace(profile, optimizer_seconds=profile.optimizer_seconds + sending)
 
 

@@ -49,6 +49,8 @@ _KEPT_NUMBERS, _WRITING, _ROW = 1 << 23, 5.0, 0.05
 # Size of the weight on which the optimiser is timed: with gradient and state, a large weight must not fit into the
 # processor's cache. Half as many numbers partly fit into a server's cache, and a step seems a fifth cheaper.
 _FEWEST_NUMBERS, _MOST_NUMBERS, _MOST_UNDER_LIMIT = 1 << 12, 1 << 23, 1 << 17
+# Bytes of a number of that weight with its gradient, its state, and what a step of Adam computes on the way.
+_BYTES_OF_NUMBER = 32.0
 _TENSOR_SECONDS = 5e-6
 # Bytes of Python's and torch's objects for one node of the graph.
 _NODE_BYTES = 3_000.0
@@ -165,7 +167,10 @@ def _estimated(
         graph = _scaled_graph(traced_graph, scale)
     saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
     update, path = _split(graph, nodes * scale, model_device(model))
-    most = _MOST_NUMBERS if memory is None else _MOST_UNDER_LIMIT
+    most = _MOST_NUMBERS
+    if memory is not None:
+        within = max(memory / _BYTES_OF_NUMBER, _FEWEST_NUMBERS)
+        most = int(min(within, _MOST_UNDER_LIMIT))
     optimizer, state = _optimizer_costs(
         graph, made_by(optimizer_fn, model), timer, most, model_device(model)
     )

@@ -21,28 +21,39 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     >>> import torch
     >>> part_of((torch.zeros(64, 3), torch.zeros(64)))[0][0].shape
     torch.Size([4, 3])
+    >>> time_major = torch.zeros(20, 64, 3)
+    >>> part_of((time_major, torch.zeros(64)))[0][0].shape
+    torch.Size([20, 4, 3])
     """
     inputs, targets = split_batch(batch)
-    lengths: set[int] = set()
+    axes: set[int | None] = set()
+    whole = batch_size(batch)
+    count = max(_FEWEST_EXAMPLES, whole // 16)
 
     def note(tensor: Tensor) -> Tensor:
-        lengths.add(len(tensor) if tensor.dim() else 0)
+        axes.add(_axis_of_examples(tensor, whole))
         return tensor
 
     map_tensors(note, [inputs, targets])
-    whole = min(lengths, default=0)
-    count = max(_FEWEST_EXAMPLES, whole // 16)
     # A list holds one entry per example, such as pictures and boxes for detectors, and is not cut.
-    if len(lengths) != 1 or whole <= count or _has_list((inputs, targets)):
+    if not axes or None in axes or whole <= count or _has_list((inputs, targets)):
         return batch, 1.0
-    if batch_size(batch) != whole or not all(map(_can_be_cut, (inputs, targets))):
+    if not all(map(_can_be_cut, (inputs, targets))):
         return batch, 1.0
 
-    def cut(value: Any) -> Any:
+    def cut(tensor: Tensor) -> Tensor:
         # Cloned: the storage of a view would be counted in full.
-        return map_tensors(lambda tensor: tensor[:count].clone(), value)
+        return tensor.narrow(_axis_of_examples(tensor, whole) or 0, 0, count).clone()
 
-    return (cut(inputs), cut(targets)), whole / count
+    return (map_tensors(cut, inputs), map_tensors(cut, targets)), whole / count
+
+
+def _axis_of_examples(tensor: Tensor, examples: int) -> int | None:
+    """Return the axis of a tensor along which the examples are: the second one if time comes first."""
+    if not tensor.dim() or tensor.size(0) == examples:
+        return 0 if tensor.dim() else None
+    columns = tensor.dim() > 2 and not tensor.is_nested and tensor.size(1) == examples
+    return 1 if columns else None
 
 
 def _can_be_cut(value: Any) -> bool:
@@ -54,7 +65,7 @@ def _can_be_cut(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_can_be_cut, value))
     if isinstance(value, Tensor):
-        return not is_sparse(value)
+        return not (is_sparse(value) or value.is_nested)
     return value is None or isinstance(value, int | float | str)
 
 

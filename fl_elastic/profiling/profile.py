@@ -18,6 +18,7 @@ from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.optimizers import OptimizerFn, made_by
 
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
@@ -252,6 +253,11 @@ class CostProfile:
     def parameter_bytes(self) -> Seconds:
         """Bytes of each group's weights as fp32, shape (N,)."""
         return np.array([4.0 * group.numel for group in self.graph.groups])
+
+    @cached_property
+    def sent_bytes(self) -> Seconds:
+        """Bytes as fp32 that an update holds of each group if all of it is trained, shape (N,)."""
+        return np.array([sent_bytes(group, Mode.FULL) for group in self.graph.groups], float)
 
     @cached_property
     def update_seconds(self) -> Seconds:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -33,18 +33,19 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
     """Yield the rows of a CSV file with a header of names, or of the columns' numbers from 0.
 
-    The column ``label`` (or else the last one) is the label: an integer, or empty for none. A column ``time`` is
-    skipped; all others form the sample. A row that cannot be read is passed on with the reason, and the learner
-    refuses it.
+    A column ``time`` is skipped. Of the others the column ``label`` (or else the last one) is the label: an
+    integer, or empty or NaN for none; the rest form the sample. A row that cannot be read is passed on with the
+    reason, and the learner refuses it.
 
-    A followed table may be renamed and a new one begun in its place: the old one is read to its end first. A table
-    that was truncated, or changed before the position, is refused: there is no telling which of its rows are new.
+    A followed table may be renamed and a new one with the same columns begun in its place: the old one is read to
+    its end first. A table that was truncated, or changed before the position, is refused: there is no telling which
+    of its rows are new.
     """
     path = Path(where)
     if not path.is_file():
         raise StreamError(f"there is no table {path}")
     try:
-        return _rows(_first(path, after, follow), path, follow)
+        return _rows(_first(path, after, follow), path, follow, after.get("columns"))
     except OSError as error:
         raise StreamError(f"cannot read the table {path}: {error.strerror or error}") from None
 
@@ -72,10 +73,10 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
     return TableFile(path)
 
 
-def _rows(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
+def _rows(file: TableFile, path: Path, follow: bool, columns: int | None) -> Iterator[Reading]:
     while True:
         with file:
-            yield from _rows_of(file, path, follow)
+            columns = yield from _rows_of(file, path, follow, columns)
             if not follow:
                 return
             at = file.position(file.end)
@@ -90,19 +91,31 @@ def _rows(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
             file = TableFile(path)
 
 
-def _rows_of(file: TableFile, path: Path, follow: bool) -> Iterator[Reading]:
-    """Yield the rows of one file, until its end or until another file has taken its place."""
+def _rows_of(
+    file: TableFile, path: Path, follow: bool, columns: int | None
+) -> Generator[Reading, None, int | None]:
+    """Yield the rows of one file, until its end or until another file has taken its place; return its columns.
+
+    Raises
+    ------
+    StreamDataError
+        If its columns make other samples than ``columns``, those of the rows before.
+    """
+    if file.header is not None:
+        columns = _columns_as_before(file.header, columns, path)
     while True:
         # Checked before reading, so that rows written before the renaming are read in any case.
         replaced = follow and file.is_replaced(path)
         for line in file.lines(final=replaced or not follow):
             if file.header is None:
                 file.header = _with_samples(named(line.text), path)
+                columns = _columns_as_before(file.header, columns, path)
             elif line.text.strip() or line.is_too_long:
                 file.rows += 1
-                yield _row(line, file.header, file.position(line.end))
+                position = {**file.position(line.end), "columns": columns}
+                yield _row(line, file.header, position)
         if replaced or not follow:
-            return
+            return columns
         yield from _pause()
 
 
@@ -115,7 +128,7 @@ def _with_samples(names: list[str], path: Path) -> list[str]:
         If no column is left for the sample, two columns are the label or the time, or the line is a row of numbers.
     """
     shown = repr(", ".join(names)[:_HEADER_SHOWN])
-    if not set(names) - {"label" if "label" in names else names[-1], "time"}:
+    if not any(name != "time" for name in names) or not _places(names)[1]:
         raise StreamDataError(
             f"the table {path} has no column for a sample, only {shown}: put a header with commas between the "
             "names into its first line"
@@ -136,25 +149,55 @@ def _with_samples(names: list[str], path: Path) -> list[str]:
     return names
 
 
+def _columns_as_before(names: list[str], columns: int | None, path: Path) -> int:
+    """Return a checksum of a table's columns; StreamDataError if the rows before had other ones."""
+    found = columns_of(names)
+    if columns is not None and found != columns:
+        shown = repr(", ".join(names)[:_HEADER_SHOWN])
+        raise StreamDataError(
+            f"the table {path} begins with {shown}, other columns than those of the rows learned before, or in "
+            "another order: give it the same header, or learn it with another --state-dir"
+        )
+    return found
+
+
 def _pause() -> Iterator[Reading]:
     time.sleep(POLL_SECONDS)
     yield Reading()
 
 
 def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> Reading:
-    label = names.index("label") if "label" in names else len(names) - 1
-    when = names.index("time") if "time" in names else None
+    label, places = _places(names)
     fields = Unreadable(TOO_LONG) if line.is_too_long else fields_of(line.text)
     if not isinstance(fields, Unreadable) and len(fields) != len(names):
         fields = Unreadable(f"{len(fields)} fields instead of {len(names)}")
     if isinstance(fields, Unreadable):
         return Reading(x=fields, y=0, position=position)
-    y = fields[label].strip()
+    y = _number(fields[label].strip())
     return Reading(
-        x=_sample([(names[i], fields[i]) for i in range(len(names)) if i not in (label, when)]),
-        y=_number(y) if y else None,
+        x=_sample([(names[i], fields[i]) for i in places]),
+        # Programs that write numbers alone write one that is none for a missing label.
+        y=None if y == "" or y != y else y,
         position=position,
     )
+
+
+def _places(names: list[str]) -> tuple[int, list[int]]:
+    """Return the place of the label's column, and those of the sample's."""
+    given = [place for place, name in enumerate(names) if name != "time"]
+    label = names.index("label") if "label" in names else given[-1]
+    return label, [place for place in given if place != label]
+
+
+def columns_of(names: list[str]) -> int:
+    """Return a checksum of the columns of a sample and its label; it does not change with those that are ignored.
+
+    >>> one, other = columns_of(["a", "b", "label"]), columns_of(["b", "a", "label"])
+    >>> one == columns_of(["time", "label", "a", "b"]), one == other
+    (True, False)
+    """
+    label, places = _places(names)
+    return zlib.crc32("\n".join([names[label], *(names[i] for i in places)]).encode())
 
 
 def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadable:

@@ -24,8 +24,9 @@ def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
 
     A label is a whole number; NaN stands for none. If ``y`` is one number, the file holds one sample.
 
-    A file that was read to its end is moved to the subfolder ``done``. Write a new file under another name and
-    rename it, so that it is never read incomplete. A file that cannot be read is refused, and moved as well.
+    A file that was read to its end is moved to the subfolder ``done``. Write a new file under another name, such as
+    one that begins with a dot, and rename it, so that it is never read incomplete. A file that cannot be read is
+    refused, and moved as well.
     """
     path = Path(where)
     if not path.is_dir():
@@ -40,7 +41,8 @@ def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
         yield from _file(begun, after.get("digest", ""), int(after.get("rows", 0)))
         _put_away(begun)
     while True:
-        waiting = sorted(path.glob("*.npz"))
+        # A name that begins with a dot is that of a file which somebody is still writing.
+        waiting = sorted(file for file in path.glob("*.npz") if not file.name.startswith("."))
         for file in waiting:
             yield from _file(file, _digest(file), 0)
             _put_away(file)

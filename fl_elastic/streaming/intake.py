@@ -66,6 +66,8 @@ def checked_sample(x: Any, like: Like | None) -> NDArray[Any]:
         raise Refused("the sample is no array") from None
     if array.dtype.kind not in _KINDS:
         raise Refused(f"type {array.dtype} is no number")
+    # A file may come from a machine of another byte order.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise Refused("a number is not finite")
     if not array.size:

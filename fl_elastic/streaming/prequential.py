@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -70,7 +69,7 @@ class Prequential:
         self._classifier, self._rule, self._memory = classifier, rule, memory
         self._drift, self._names = drift, names
         self._progress, self._record = progress, record
-        self.unsaved = False
+        self.unsaved = self._told = False
         self.learn_stored_labels()
 
     def observe(self, batch: Arrivals) -> list[Arrived]:
@@ -238,7 +237,13 @@ class Prequential:
             # After a restart the label would be found in the store, or in the window.
             self._learn_label(label)
         if row is not None and row.y is None:
-            self._rule.learn(replace(row, y=label))
+            self._progress.unscored()
+            if not self._told:
+                self._told = True
+                _LOG.warning(
+                    "a label came for sample %s, whose prediction is not known any more, since too many samples "
+                    "without a label have come since: it is learned, and counts in no accuracy", number,
+                )  # fmt: skip
         elif row is not None and row.y != label:
             self._rule.relabel(row, label)
         return Observation(sample_id=number)

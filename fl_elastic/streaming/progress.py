@@ -14,7 +14,8 @@ class Progress:
     Attributes
     ----------
     observed, labelled, right : int
-        Numbers of valid samples, of those with a label, and of those that were predicted correctly.
+        Numbers of valid samples, of those with a label and a known prediction, and of those that were predicted
+        correctly.
     unlearned : int
         Number of labelled samples that the store no longer held when their label came: their prediction counts,
         but nothing was learned from them.
@@ -25,7 +26,7 @@ class Progress:
     drifts, adaptations, rolled_back, saves_failed : int
         Number of drifts, adaptations, undone adaptations and failed saves.
     since : int
-        Number of labelled samples since the last adaptation, without the unlearned ones.
+        Number of learned samples since the last adaptation.
     since_drift : int or None
         The same number since a drift that no adaptation has followed yet; None without one.
     """
@@ -67,6 +68,12 @@ class Progress:
         if drift:
             self.drifts += 1
             self.since_drift = 0
+
+    def unscored(self) -> None:
+        """Count a learned sample whose label came so late that the prediction for it is not known any more."""
+        self.since += 1
+        if self.since_drift is not None:
+            self.since_drift += 1
 
     def adapted(self, kept: bool) -> None:
         """Count an adaptation."""

@@ -27,6 +27,11 @@ _MOST_UNFINISHED = 4 * LONGEST_LINE
 _PATIENCE_SECONDS = 60.0
 _LONGEST_NAME = 100
 _MOST_ID = 2**63
+_NO_ID = "the id is no whole number and no short name"
+_WHOSE_NUMBER = (
+    "samples came with numbers for ids of their senders' own, and this may be one of them or a sample_id: let "
+    "senders give their own ids as text"
+)
 
 
 @SOURCES.register("socket")
@@ -36,8 +41,10 @@ def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Ite
     A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
     by a line with the prediction and the ``sample_id`` under which a label can be given later. A sample whose
     answer has a ``sample_id`` is not lost if this process dies. Any other sample may be sent again; it counts once
-    if it carries the sender's own ``id`` beside its ``x``. A client that does not read its answers is not read
-    from. There is no authentication: listen on the loopback interface, or behind something that authenticates.
+    if it carries the sender's own ``id`` beside its ``x``. Such an id is best a text: once one was a number, a
+    label for a number is refused, since nothing tells it from a ``sample_id``. A client that does not read its
+    answers is not read from. There is no authentication: listen on the loopback interface, or behind something that
+    authenticates.
     """
     del after, follow
     host, _, port = where.rpartition(":")
@@ -142,6 +149,8 @@ class _Door:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._clients: list[_Client] = []
+        # Whether a sender has given a sample a number for its own id.
+        self._numbered = False
 
     def readings(self) -> Iterator[Reading]:
         """Yield the clients' lines for ever, one of each client in turn."""
@@ -154,10 +163,17 @@ class _Door:
                         yield Reading()
                     for client in list(self._clients):
                         if client.lines and client.is_heard:
-                            yield _message(client.lines.popleft(), client)
+                            yield self._told_apart(_message(client.lines.popleft(), client))
                     self._close(client for client in list(self._clients) if client.is_done)
             finally:
                 self._close(list(self._clients))
+
+    def _told_apart(self, reading: Reading) -> Reading:
+        """Return the reading; refused if its number may be a sender's own id or one that was given out here."""
+        self._numbered |= reading.name is not None and reading.name.lstrip("-").isdecimal()
+        if self._numbered and isinstance(reading.sample_id, int):
+            return Reading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)
+        return reading
 
     def _looked(self, seconds: float) -> bool:
         """Accept, receive and send; return whether there was anything to receive."""
@@ -206,10 +222,10 @@ def _message(line: bytes, client: _Client) -> Reading:
         said = json.loads(line)
         # Tables call it a label.
         sample_id, x, y = said.get("id"), said.get("x"), said.get("y", said.get("label"))
-        if sample_id is not None:
-            _check_id(sample_id)
     except (ValueError, AttributeError, RecursionError):
         return Reading(x=Unreadable("no JSON object"), y=0, answer=client.answer)
+    if sample_id is not None and not _is_id(sample_id):
+        return Reading(x=Unreadable(_NO_ID), y=0, answer=client.answer)
     if sample_id is not None and x is None:
         return Reading(y=y, sample_id=sample_id, answer=client.answer)
     name = None if sample_id is None else str(sample_id)
@@ -218,13 +234,11 @@ def _message(line: bytes, client: _Client) -> Reading:
     )
 
 
-def _check_id(sample_id: Any) -> None:
-    """Raise ValueError if an id is neither an integer nor a short name."""
-    number = isinstance(sample_id, int) and not isinstance(sample_id, bool)
-    if number and abs(sample_id) < _MOST_ID:
-        return
-    if not isinstance(sample_id, str) or not 0 < len(sample_id) <= _LONGEST_NAME:
-        raise ValueError("the id is no whole number and no short name")
+def _is_id(sample_id: Any) -> bool:
+    """Return whether an id is an integer or a short name."""
+    if isinstance(sample_id, int) and not isinstance(sample_id, bool):
+        return abs(sample_id) < _MOST_ID
+    return isinstance(sample_id, str) and 0 < len(sample_id) <= _LONGEST_NAME
 
 
 def _array(x: Any) -> Any:

@@ -38,7 +38,7 @@ class LateLabel:
     here : bool
         Whether the sample was in the store or held out.
     waited : bool
-        Whether this is the sample's first label.
+        Whether the sample's prediction waited for this label: its first one, unless too many have come since.
     prediction : int or None
         The prediction for the sample.
     """
@@ -153,12 +153,13 @@ class StreamMemory:
         row : Row or None
             Result of `find`, now or before a restart.
         """
-        if sample_id not in self.recent.waiting:
+        waited = sample_id in self.recent.waiting
+        if not waited and (row is None or row.y is not None):
             if row is not None:
                 self._change(Relabelled(sample_id, y))
             self.recent.relabel(sample_id, y)
             return LateLabel(row is not None or self.recent.holds_out(sample_id), waited=False)
-        prediction = self.recent.waiting.pop(sample_id)
+        prediction = self.recent.waiting.pop(sample_id, None)
         if row is not None:
             row = replace(row, y=y)
             # The store may hold the sample as it was before this label, or after it.
@@ -175,7 +176,7 @@ class StreamMemory:
                 self._change(Relabelled(sample_id, y))
                 if sample_id in self._given.beside:
                     self._give([row])
-        return LateLabel(row is not None, waited=True, prediction=prediction)
+        return LateLabel(row is not None, waited=waited, prediction=prediction)
 
     def known(self, numbers: Iterable[int]) -> list[Row]:
         """Return those of these samples that are stored or held out, labelled or not."""

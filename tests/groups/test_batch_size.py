@@ -265,17 +265,21 @@ class Atoms(nn.Module):
 
     def forward(self, molecules: Any, scale: Tensor | None = None) -> Tensor:
         assert scale is None
-        return torch.stack([self.energy(each).sum() for each in molecules])
+        return torch.stack([self.energy(torch.as_tensor(each)).sum() for each in molecules])
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_list_of_examples_is_one_argument_however_many_there_are(kind: Any, count: int) -> None:
+@pytest.mark.parametrize("arrays", [False, True])
+def test_a_list_of_examples_is_one_argument_however_many_there_are(
+    arrays: bool, kind: Any, count: int
+) -> None:
     model = Atoms()
-    molecules = kind(torch.randn(4 + n, 3) for n in range(count))
+    rows = [torch.randn(4 + n, 3) for n in range(count)]
+    molecules = kind([each.numpy() for each in rows] if arrays else rows)
     targets = torch.randn(count)
     outputs, loss = outputs_and_loss(model, nn.functional.mse_loss, (molecules, targets))
-    expected = torch.stack([model.energy(each).sum() for each in molecules])
+    expected = torch.stack([model.energy(each).sum() for each in rows])
     torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(loss, ((expected - targets) ** 2).mean())
 
@@ -294,3 +298,34 @@ def test_lists_of_what_all_examples_have_are_several_arguments(count: int) -> No
     assert isinstance(inputs, list)
     outputs, _ = outputs_and_loss(TwoInputs(), nn.functional.mse_loss, (inputs, targets))
     torch.testing.assert_close(outputs, inputs[0].sum(-1) + 2 * inputs[1].sum(-1))
+
+
+class Words(nn.Module):
+    """Scores of texts, or of texts in a list of named entries, by the sum of their letters."""
+
+    def forward(self, texts: Any, prefix: str = "") -> Tensor:
+        assert not isinstance(texts, str) and not prefix
+        said = [each if isinstance(each, str) else each["text"] for each in texts]
+        return torch.tensor([float(sum(map(ord, each))) for each in said])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("named", [False, True])
+def test_texts_are_one_argument_however_many_there_are(named: bool, count: int) -> None:
+    words = ["ab", "c", "def"][:count]
+    texts: list[Any] = [{"text": each, "at": torch.zeros(7)} for each in words] if named else words
+    expected = torch.tensor([float(sum(map(ord, each))) for each in words])
+    outputs, _ = outputs_and_loss(Words(), nn.functional.mse_loss, (texts, torch.zeros(count)))
+    assert torch.equal(outputs, expected)
+
+
+class Pairs(nn.Module):
+    def forward(self, one: Any, other: Any) -> Tensor:
+        return torch.tensor([float(a == b) for a, b in zip(one, other, strict=True)])
+
+
+def test_two_columns_of_texts_are_two_arguments() -> None:
+    rows = [(("a", "a"), 1.0), (("b", "c"), 0.0)]
+    ((inputs, targets),) = DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
+    outputs, _ = outputs_and_loss(Pairs(), nn.functional.mse_loss, (inputs, targets))
+    assert outputs.tolist() == [1.0, 0.0]

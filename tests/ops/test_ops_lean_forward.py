@@ -6,6 +6,7 @@ import pytest
 import torch
 from kept_bytes import kept_bytes
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from fl_elastic.groups import Mode
 from fl_elastic.ops.lean_forward import lean_forward
@@ -100,3 +101,25 @@ def test_integers_go_to_torch() -> None:
     forward = lean_forward(nn.ReLU(), Mode.FROZEN)
     assert forward is not None
     assert forward(torch.tensor([-1, 2])).tolist() == [0, 2]
+
+
+def test_a_frozen_lstm_passes_gradients_on_where_they_are_needed() -> None:
+    lstm = nn.LSTM(4, 3, 2, batch_first=True).requires_grad_(False)
+    forward = lean_forward(lstm, Mode.FROZEN)
+    assert forward is not None and lean_forward(lstm, Mode.FULL) is None
+    x, state = torch.randn(5, 7, 4), (torch.randn(2, 5, 3), torch.randn(2, 5, 3))
+    packed = pack_padded_sequence(x, torch.tensor([7, 6, 4, 2, 1]), batch_first=True)
+    for given in ((x,), (x, state), (packed, state)):
+        (lean, _), (plain, _) = forward(*given), lstm(*given)  # type: ignore[call-arg, arg-type]
+        torch.testing.assert_close(lean, plain)
+        data = lean.data if isinstance(lean, PackedSequence) else lean
+        assert not data.requires_grad
+    for needing in (x, state[1]):
+        needing.requires_grad_()
+        lean = forward(x, hx=state)[0]  # type: ignore[call-arg]
+        (found,) = torch.autograd.grad(lean.sum(), needing)
+        (wanted,) = torch.autograd.grad(lstm(x, state)[0].sum(), needing)
+        assert torch.equal(found, wanted)
+        needing.requires_grad_(False)
+    lstm.bias_ih_l1.requires_grad_()
+    assert forward(x)[0].requires_grad

@@ -26,6 +26,7 @@ from fl_elastic.planning import PlanRequest
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.in_flight import in_flight
 from fl_elastic.profiling.memory import mask_bytes, step_memory
+from fl_elastic.training import ElasticTrainer
 from fl_elastic.training.apply_plan import plan_applied
 
 
@@ -395,3 +396,48 @@ def test_maps_with_the_channels_last_take_filters_in_another_order(
     filters = sum(each.nbytes for each in model.parameters())
     for taken, moment, most in peaks(model, batch, (1, 2), tmp_path):
         assert taken <= most + 50_000 and moment <= 1.3 * taken + 2 * filters
+
+
+class LongMemory(nn.Module):
+    """A head on the last state of one or two LSTMs, over batches with the examples or the time first."""
+
+    def __init__(self, layers: int, dropout: float, batch_first: bool) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(16, 64, layers, dropout=dropout, batch_first=batch_first)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (state, _) = self.cell(x)
+        out: Tensor = self.head(state[-1])
+        return out
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize(("layers", "dropout"), [(1, 0.0), (2, 0.3)])
+def test_below_a_head_an_lstm_takes_what_inference_takes(
+    layers: int, dropout: float, batch_first: bool, tmp_path: Path
+) -> None:
+    """Torch fills a work space for the backward pass of several times its output, though nothing asks for one."""
+    torch.manual_seed(0)
+    model, x = LongMemory(layers, dropout, batch_first), torch.randn(64, 50, 16)
+    batch = x if batch_first else x.transpose(0, 1).contiguous(), torch.arange(64) % 3
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model.eval()(batch[0]), tmp_path)
+    budget = 5e6
+    trainer = ElasticTrainer(model.train(), loss_fn, sgd, budget=Budget(memory=budget))
+    for _ in range(2):
+        taken = peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path)
+        assert taken <= inference + budget
+    assert trainer.update().deltas.keys() == {"head.weight", "head.bias"}
+
+
+def test_timing_an_optimiser_takes_no_more_than_a_small_budget(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 4096), nn.ReLU(), nn.Linear(4096, 64), nn.ReLU(), nn.Linear(64, 3)
+    )
+    batch, budget = (torch.randn(16, 64), torch.arange(16) % 3), 1e6
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model(batch[0]), tmp_path)
+    trainer = ElasticTrainer(model, loss_fn, torch.optim.Adam, budget=Budget(memory=budget))
+    assert peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path) <= inference + budget

@@ -20,7 +20,7 @@ import pytest
 from line_client import Client
 from toy_streams import blobs, closed, learner_in
 
-from fl_elastic.errors import StreamError
+from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming import StreamLearner
 from fl_elastic.streaming.sources import LONGEST_LINE, Reading, open_source
 
@@ -130,6 +130,32 @@ def test_a_table_that_was_rotated_while_nobody_read(tmp_path: Path) -> None:
     assert numbers(readings, 4) == [18, 19, 100, 101]
     (tmp_path / "t.csv.1").unlink()
     assert numbers(open_source(f"csv:{path}", after=after, follow=True), 2) == [100, 101]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_table_that_goes_on_with_other_columns_is_refused(
+    rotated: bool, restarted: bool, tmp_path: Path
+) -> None:
+    path, rows = tmp_path / "t.csv", "".join(f"{i},100,{i % 2}\n" for i in range(60))
+    path.write_text(f"a,b,label\n{rows}")
+    after = place_after(path, 40) if restarted else None
+    readings = open_source(f"csv:{path}", after=after, follow=True)
+    if not restarted:
+        assert until_silence(readings) == list(range(60))
+    if rotated:
+        path.rename(tmp_path / "t.csv.1")
+        path.write_text("time,a,label,b\n5,60,0,100\n")
+        # What is ignored and what is the label may stand anywhere.
+        assert numbers(readings, 1 + 20 * restarted)[-1] == 60
+        path.rename(tmp_path / "t.csv.2")
+        path.write_text("b,a,label\n100,61,1\n")
+    else:
+        # As an editor saves it: the rows before the position are the same, but for the header.
+        (tmp_path / "new").write_text(f"b,a,label\n{rows}60,100,0\n")
+        (tmp_path / "new").rename(path)
+    with pytest.raises(StreamDataError, match=r"begins with 'b, a, label', other columns"):
+        numbers(readings, 30)
 
 
 def test_a_file_that_is_packed_in_an_unknown_way_costs_itself_alone(tmp_path: Path) -> None:
@@ -284,6 +310,8 @@ def test_lines_of_any_kind_are_answered(service: int) -> None:
         ({"x": "1"}, "shape () instead of (6,)"), ({"x": ["a"]}, "x is no array of numbers"),
         ({"x": x, "y": "cat"}, "the label 'cat' is no class number: number the classes"),
         ({"id": 1}, "there is no label: give the class number of the sample"),
+        ({"id": 1.0, "y": 0}, "the id is no whole number and no short name"),
+        ({"id": "a" * 1000, "x": x}, "the id is no whole number and no short name"),
     ):  # fmt: skip
         assert client.ask(odd)["refused"] == why
     client.close()
@@ -364,4 +392,14 @@ def test_what_is_sent_again_counts_once(service: int) -> None:
         "rolled_back": False, "sample_id": 1, "again": False, "refused": "",
     }  # fmt: skip
     assert client.ask({"x": x})["sample_id"] == 3
+    client.close()
+
+
+def test_a_label_for_a_number_of_the_senders_own_goes_to_no_other_sample(service: int) -> None:
+    client, x = Client(service), blobs(1)[0][0].tolist()
+    assert client.ask({"id": 2, "x": x})["sample_id"] == 1
+    assert client.ask({"id": 1, "x": x})["sample_id"] == 2
+    # Its sender means its second sample, and the sample_id 1 is that of its first.
+    assert "give their own ids as text" in client.ask({"id": 1, "y": 1})["refused"]
+    assert client.ask({"id": "1", "y": 1})["sample_id"] == 2
     client.close()

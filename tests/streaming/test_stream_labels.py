@@ -166,9 +166,9 @@ def test_classes_that_are_no_numbers_are_refused_with_what_to_do(tmp_path: Path)
 
 
 def test_a_table_has_an_empty_field_for_no_label(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,label\n1,-1\n2,\n3, 1\n4,cat\n5,\n")
+    (tmp_path / "t.csv").write_text("a,label\n1,-1\n2,\n3, 1\n4,cat\n5,\n6,NaN\n")
     found = [reading.y for reading in open_source(f"csv:{tmp_path}/t.csv")]
-    assert found == [-1, None, 1, "cat", None]
+    assert found == [-1, None, 1, "cat", None, None]
 
 
 def test_a_folder_has_nan_for_no_label(tmp_path: Path) -> None:
@@ -263,6 +263,36 @@ def test_a_label_of_a_sample_that_the_store_gave_up_is_scored_and_said_not_to_be
     again = learner_in(tmp_path, net(2), head=head, trigger=Trigger(10, None))
     assert again.progress == progress
     closed(again)
+
+
+@pytest.mark.parametrize("head", [None, ClosedForm()])
+def test_labels_that_come_too_late_to_be_scored_are_learned_as_any_others(
+    head: ClosedForm | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def delayed(folder: Path, delay: int = 100) -> StreamLearner:
+        learner, stream = (
+            learner_in(folder, net(2), head=head, trigger=Trigger(10, None)),
+            blobs(400),
+        )
+        for place, (x, _) in enumerate(stream):
+            learner.observe(x)
+            if place >= delay:
+                learner.label(place - delay + 1, stream[place - delay][1])
+        return learner
+
+    waiting = delayed(tmp_path / "all")
+    assert waiting.progress.labelled == 300 and "no accuracy" not in caplog.text
+    monkeypatch.setattr("fl_elastic.streaming.recent._WAITING", 50)
+    late = delayed(tmp_path / "few")
+    assert (late.progress.labelled, late.progress.unlearned) == (0, 0)
+    assert late.progress.adaptations == waiting.progress.adaptations > 3
+    assert same(weights(late), weights(waiting))
+    assert caplog.text.count("counts in no accuracy") == 1
+    closed(late)
+    closed(waiting)
 
 
 def test_other_classes_at_a_restart_are_refused(tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def test_a_table(tmp_path: Path) -> None:
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
 
 
+@pytest.mark.parametrize("header", ["time,a,b,class", "a,b,time,class", "a,b,class,time"])
+def test_the_time_is_never_the_label(header: str, tmp_path: Path) -> None:
+    path, row = tmp_path / "t.csv", {"a": 1, "b": 2, "class": 3, "time": 1_700_000_000}
+    path.write_text(f"{header}\n{','.join(str(row[name]) for name in header.split(','))}\n")
+    (reading,) = open_source(f"csv:{path}")
+    assert (reading.x.tolist(), reading.y) == ([1, 2], 3)
+
+
 ENDS = {"LF": "\n", "CR LF": "\r\n", "CR": "\r"}
 
 
@@ -176,3 +184,27 @@ def test_a_folder_of_files_of_one_sample_each_and_of_files_that_are_none(tmp_pat
     assert [str(each.x) for each in readings[3:]] == [
         "c.npz: no array x, only data, labels", "d.npz: no .npz file", "e.npz: no .npz file",
     ]  # fmt: skip
+
+
+def test_numbers_of_another_byte_order_are_the_same_numbers(tmp_path: Path) -> None:
+    stream = blobs(20)
+    x, y = np.stack([x for x, _ in stream]), np.array([y for _, y in stream])
+    (tmp_path / "in").mkdir()
+    np.savez(tmp_path / "in" / "far.npz", x=x.astype(">f4"), y=y.astype(">i8"))
+    np.savez(tmp_path / "in" / "near.npz", x=x.astype("<f4"), y=y.astype("<i8"))
+    learner = learner_in(tmp_path)
+    for reading in open_source(f"dir:{tmp_path / 'in'}"):
+        assert learner.observe(reading.x, reading.y).refused == ""
+    found = learner.store.take(learner.store.ids().tolist())
+    assert {each.tobytes() for each in found.x} <= {each.tobytes() for each in x}
+    closed(learner)
+
+
+def test_a_file_that_is_being_written_under_a_hidden_name_is_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "in"
+    place.mkdir()
+    np.savez(place / "whole.npz", x=np.ones((1, 2)), y=np.ones(1))
+    half = (place / "whole.npz").read_bytes()[:100]
+    (place / ".next.npz").write_bytes(half)
+    assert len(list(open_source(f"dir:{place}"))) == 1
+    assert (place / ".next.npz").read_bytes() == half

@@ -187,7 +187,7 @@ def test_memory_and_uplink_are_respected_or_refused() -> None:
     uplink = float(profile.parameter_bytes.sum()) / 2
     trainer = elastic_trainer(model, batches[0], Budget(uplink=uplink))
     trainer.fit(batches)
-    sent = sum(delta.nbytes for n, delta in trainer.update().deltas.items() if "running" not in n)
+    sent = sum(delta.nbytes for delta in trainer.update().deltas.values())
     assert 0 < sent <= uplink
     for parameter in model.parameters():
         parameter.grad = None
@@ -195,6 +195,45 @@ def test_memory_and_uplink_are_respected_or_refused() -> None:
     with pytest.raises(BudgetError, match="not even the head"):
         elastic_trainer(model, batches[0], Budget(memory=10.0)).fit(batches)
     assert before.differences() == []
+
+
+def tied_net() -> nn.Module:
+    layers = [nn.Linear(32, 32) for _ in range(3)]
+    layers[2].weight = layers[1].weight
+    first, second, third = layers
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), first, nn.ReLU(), second, nn.ReLU(), third,
+        nn.ReLU(), nn.Linear(32, 3),
+    )  # fmt: skip
+
+
+def normed_net() -> nn.Module:
+    blocks = [(nn.Conv2d(width, 16, 1), nn.BatchNorm2d(16), nn.ReLU()) for width in (3, 16, 16, 16)]
+    layers = [layer for block in blocks for layer in block]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+
+
+def freely_normed_net() -> nn.Module:
+    layers = nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16, affine=False), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(
+        *layers, nn.Linear(1024, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)
+    )
+
+
+@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net])
+@pytest.mark.parametrize("policy", ["elastic", "last_k", "random"])
+def test_an_uplink_is_that_of_all_that_travels(policy: str, make: Callable[[], nn.Module]) -> None:
+    """A tied weight travels under each of its names, and a norm's statistics beside its weights."""
+    torch.manual_seed(0)
+    model, batches = make(), [(torch.randn(8, 3, 8, 8), torch.arange(8) % 3) for _ in range(3)]
+    for uplink in (450, 900, 5_000, 9_000):
+        trainer = ElasticTrainer(
+            deepcopy(model), cross_entropy, sgd, budget=Budget(uplink=uplink), policy=policy
+        )
+        for _ in range(2):
+            trainer.fit(batches)
+            sent = sum(delta.nbytes for delta in trainer.update().deltas.values())
+            assert 0 < sent <= uplink
 
 
 def test_parameters_that_were_frozen_by_the_user_stay_out() -> None:

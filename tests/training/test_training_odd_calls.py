@@ -40,7 +40,7 @@ from fl_elastic.planning.importance.fidelity import visit_layers
 from fl_elastic.planning.recompute import Recomputation
 from fl_elastic.profiling import estimate_profile
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.training import ForwardOptions
+from fl_elastic.training import ElasticTrainer, ForwardOptions
 from fl_elastic.training.apply_plan import plan_applied
 
 
@@ -347,3 +347,53 @@ def test_a_linear_layer_in_bias_mode_may_be_followed_by_a_rectifier_in_place() -
     model.zero_grad()
     model(inputs).sum().backward()
     assert torch.allclose(found, model[0].bias.grad, rtol=1e-5)
+
+
+class OfUnequalLengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.relu(self.first(x)).unbind()
+        out: Tensor = self.second(torch.stack([each.mean(0) for each in rows]))
+        return out
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("budget", [Budget(), Budget(memory=1e6)])
+def test_nested_tensors_are_refused_with_what_to_do(budget: Budget, layout: torch.layout) -> None:
+    rows = [torch.randn(1 + n, 6) for n in range(4)]
+    batch = torch.nested.nested_tensor(rows, layout=layout), torch.randint(3, (4,))
+    model = OfUnequalLengths()
+    with pytest.raises(ModelError, match=r"nested tensors.*to_padded_tensor"):
+        ElasticTrainer(model, loss_fn, sgd, budget=budget).fit([batch])
+
+
+class Forces(nn.Module):
+    """An energy and its gradient, through layers that lean ones would replace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2), nn.ReLU(),
+            nn.Flatten(), nn.Linear(16, 1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(x)
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, force.flatten(1)], dim=1)
+
+
+def test_a_model_of_second_derivatives_trains_under_a_memory_budget_as_without() -> None:
+    torch.manual_seed(0)
+    batches = [(torch.randn(8, 1, 8, 8), torch.randn(8, 65)) for _ in range(3)]
+    model = Forces()
+    plain = copy.deepcopy(model)
+    for budget, each in ((Budget(), plain), (Budget(memory=1e8), model)):
+        trainer = ElasticTrainer(each, nn.functional.mse_loss, sgd, budget=budget, policy="full")
+        trainer.fit(batches)
+    assert same_weights(weights_of(plain), model)

@@ -15,10 +15,10 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ProfileError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.methods.tokens.kept import on_kept_tokens
 from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
-from fl_elastic.planning.request import sent_bytes
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.modes import with_modes
