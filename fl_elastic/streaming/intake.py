@@ -117,6 +117,9 @@ def checked_label(y: Any) -> int | None:
     --------
     >>> checked_label(np.float32(3.0)), checked_label("-1"), checked_label(np.array([2])), checked_label(None)
     (3, -1, 2, None)
+    >>> checked_label("1_0")
+    Traceback (most recent call last):
+    fl_elastic.streaming.intake.Refused: the label '1_0' is no class number: number the classes
     """
     if y is None or y is np.ma.masked:
         return None
@@ -124,7 +127,8 @@ def checked_label(y: Any) -> int | None:
         # A row of a table of labels of shape (N, 1).
         y = y.item()
     try:
-        value = float(y)
+        # Python reads the text 1_0 as ten.
+        value = math.nan if isinstance(y, str) and "_" in y else float(y)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
     if not value.is_integer() or not -_LARGEST_LABEL <= value < _LARGEST_LABEL:

@@ -297,7 +297,7 @@ def test_the_cut_lies_where_real_devices_say(tmp_path: Path) -> None:
 
 
 def test_the_head_reads_inside_of_the_model_from_process_to_process(tmp_path: Path) -> None:
-    reading = LASTING.replace('cut="fixed:2"', 'read="1@flat+input@flat"')
+    reading = LASTING.replace(', cut="fixed:2"', "").replace('"last"', '"1@flat+input@flat"')
     rounds = rounds_of(Fleet(tmp_path, reading, sleeper=False))
     assert [(each["server_round"], each["trains"]) for each in rounds] == [
         (0, False), (0, False), (1, True), (2, True), (2, False), (3, True), (3, False),
