@@ -256,12 +256,12 @@ def read_evaluate_reply(content: RecordDict, max_examples: int) -> EvaluateReply
         raise UpdateError(f"reply has no record {error}: is the client an ElasticClient?") from None
     _check_errors(metrics, "evaluate")
     check_status(status)
-    checked_weight(num_examples, "num_examples", max_examples)
+    examples = checked_weight(num_examples, "num_examples", max_examples)
     if not isinstance(loss, (int, float)) or not math.isfinite(loss):
         raise UpdateError(f"loss must be finite, got {loss!r}")
     return EvaluateReply(
         float(loss),
-        num_examples,
+        examples,
         believed_metrics(metrics),
         _version(metrics),
         left_out_of(metrics),
