@@ -69,7 +69,7 @@ REPLIES: dict[str, tuple[Alter, str]] = {
     "no example": (examples(0), "num_examples is 0"),
     "negative examples": (examples(-7), "num_examples is -7"),
     "absurd examples": (examples(10**15), "num_examples is 1000000000000000"),
-    "examples a fraction": (examples(7.0), "num_examples is 7.0"),
+    "examples a fraction": (examples(7.5), "num_examples is 7.5"),
     "a list of examples": (examples([7]), "num_examples is [7]"),
     "reported failure": (
         with_record("status", ConfigRecord({"code": 5, "message": "no\nmemory"})),
