@@ -118,6 +118,16 @@ def trained_on_all_evaluated_by_good() -> tuple[dict[str, float], dict[str, floa
     return metrics[0], metrics[1]
 
 
+def test_a_whole_number_of_examples_counts_as_a_float_too() -> None:
+    def as_floats(reply: Message) -> Message:
+        count = reply.content["evaluateres.num_examples"]["num_examples"]
+        return examples(float(count))(reply)
+
+    expected, found = evaluated((1, 2, 3, 4)), evaluated((1, 2, 3, 4), as_floats)
+    assert found.evaluate_metrics_clientapp[2] == expected.evaluate_metrics_clientapp[2]
+    assert len(found.evaluate_metrics_clientapp[2]) == 2
+
+
 @pytest.mark.parametrize("name", [*REPLIES, "raised"])
 def test_a_bad_reply_is_named_and_left_out(name: str, caplog: pytest.LogCaptureFixture) -> None:
     alter, reason = REPLIES.get(name, (failed, ""))
