@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.ridge import PENALTIES, Ridge, RidgeSystem, least_from
+from fl_elastic.closed_form.ridge import PENALTIES, Ridge, RidgeSystem, least_from, nearest_penalty
 from fl_elastic.errors import UpdateError
 
 _Floats = NDArray[np.float64]
@@ -23,8 +23,8 @@ _Floats = NDArray[np.float64]
 _LEAST_SURE, _MOST_SURE = 0.05, 0.95
 # Difference of mean scores below which classes are not told apart at all.
 _NO_MARGIN = 1e-6
-# Index of the penalty at which the search begins: 0.1.
-_START = 6
+# Index of the penalty at which the search begins.
+_START = nearest_penalty(0.1)
 # One in this many clients, at either end of the errors, is left out when the penalty is chosen.
 _OUTER = 5
 
@@ -121,7 +121,7 @@ def penalties_tried(best: float) -> int:
     >>> penalties_tried(0.1), penalties_tried(1.0), penalties_tried(100.0)
     (3, 5, 8)
     """
-    place = int(np.abs(np.log(PENALTIES / best)).argmin())
+    place = nearest_penalty(best)
     return min(max(place, _START) + 1, len(PENALTIES) - 1) - max(min(place, _START) - 1, 0) + 1
 
 

@@ -34,6 +34,15 @@ _LEAST = 1e-30
 _ROUNDED = 0.01
 
 
+def nearest_penalty(penalty: float) -> int:
+    """Return the index of the candidate nearest to a penalty, on a logarithmic scale.
+
+    >>> float(PENALTIES[nearest_penalty(0.9)])
+    1.0
+    """
+    return int(np.abs(np.log(PENALTIES / penalty)).argmin())
+
+
 def least_from(start: int, error: Callable[[int], float]) -> tuple[int, float]:
     """Return the index of the penalty with the least error, and that error, by descent from a first index.
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fl_elastic.closed_form.head import ClosedFormHead, stretch
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from
+from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from, nearest_penalty
 from fl_elastic.closed_form.running_sums import RunningSums, add_product
 from fl_elastic.errors import UpdateError
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Index of the penalty before any is chosen.
-_FIRST = 8
+_FIRST = nearest_penalty(1.0)
 # With more new examples than this share of the features, a full solve takes no longer.
 _MANY = 0.25
 # Number of examples after which a full solve removes accumulated rounding errors.
@@ -69,7 +69,7 @@ class RunningHead:
 
     @property
     def penalty(self) -> float:
-        """The penalty, as a share of the number of examples."""
+        """The penalty, as a share of the number of examples; with the sums, it is all that has to be saved."""
         return float(PENALTIES[self._place])
 
     def add(self, features: NDArray[Any], outputs: _Ints, counts: _Floats | None = None) -> None:
@@ -156,19 +156,13 @@ class RunningHead:
 
     def take_penalty(self, penalty: float) -> None:
         """Set the penalty to the nearest candidate."""
-        self._place = int(np.abs(np.log(PENALTIES / penalty)).argmin())
+        self._place = nearest_penalty(penalty)
         self.renew()
 
-    @property
-    def penalty_index(self) -> int:
-        """Index of the penalty among the candidates; with the sums, it is all that has to be saved."""
-        return self._place
-
-    def restore(self, sums: RunningSums, penalty_index: int) -> None:
+    def restore(self, sums: RunningSums, penalty: float) -> None:
         """Restore saved sums and penalty; the next `layer` does a full solve."""
-        self.sums, self._place = sums, penalty_index % len(PENALTIES)
-        self._weight = np.zeros_like(sums.targets)
-        self.renew()
+        self.sums, self._weight = sums, np.zeros_like(sums.targets)
+        self.take_penalty(penalty)
 
     def _settle(self) -> None:
         """Update weight and inverse to the present sums."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import CountExamples, ExampleCounter
-from fl_elastic.groups.forward import split_batch
+from fl_elastic.groups.batch import CountExamples, ExampleCounter, as_pair
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.profiling.profile import model_device
@@ -81,7 +80,7 @@ class ClientModel:
             batch = first_batches(
                 loader, 1, model_device(self.module), ExampleCounter(count_examples)
             )[0]
-            inputs = split_batch(batch)[0]
+            inputs = as_pair(batch)[0]
             module = Readout(module, places, inputs, FirstPass.of(module, (inputs, inputs)).outputs)
         # The frozen base is the same as in the given model.
         manifest = replace(Manifest.of(module), base=self.manifest.base)

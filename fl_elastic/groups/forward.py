@@ -233,11 +233,6 @@ def _takes(model: nn.Module, *positional: Any, **named: Any) -> bool:
     return True
 
 
-def split_batch(batch: Batch) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch in any of the forms of `as_pair`; raise TrainingError for others."""
-    return as_pair(batch)
-
-
 @contextmanager
 def refusing_misfits(batch: Batch) -> Iterator[None]:
     """Turn torch's errors about a batch that does not fit into a TrainingError that names dtypes and shapes."""
@@ -324,7 +319,7 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
     ModelError
         If ``loss_fn`` does not return one number.
     """
-    inputs, targets = split_batch(batch)
+    inputs, targets = as_pair(batch)
     with refusing_misfits(batch), _unwritten(model, inputs) as given:
         listed = isinstance(inputs, (tuple, list))
         outputs = _called(model, given, batch_size(batch) if listed else None)

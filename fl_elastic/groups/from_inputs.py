@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors
 from fl_elastic.groups.trainable import trainable
 
 _Sources = set[Any]
@@ -25,7 +26,7 @@ def loss_from_inputs(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[T
     Some models cannot work with differentiable inputs, for example because they pass them to numpy or set their
     ``requires_grad``. Such a model gets plain inputs, and its first layers get differentiable ones.
     """
-    given, targets = split_batch(batch)
+    given, targets = as_pair(batch)
     sources: _Sources = set()
     inputs = map_tensors(lambda tensor: _differentiable(tensor, sources), given)
     with torch.enable_grad():

@@ -14,7 +14,8 @@ from torch import nn
 
 from fl_elastic.errors import ArchiveError, ProfileError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import compute_loss, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
@@ -92,7 +93,7 @@ def measure_execution(
                 seconds = _step_seconds(tried, model, loss_fn, batch, clock)
                 if seconds < _GAIN * best_seconds:
                     best, best_seconds = tried, seconds
-            inputs = split_batch(batch)[0]
+            inputs = as_pair(batch)[0]
             if isinstance(inputs, torch.Tensor) and inputs.dim() == 4:
                 tried = Execution(best.threads, channels_last=True)
                 if _step_seconds(tried, model, loss_fn, batch, clock) < _GAIN * best_seconds:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import is_sparse, map_tensors, split_batch
+from fl_elastic.groups.batch import as_pair, batch_size
+from fl_elastic.groups.forward import is_sparse, map_tensors
 
 _FEWEST_EXAMPLES = 2
 
@@ -25,7 +25,7 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     >>> part_of((time_major, torch.zeros(64)))[0][0].shape
     torch.Size([20, 4, 3])
     """
-    inputs, targets = split_batch(batch)
+    inputs, targets = as_pair(batch)
     axes: set[int | None] = set()
     whole = batch_size(batch)
     count = max(_FEWEST_EXAMPLES, whole // 16)

@@ -14,7 +14,8 @@ from torch import nn
 
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.profiling.clock import Clock
@@ -129,7 +130,7 @@ def measure_prefix(
     # Imported here: not needed if costs are known already.
     from fl_elastic.ops.split import SplitModel
 
-    graph, inputs = profile.graph, split_batch(batch)[0]
+    graph, inputs = profile.graph, as_pair(batch)[0]
     looking_up, per_value = _lookup_seconds(inputs, timer)
     profile = replace(profile, lookup_seconds=looking_up, lookup_seconds_per_value=per_value)
     if not graph.cuts:

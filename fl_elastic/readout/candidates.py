@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import Batch, is_sparse, split_batch
+from fl_elastic.groups.batch import as_pair, batch_size
+from fl_elastic.groups.forward import Batch, is_sparse
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.inference import traced
@@ -59,7 +59,7 @@ def candidate_places(
     >>> [str(place) for place in found if place.pooling != "random"]
     ['input@grid4', 'input@grid8', 'in:3@flat']
     """
-    first = FirstPass.of(model, split_batch(batch)) if first is None else first
+    first = FirstPass.of(model, as_pair(batch)) if first is None else first
     few, last = first.few, "" if "+" in first.last else first.last
     ends = _block_ends(model, last, traced(model, few) if graph is None else graph)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]

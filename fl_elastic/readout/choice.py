@@ -15,7 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from fl_elastic.closed_form.head import inner_mean
-from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from, precise_enough, varies
+from fl_elastic.closed_form.ridge import (
+    PARTS,
+    PENALTIES,
+    least_from,
+    nearest_penalty,
+    precise_enough,
+    varies,
+)
 from fl_elastic.errors import UpdateError
 from fl_elastic.readout.place import Place, joined
 
@@ -23,8 +30,8 @@ EXAMPLES = 640
 """Number of examples, of all clients together, that suffices to choose places."""
 
 _Floats = NDArray[np.float64]
-# Index of the penalty 1, from which the search for the best penalty starts.
-_START = 8
+# Index of the penalty from which the search for the best penalty starts.
+_START = nearest_penalty(1.0)
 # Share of the previous error by which a larger union must be better.
 _GAIN = 0.005
 # All places are ranked with one penalty; this many of the best are examined with their best penalties and tried in

@@ -55,8 +55,8 @@ class SolvedHeadState:
     ----------
     sums : KeptSums
         Sums over all samples that the head has learned.
-    penalty_index : int
-        Index of the penalty among the candidates.
+    penalty : float
+        Penalty as a share of the number of examples.
     newest, base : int
         Numbers of the newest sample, and of the sample whose weight is 1.
     chosen_at : float
@@ -72,7 +72,7 @@ class SolvedHeadState:
     """
 
     sums: KeptSums
-    penalty_index: int
+    penalty: float
     newest: int
     base: int
     chosen_at: float
@@ -84,6 +84,8 @@ class SolvedHeadState:
     def __post_init__(self) -> None:
         if self.remember is not None and not self.remember > 0:
             raise StreamDataError(f"remember {self.remember} is no number of samples")
+        if not 0 < self.penalty < np.inf:
+            raise StreamDataError(f"penalty {self.penalty} of the saved head is no positive number")
 
 
 def saved_sums(state: SolvedHeadState) -> RunningSums:

@@ -197,7 +197,7 @@ class SolvedHead(LearningRule):
         self._take_in()
         self._head.renew()
         head = SolvedHeadState(
-            self.sums.to_state(), self._head.penalty_index, self._newest, self._base, self._chosen_at,
+            self.sums.to_state(), self._head.penalty, self._newest, self._base, self._chosen_at,
             self._how.remember, self._before, frozenset(self._gone), self._changed,
         )  # fmt: skip
         return RuleState(head=head)
@@ -223,7 +223,7 @@ class SolvedHead(LearningRule):
                 f"the saved head began from sums over {head.before:g} examples, not {self._before:g}: give the "
                 "same before=, or another state_dir"
             )
-        self._head.restore(RunningSums.of_state(head.sums), head.penalty_index)
+        self._head.restore(RunningSums.of_state(head.sums), head.penalty)
         self._newest, self._base = head.newest, head.base
         self._chosen_at, self._changed = head.chosen_at, head.changed
         if head.gone:

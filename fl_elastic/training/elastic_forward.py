@@ -14,15 +14,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import batch_size
+from fl_elastic.groups.batch import as_pair, batch_size
 from fl_elastic.groups.examples import count_rows, layout_of, sizes_of, take_examples
-from fl_elastic.groups.forward import (
-    batch_shape,
-    channels_last,
-    is_one_argument,
-    refusing_misfits,
-    split_batch,
-)
+from fl_elastic.groups.forward import batch_shape, channels_last, is_one_argument, refusing_misfits
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids
 from fl_elastic.groups.untouched import untouched
@@ -158,7 +152,7 @@ class ElasticForward:
                 if self._proof is not None:
                     self._split, self._cut = split, cut.module
                     stack.callback(self._leave)
-                    self._open_store(split, cut, place, split_batch(batch)[0])
+                    self._open_store(split, cut, place, as_pair(batch)[0])
                 else:
                     # Without a split, steps of the whole model need its own forward methods and modes.
                     stack.close()
@@ -176,7 +170,7 @@ class ElasticForward:
         if self._split is None:
             yield
             return
-        inputs, _ = split_batch(batch)
+        inputs, _ = as_pair(batch)
         assert self._proof is not None
         # Code between skipped modules sees the shapes that these had in the trace.
         if self._split.cut.skipped and not self._proof.holds_for(inputs):
@@ -234,7 +228,7 @@ class ElasticForward:
 
     def _has_rows(self, batch: Batch) -> bool:
         """Return whether each example has one row of the inputs, so that its features can be told apart."""
-        inputs, examples = split_batch(batch)[0], batch_size(batch)
+        inputs, examples = as_pair(batch)[0], batch_size(batch)
         try:
             rows = count_rows(inputs)
         except ModelError as error:
@@ -254,7 +248,7 @@ class ElasticForward:
     def _proof_of(self, split: SplitModel, place: str, batch: Batch) -> _Proof | None:
         """Return for which inputs the two parts together give what the whole model gives; checked once per cut."""
         if place not in self._proofs:
-            inputs = split_batch(batch)[0]
+            inputs = as_pair(batch)[0]
             try:
                 with untouched(self._model):
                     _, few = _on_few(split.check, inputs)

@@ -22,7 +22,6 @@ from fl_elastic.groups.forward import (
     call_model,
     ignored_class,
     refusing_misfits,
-    split_batch,
     to_device,
     weighs_classes,
 )
@@ -230,7 +229,7 @@ def _pass_over(
                 batch = to_device(as_pair(given), model_device(model))
                 if not size:
                     continue
-                inputs, targets = split_batch(batch)
+                inputs, targets = as_pair(batch)
                 if running is None and lay_out is None:
                     small = few_of((inputs, targets))
                     lay_out = stack.enter_context(as_inference(model, small))
@@ -285,7 +284,7 @@ def _outputs(
         hook = layer.register_forward_hook(lambda layer, _, out: shaped_like(layer, scores, out))
     try:
         with refusing_misfits(batch), nullcontext() if running is None else running(batch):
-            inputs = split_batch(batch)[0]
+            inputs = as_pair(batch)[0]
             return call_model(model, inputs if lay_out is None else lay_out(inputs), size)
     finally:
         if hook is not None:

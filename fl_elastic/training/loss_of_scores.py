@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.forward import (
     Batch,
     LossFn,
@@ -19,7 +20,6 @@ from fl_elastic.groups.forward import (
     one_number,
     refusing_misfits,
     scores_of,
-    split_batch,
 )
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import own_loss, own_loss_or_cross_entropy
@@ -119,7 +119,7 @@ def why_no_readout(
     few : batch
         A few examples.
     """
-    inputs, targets = split_batch(few)
+    inputs, targets = as_pair(few)
     with untouched(model), torch.no_grad(), refusing_misfits(few):
         model.eval()
         outputs = call_model(model, inputs)

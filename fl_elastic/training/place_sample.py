@@ -16,14 +16,7 @@ from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.examples import take_examples
-from fl_elastic.groups.forward import (
-    LossFn,
-    all_finite,
-    ignored_class,
-    refusing_misfits,
-    split_batch,
-    to_device,
-)
+from fl_elastic.groups.forward import LossFn, all_finite, ignored_class, refusing_misfits, to_device
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.ops.inference import as_inference, traced
@@ -129,7 +122,7 @@ def place_sample(
                 if size > left:
                     batch = tuple(take_examples(part, slice(left)) for part in batch)
                 with refusing_misfits(batch):
-                    inputs, targets = split_batch(batch)
+                    inputs, targets = as_pair(batch)
                     if first is None:
                         first = FirstPass.of(model, (inputs, targets))
                     if not places:

@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.forward import LossFn, split_batch, to_device
+from fl_elastic.groups.forward import LossFn, to_device
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.first_pass import FirstPass
@@ -77,7 +77,7 @@ def places_reply(
         most = asked.width or MOST_FEATURES
         if budget.uplink is not None:
             first = to_device(as_pair(next(iter(loader))), model_device(model))
-            outputs = FirstPass.of(model, split_batch(first)).outputs
+            outputs = FirstPass.of(model, as_pair(first)).outputs
             sent = partial(sums_bytes, outputs=outputs, examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:

@@ -11,7 +11,8 @@ from torch import nn
 from fl_elastic.closed_form.head import ClosedFormHead
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import LossFn, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import LossFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.choice import EXAMPLES, Choice
 from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
@@ -116,7 +117,7 @@ def readout_of(
     model = eager(model)
     if read == "last":
         return model, None
-    batch = split_batch(first_batches(loader, 1, model_device(model))[0])
+    batch = as_pair(first_batches(loader, 1, model_device(model))[0])
     first = FirstPass.of(model, batch)
     asked = Reading.parse(read)
     why = first.why_last or why_no_readout(model, () if loss_fn is None else (loss_fn,), first.few)

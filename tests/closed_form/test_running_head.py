@@ -219,7 +219,7 @@ def test_saved_and_restored_it_goes_on_bit_for_bit() -> None:
     head.layer()
     head.renew()
     other = RunningHead(RunningSums(10, 4))
-    other.restore(RunningSums.of_state(head.sums.to_state()), head.penalty_index)
+    other.restore(RunningSums.of_state(head.sums.to_state()), head.penalty)
     for each in (head, other):
         each.layer()
         for place in range(105, 120):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import call_model
 from fl_elastic.losses import own_loss
 from fl_elastic.readout.place import INPUT, Place
 from fl_elastic.readout.poolings import pooling_for
@@ -25,7 +26,7 @@ def of_zoo(module: str, name: str) -> Made:
     given = subject.batches[0]
     if subject.loss_fn is own_loss:
         return subject.model, {key: each for key, each in given.items() if key != "labels"}
-    return subject.model, split_batch(given)[0]
+    return subject.model, as_pair(given)[0]
 
 
 def hooked_features(model: nn.Module, places: tuple[Place, ...], inputs: Any) -> Tensor:

@@ -10,7 +10,7 @@ from readouts import ODD, of_zoo
 from slow_ones import slow_unless
 from torch import nn
 
-from fl_elastic.groups.forward import split_batch
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.readout import Readout
@@ -101,7 +101,7 @@ def test_rows_of_time_steps_or_nodes_are_no_examples() -> None:
 def test_a_batch_of_a_loader_is_taken_as_it_comes() -> None:
     model, inputs = of_zoo("language_models", "bert_classifies")
     batch: Any = {**inputs, "labels": TARGETS}
-    assert candidate_places(model, batch) == candidate_places(model, split_batch(batch))
+    assert candidate_places(model, batch) == candidate_places(model, as_pair(batch))
 
 
 class MixedPrecision(nn.Module):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.batch import as_pair, batch_size
+from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.importance.channels import ChannelScore, ChannelScores
@@ -109,7 +109,7 @@ def summarise(
         batch, count = next(micro_batches(probe.model, probe.batches, examples))
         pooled = _Pooled(count=count)
         with pooled.listening(probe.model, layers):
-            call_model(probe.model, split_batch(batch)[0], batch_size(batch))
+            call_model(probe.model, as_pair(batch)[0], batch_size(batch))
     classes = _classes(batch)
     order = {group.name: place for place, group in enumerate(graph.groups)}
     found = {}
@@ -224,7 +224,7 @@ def _between(mean: Columns, classes: Columns | None) -> Columns:
 
 def _classes(batch: Batch) -> Columns | None:
     """Return a one-hot matrix of classes, shape (n, classes); None if targets are no classes."""
-    targets: Any = split_batch(batch)[1]
+    targets: Any = as_pair(batch)[1]
     whole = isinstance(targets, Tensor) and targets.dim() == 1 and not targets.is_floating_point()
     if not whole or not len(targets):
         return None

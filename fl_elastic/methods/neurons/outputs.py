@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import call_model, map_tensors, refusing_misfits, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import call_model, map_tensors, refusing_misfits
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
@@ -49,12 +50,12 @@ def with_kept(batch: Batch, kept: dict[str, NDArray[Any]]) -> Any:
 
 def _is_listed(batch: Batch) -> bool:
     """Return whether inputs are a list of examples, as for detectors."""
-    inputs, targets = split_batch(batch)
+    inputs, targets = as_pair(batch)
     return isinstance(inputs, (list, tuple)) and isinstance(targets, (list, tuple))
 
 
 def _first(batch: Batch, examples: int) -> Any:
-    inputs = split_batch(batch)[0]
+    inputs = as_pair(batch)[0]
     if _is_listed(batch):
         return inputs[:examples]
     return map_tensors(lambda leaf: leaf[:examples] if leaf.dim() else leaf, inputs)

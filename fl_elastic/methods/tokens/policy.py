@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.examples import take_examples
-from fl_elastic.groups.forward import compute_loss, split_batch
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.tokens.blocks import TokenBlock, token_blocks
 from fl_elastic.methods.tokens.dropping import dropping, handing_on
@@ -105,7 +106,7 @@ def _class_tokens(
         If the model answers from all tokens, or if what lies above ``first`` depends on the tokens' positions or
         does not run on fewer tokens.
     """
-    inputs, targets = take_examples(split_batch(batch), slice(_FEW))
+    inputs, targets = take_examples(as_pair(batch), slice(_FEW))
     few, last = (inputs, targets), blocks[-1].module
     with untouched(model, loss_fn), repeated_rng(model), torch.no_grad():
         model.eval()

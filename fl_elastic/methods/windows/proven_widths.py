@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.graph import Width
 from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.windows.windowed import spans_of, windowed
@@ -39,7 +40,7 @@ def proven_widths(model: nn.Module, widths: Sequence[Width], batch: Batch) -> tu
     proven = _PROVEN.setdefault(model, set())
     left = [width for width in widths if width not in proven]
     if left:
-        inputs = split_batch(batch)[0]
+        inputs = as_pair(batch)[0]
         with untouched(model), repeated_rng(model), torch.no_grad():
             model.eval()
             if not _alike(model, left, inputs):

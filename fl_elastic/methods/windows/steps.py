@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.forward import call_model, split_batch
+from fl_elastic.groups.batch import as_pair, batch_size
+from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.methods.windows.proven_widths import prove_widths
 from fl_elastic.methods.windows.windowed import Narrow, windowed
@@ -113,7 +113,7 @@ def retake_statistics(model: nn.Module, batches: Sequence[Batch]) -> None:
         for count, batch in enumerate(batches, start=1):
             for norm in norms:
                 norm.momentum = 1 / count
-            call_model(model, split_batch(batch)[0], batch_size(batch))
+            call_model(model, as_pair(batch)[0], batch_size(batch))
     finally:
         for norm, momentum in zip(norms, before, strict=True):
             norm.momentum = momentum

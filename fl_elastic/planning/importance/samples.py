@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
+from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.examples import entries
-from fl_elastic.groups.forward import is_sparse, map_tensors, split_batch
+from fl_elastic.groups.forward import is_sparse, map_tensors
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
@@ -78,7 +79,7 @@ def _lengths(batch: Batch) -> set[int]:
         found.add(len(tensor) if tensor.dim() else 0)
         return tensor
 
-    map_tensors(note, list(split_batch(batch)))
+    map_tensors(note, list(as_pair(batch)))
     return found
 
 
@@ -87,7 +88,7 @@ def _holds_sparse(batch: Batch) -> bool:
 
 
 def _part(batch: Batch, start: int, stop: int) -> Batch:
-    inputs, targets = split_batch(batch)
+    inputs, targets = as_pair(batch)
     return (
         map_tensors(lambda tensor: tensor[start:stop], inputs),
         map_tensors(lambda tensor: tensor[start:stop], targets),
