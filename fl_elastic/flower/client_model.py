@@ -12,7 +12,7 @@ from fl_elastic.groups.batch import CountExamples, ExampleCounter, as_pair
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import first_batches
+from fl_elastic.training.loader import first_batches
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import places_of
 

@@ -33,8 +33,8 @@ from fl_elastic.training import (
     TrainablePart,
     TrainerOptions,
 )
-from fl_elastic.training.batches import LoaderSize, first_batches, loader_size
 from fl_elastic.training.costs import passes_above_cut
+from fl_elastic.training.loader import LoaderSize, first_batches, loader_size
 from fl_elastic.update import CODECS, Manifest, PartialUpdate, weights_of
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fl_elastic.groups.batch import ExampleCounter
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import first_batches, loader_size
 from fl_elastic.training.elastic_forward import ElasticForward
+from fl_elastic.training.loader import first_batches, loader_size
 from fl_elastic.training.options import TrainerOptions
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import refuse_nothing
+from fl_elastic.training.loader import check_loader
 
 MetricsFn = Callable[[Any, Any], Mapping[str, float]]
 """``metrics_fn(outputs, targets)`` returns the metrics of one batch by name.
@@ -103,7 +103,7 @@ def evaluate(
     >>> found.accuracy, found.metrics
     (None, {'mae': 0.0})
     """
-    refuse_nothing(loader)
+    check_loader(loader)
     modes = [(module, module.training) for module in model.modules()]
     # A recurrent model may hold a state from batch to batch: it is used during the evaluation and restored
     # afterwards.

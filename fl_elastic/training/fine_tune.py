@@ -22,9 +22,9 @@ from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.above_cut import passing_above_cut
-from fl_elastic.training.batches import first_batches, loader_size, refuse_iterator
 from fl_elastic.training.costs import costs_for
 from fl_elastic.training.cut_worth import cut_worth
+from fl_elastic.training.loader import check_rereadable, first_batches, loader_size
 from fl_elastic.training.model_head import put_head, solve_head
 from fl_elastic.training.options import ForwardOptions, TrainablePart, TrainerOptions
 from fl_elastic.training.read_out import readout_of
@@ -146,7 +146,7 @@ def fine_tune(
     ('2', 8, 64)
     """
     policy = POLICIES.make(policy) if isinstance(policy, str) else policy
-    refuse_iterator(loader, "fine_tune reads it for each head and each epoch")
+    check_rereadable(loader, "fine_tune reads it for each head and each epoch")
     model, _ = readout_of(model, loader, read, loss_fn=loss_fn)
     reads = places_of(ModelState.of(model).tensors)
     epochs = (0 if reads else _EPOCHS) if epochs is None else epochs

@@ -23,11 +23,12 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes
 from fl_elastic.profiling.prefix import prefix_seconds
 from fl_elastic.training.apply_plan import plan_applied
-from fl_elastic.training.batches import READ_ONCE, Epochs
+from fl_elastic.training.batches import Epochs
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
+from fl_elastic.training.loader import READ_ONCE
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep

@@ -29,7 +29,6 @@ from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import within
 from fl_elastic.training.gathered_sums import NONE_COUNTS, GatheredSums
 from fl_elastic.training.last_layer import (
     LastLayer,
@@ -39,6 +38,7 @@ from fl_elastic.training.last_layer import (
     rows_of,
     shaped_like,
 )
+from fl_elastic.training.loader import within
 from fl_elastic.training.loss_of_scores import log_odds, takes_log_odds
 from fl_elastic.training.sums_size import FOLDS
 

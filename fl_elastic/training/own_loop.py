@@ -19,9 +19,9 @@ from fl_elastic.optimizers import KeptOptimizer, OptimizerFn
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import first_batches
 from fl_elastic.training.changes import changes, trained_parts
 from fl_elastic.training.costs import accumulated, costs_for, planned_with
+from fl_elastic.training.loader import first_batches
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.selection import SelectionState

@@ -29,10 +29,10 @@ from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout import reaching
-from fl_elastic.training.batches import NO_BATCH, within
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
+from fl_elastic.training.loader import NO_BATCH, within
 from fl_elastic.training.loss_of_scores import loss_of_scores, refuse_other_scores
 
 _FOLDS = 5

@@ -19,7 +19,7 @@ from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout import Readout
-from fl_elastic.training.batches import first_batches, refuse_iterator
+from fl_elastic.training.loader import check_rereadable, first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout
 from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.place_sample import place_sample
@@ -96,7 +96,7 @@ def read_out(
     >>> (found.model(images).argmax(1) == labels).float().mean().item()
     1.0
     """
-    refuse_iterator(loader, "read_out reads it for the choice and for the head")
+    check_rereadable(loader, "read_out reads it for the choice and for the head")
     model, choice = readout_of(model, loader, read, most_features=most_features, loss_fn=loss_fn)
     head, _ = solve_head(model, loader, loss_fn=loss_fn)
     return ReadOut(model, head, choice)

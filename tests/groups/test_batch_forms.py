@@ -17,7 +17,7 @@ from fl_elastic.groups import tensor_groups
 from fl_elastic.groups.batch import as_pair
 from fl_elastic.losses import own_loss
 from fl_elastic.training import evaluate
-from fl_elastic.training.batches import loader_size
+from fl_elastic.training.loader import loader_size
 
 LOSS = nn.functional.cross_entropy
 FORMS: dict[str, Any] = {

@@ -378,7 +378,7 @@ def test_examples_are_those_that_the_loader_gives(settings: dict[str, Any], expe
 
 
 def test_a_stream_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_elastic.training.batches._MOST_BATCHES", 1000)
+    monkeypatch.setattr("fl_elastic.training.loader._MOST_BATCHES", 1000)
 
     class Endless(IterableDataset[Batch]):
         def __iter__(self) -> Iterator[Any]:

@@ -27,8 +27,9 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
-from fl_elastic.training.batches import Epochs, LoaderSize, first_batches, loader_size, within
+from fl_elastic.training.batches import Epochs
 from fl_elastic.training.evaluate import evaluate
+from fl_elastic.training.loader import LoaderSize, first_batches, loader_size, within
 
 
 def loaders() -> dict[str, Callable[[list[Batch]], Iterable[Batch]]]:
@@ -146,7 +147,7 @@ def test_an_empty_loader_is_one_line(empty: Any) -> None:
 def test_a_loader_that_can_be_read_only_once_is_one_line(count: int) -> None:
     model = chain()
     before = Snapshot(model)
-    with pytest.raises(TrainingError, match="read again") as caught:
+    with pytest.raises(TrainingError, match="can be read only once") as caught:
         ElasticTrainer(model, loss_fn, sgd, budget=Budget(speedup=1.2)).fit(iter(vectors(count)))
     assert "\n" not in str(caught.value) and before.differences() == []
 
@@ -157,6 +158,8 @@ def test_a_dataset_in_the_place_of_a_loader_is_refused() -> None:
     model = chain()
     with pytest.raises(TrainingError, match=r"TensorDataset.*DataLoader\(dataset, batch_size="):
         ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(TensorDataset(inputs, targets))
+    with pytest.raises(TrainingError, match=r"TensorDataset.*DataLoader\(dataset, batch_size="):
+        evaluate(model, loss_fn, TensorDataset(inputs, targets))
 
 
 def test_examples_of_several_inputs_and_outputs_are_those_of_each() -> None:
@@ -177,7 +180,7 @@ def test_no_batch_is_begun_that_there_is_no_time_for(
 ) -> None:
     """Reading takes 6 seconds and the work on a batch 4."""
     now = [100.0]
-    monkeypatch.setattr("fl_elastic.training.batches.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fl_elastic.training.loader.time.monotonic", lambda: now[0])
 
     def loader() -> Iterator[int]:
         for index in range(12):

@@ -20,7 +20,7 @@ from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.batches import refuse_nothing, within
+from fl_elastic.training.loader import check_loader, within
 from fl_elastic.update.dampening import dampening
 from fl_elastic.update.squared_gradients import SquaredGradients
 
@@ -66,7 +66,7 @@ def squared_gradients(
     >>> found.sums["weight"].item(), found.examples
     (2.0, 2)
     """
-    refuse_nothing(loader)
+    check_loader(loader)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ModelError(

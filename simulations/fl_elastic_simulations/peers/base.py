@@ -21,7 +21,7 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.profiling import CostProfile
 from fl_elastic.registry import Factories
-from fl_elastic.training.batches import loader_size
+from fl_elastic.training.loader import loader_size
 from fl_elastic.update import PartialUpdate
 
 

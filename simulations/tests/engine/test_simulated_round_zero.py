@@ -18,7 +18,7 @@ from fl_elastic.closed_form.wire import decode_head_sums
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.profiling import CostProfile
-from fl_elastic.training.batches import LoaderSize, loader_size
+from fl_elastic.training.loader import LoaderSize, loader_size
 from fl_elastic.training.sums_size import features_in_memory
 from fl_elastic.update import Manifest
 from fl_elastic_simulations.engine import client as simulated_client
