@@ -20,10 +20,11 @@ from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
 from fl_elastic.readout.place import MOST_FEATURES, Place
 from fl_elastic.registry import first_line, from_module
 from fl_elastic.training.place_sample import place_sample
+from fl_elastic.training.sums_size import sums_bytes
 
 _WARM = 2
-# Bytes per product of the sums: only the lower triangle is kept, as fp32.
-_SUM_BYTES = 4 / 2
+# A client with many examples, more than it holds out, sends the largest sums.
+_MANY = 10**6
 
 
 def describe_places(
@@ -85,7 +86,7 @@ def describe_places(
             "features": numbers.shape[1],
             "seconds": found.seconds[place],
             "share": found.seconds[place] / longest if longest > 0 else 1.0,
-            "sums_bytes": round(_SUM_BYTES * numbers.shape[1] ** 2),
+            "sums_bytes": sums_bytes(numbers.shape[1], found.sample.targets.shape[1], _MANY),
             "error": worth[place].error if place in worth else None,
             "penalty": worth[place].penalty if place in worth else None,
         }

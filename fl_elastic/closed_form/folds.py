@@ -11,6 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+FOLDS = 5
+"""Number of folds into which examples are divided for holding out."""
+
 _Floats = NDArray[np.float64]
 # Smaller squares than this share of the largest one are rounding errors.
 _ROUNDED = 1e-13

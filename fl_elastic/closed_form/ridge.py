@@ -11,12 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
-
-PARTS = 5
-"""Number of parts into which all clients' examples are divided for holding out."""
 
 PENALTIES = 10.0 ** np.arange(-4, 2.01, 0.5)
 """Candidate penalties, as shares of the number of examples."""
@@ -197,7 +194,7 @@ class RidgeSystem:
         """Parts that are held out in turn: all, or the first ones with enough examples of most clients."""
         found: list[HeldOutPart] = []
         examples = np.zeros(len(self.sums))
-        for part in range(PARTS):
+        for part in range(FOLDS):
             enough = examples.sum() >= _ENOUGH and 2 * (examples > 0).sum() > len(examples)
             if not enough and (out := self._held_out_in(part)):
                 found.append(HeldOutPart.of(self, out))
@@ -213,7 +210,7 @@ class RidgeSystem:
         out: dict[int, Fold] = {}
         for client, each in enumerate(self.sums):
             own = [
-                fold for number, fold in enumerate(each.folds) if (number + client) % PARTS == part
+                fold for number, fold in enumerate(each.folds) if (number + client) % FOLDS == part
             ]
             if own:
                 out[client] = reduce(Fold.__add__, own)

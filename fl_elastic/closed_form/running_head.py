@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_elastic.closed_form.folds import FOLDS
 from fl_elastic.closed_form.head import ClosedFormHead, stretch
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.ridge import PARTS, PENALTIES, least_from, nearest_penalty
+from fl_elastic.closed_form.ridge import PENALTIES, least_from, nearest_penalty
 from fl_elastic.closed_form.running_sums import RunningSums, add_product
 from fl_elastic.errors import UpdateError
 
@@ -143,7 +144,7 @@ class RunningHead:
         features, outputs, counts
             Examples that are in the sums; nothing is changed if there are fewer than five.
         """
-        if len(features) >= PARTS:
+        if len(features) >= FOLDS:
             rows, wanted = self.sums.rows(features), np.zeros((len(outputs), len(self._weight[0])))
             wanted[np.arange(len(outputs)), outputs] = 1.0
             roots = np.ones(len(rows)) if counts is None else np.sqrt(counts)
@@ -217,8 +218,8 @@ class RunningHead:
         factor, weight = self._solved(place)
         left, error = wanted - rows @ weight, 0.0
         half = torch.linalg.solve_triangular(factor, torch.from_numpy(rows.T), upper=False).numpy()
-        for part in range(PARTS):
-            own = half[:, part::PARTS]
+        for part in range(FOLDS):
+            own = half[:, part::FOLDS]
             among = np.eye(own.shape[1]) - own.T @ own
-            error += float((np.linalg.solve(among, left[part::PARTS]) ** 2).sum())
+            error += float((np.linalg.solve(among, left[part::FOLDS]) ** 2).sum())
         return error

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_count
@@ -23,7 +23,6 @@ _ROUNDED, _MOST = 1e-5, 1e100
 _LOST, _EXPLAINED = 4e-7, 1e-3
 # Relative error of fp64 when a squared mean is subtracted from a mean square.
 _CANCELLED = 1e-13
-_MOST_FOLDS = 5
 
 
 def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
@@ -128,8 +127,8 @@ def decode_head_sums(
 def _fold_counts(header: dict[str, Any], examples: int, features: int) -> list[tuple[int, int]]:
     """Return the numbers of examples and rows of each fold."""
     found, counts = header.get("folds"), []
-    if not isinstance(found, list) or len(found) > _MOST_FOLDS:
-        raise UpdateError(f"header's folds must be a list of at most {_MOST_FOLDS}")
+    if not isinstance(found, list) or len(found) > FOLDS:
+        raise UpdateError(f"header's folds must be a list of at most {FOLDS}")
     for each in found:
         if not isinstance(each, list) or [type(number) for number in each] != [int, int]:
             raise UpdateError("header's folds must be pairs of whole numbers")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.flower.capabilities import Capabilities
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.given import is_real
 
@@ -37,10 +36,10 @@ class Deadline:
 
     Examples
     --------
-    >>> fleet = [Capabilities("pi", 10, steps, 1.0, 0.0) for steps in (10, 20, 30, 40)]
-    >>> Deadline(quantile=0.5).of(fleet), Deadline(quantile=0.0).of(fleet)
+    >>> times = [10.0, 20.0, 30.0, 40.0]
+    >>> Deadline(quantile=0.5).among(times), Deadline(quantile=0.0).among(times)
     (25.0, 20.0)
-    >>> Deadline(seconds=60).of([])
+    >>> Deadline(seconds=60).among([])
     60
     """
 
@@ -55,10 +54,6 @@ class Deadline:
             raise BudgetError(f"deadline of {seconds!r} seconds is not a positive number")
         if quantile is not None and not (is_real(quantile) and 0 <= quantile <= 1):
             raise BudgetError(f"deadline quantile {quantile!r} is not between 0 and 1")
-
-    def of(self, fleet: Iterable[Capabilities]) -> float | None:
-        """Return the deadline in seconds for this fleet; None if it depends on its times and none is known."""
-        return self.among(each.full_round_seconds for each in fleet)
 
     def among(self, times: Iterable[float]) -> float | None:
         """Return the deadline in seconds, given devices' times; None if it depends on them and none is known."""

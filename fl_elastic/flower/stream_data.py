@@ -21,7 +21,6 @@ from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import squared_outputs
-from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.saved_learner import SavedLearner
@@ -165,14 +164,14 @@ class StreamData(RoundData):
         for label in settings.classes:
             seen.classifier.learn(label)
         # Learning a class may replace the head module; the joining sets the rows of new labels.
-        own = replace(labelled_weights(seen.classifier), labels=_known(seen))
+        own = replace(LabelledWeights.of(seen.classifier), labels=_known(seen))
         manifest = Manifest.of(seen.classifier.model, whole=True)
 
         def load(shares: Shares) -> None:
             load_weights(seen.classifier.model, manifest, joined(own, received, shares).weights)
 
         shares = best_of(candidates, load, seen.classifier, seen.untrained())
-        begun = Joined(received, shares, labelled_weights(seen.classifier))
+        begun = Joined(received, shares, LabelledWeights.of(seen.classifier))
         return replace(self, model=seen.trained, joined=begun)
 
     def examples(self, *, of_server: bool = False) -> Iterable[Batch]:
@@ -184,7 +183,7 @@ class StreamData(RoundData):
         """Return the weights in the server's form, with its classes."""
         if self.joined is None:
             return super().weights()
-        whole = overlaid(self.joined.received, labelled_weights(self.seen.classifier)).weights
+        whole = overlaid(self.joined.received, LabelledWeights.of(self.seen.classifier)).weights
         return {name: whole[name] for name in self.manifest.names}
 
     def update(self, trainer: ElasticTrainer, version: int) -> PartialUpdate:
@@ -193,7 +192,7 @@ class StreamData(RoundData):
         Its weight is the number of samples, however often they were drawn, but at most that of all draws.
         """
         assert self.joined is not None
-        trained = labelled_weights(self.seen.classifier)
+        trained = LabelledWeights.of(self.seen.classifier)
         update = trainer.update(version)
         update = replace(update, num_examples=min(update.num_examples, self.seen.samples))
         return seen_from(self.joined.received, trained, update)
@@ -263,7 +262,7 @@ class StreamData(RoundData):
         """Leave the result for the learner, and save the position in the stream."""
         begun, seen = self.joined, self.seen
         assert begun is not None
-        trained = labelled_weights(seen.classifier)
+        trained = LabelledWeights.of(seen.classifier)
         now = {"trained": trained, "joined": begun.model}.get(self.settings.left)
         if now is None:
             now = kept(begun.model, trained, begun.received, begun.shares)

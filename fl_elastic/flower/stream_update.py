@@ -15,11 +15,10 @@ from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.streaming.apply_round_result import head_tensors
 from fl_elastic.streaming.body import Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.guard import Row
-from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, overlaid
+from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, head_tensors, overlaid
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 from fl_elastic.update.parts import Masks, outer_mask

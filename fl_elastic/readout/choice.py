@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.folds import FOLDS
 from fl_elastic.closed_form.head import inner_mean
 from fl_elastic.closed_form.ridge import (
-    PARTS,
     PENALTIES,
     least_from,
     nearest_penalty,
@@ -309,8 +309,8 @@ class _Task:
             )
         numbers = np.unique(sample.folds)
         held = [
-            np.flatnonzero(np.isin(sample.folds, numbers[part::PARTS]))
-            for part in range(min(PARTS, len(numbers)))
+            np.flatnonzero(np.isin(sample.folds, numbers[part::FOLDS]))
+            for part in range(min(FOLDS, len(numbers)))
         ]
         if len(held) < 2:
             raise UpdateError(

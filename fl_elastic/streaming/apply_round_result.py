@@ -14,19 +14,6 @@ from fl_elastic.streaming.round_inbox import RoundChange, applied
 from fl_elastic.update import Manifest, load_weights
 
 
-def head_tensors(classifier: Classifier) -> tuple[str, ...]:
-    """Return the names of the tensors with a row per output; ModelError if the model has no such layer."""
-    name = classifier.head_name
-    return tuple(each for each in classifier.model.state_dict() if each.startswith(f"{name}."))
-
-
-def labelled_weights(classifier: Classifier) -> LabelledWeights:
-    """Return a classifier's weights together with the labels of its outputs."""
-    return LabelledWeights(
-        classifier.weights(), classifier.classes.labels, head_tensors(classifier)
-    )
-
-
 def apply_round_result(
     change: RoundChange, classifier: Classifier, guard: Guard, held_out: Sequence[Row]
 ) -> str:
@@ -54,7 +41,7 @@ def apply_round_result(
             classifier.learn(label)
         except Refused:
             continue
-    present = labelled_weights(classifier)
+    present = LabelledWeights.of(classifier)
     manifest = Manifest.of(classifier.model, whole=True)
     undone = _misfit(present, change)
     if not undone:

@@ -1,17 +1,12 @@
-"""Settings and saved state of a stream's head in closed form."""
+"""Settings of a stream's head in closed form."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.running_sums import KeptSums, RunningSums
-from fl_elastic.errors import StreamDataError, StreamError
+from fl_elastic.errors import StreamError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,60 +40,3 @@ class ClosedForm:
             raise StreamError(
                 f"remember {self.remember} means nothing: give a number of samples, at least 1, or None for all"
             )
-
-
-@dataclass(frozen=True, eq=False)
-class SolvedHeadState:
-    """State of a `SolvedHead`.
-
-    Parameters
-    ----------
-    sums : KeptSums
-        Sums over all samples that the head has learned.
-    penalty : float
-        Penalty as a share of the number of examples.
-    newest, base : int
-        Numbers of the newest sample, and of the sample whose weight is 1.
-    chosen_at : float
-        Weight of the sums when the penalty was last chosen.
-    remember : float or None
-        As in `ClosedForm`.
-    before : float
-        Number of examples from before the stream.
-    gone : frozenset of int
-        Samples that were subtracted from the sums and may still be in the store.
-    changed : bool
-        Whether a newer head than the one in the model can be solved.
-    """
-
-    sums: KeptSums
-    penalty: float
-    newest: int
-    base: int
-    chosen_at: float
-    remember: float | None
-    before: float
-    gone: frozenset[int]
-    changed: bool
-
-    def __post_init__(self) -> None:
-        if self.remember is not None and not self.remember > 0:
-            raise StreamDataError(f"remember {self.remember} is no number of samples")
-        if not 0 < self.penalty < np.inf:
-            raise StreamDataError(f"penalty {self.penalty} of the saved head is no positive number")
-
-
-def saved_sums(state: SolvedHeadState) -> RunningSums:
-    """Return the sums that a learner has saved, scaled so that the newest sample has weight 1."""
-    sums = RunningSums.of_state(state.sums)
-    newest = sample_weights([state.newest], state.base, state.remember)
-    sums.scale(1.0 / float(newest[0]))
-    return sums
-
-
-def sample_weights(
-    numbers: Iterable[int], base: int, remember: float | None
-) -> NDArray[np.float64]:
-    """Return the weights of samples by their numbers; that of sample ``base`` is 1."""
-    since = np.array([number - base for number in numbers], np.float64)
-    return np.exp(since / remember) if remember else np.ones(len(since))

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.streaming.classifier import Classifier
+
 
 @dataclass(frozen=True, eq=False)
 class LabelledWeights:
@@ -30,6 +32,17 @@ class LabelledWeights:
     weights: Mapping[str, NDArray[Any]]
     labels: tuple[int, ...]
     head: tuple[str, ...]
+
+    @classmethod
+    def of(cls, classifier: Classifier) -> LabelledWeights:
+        """Return a classifier's weights together with the labels of its outputs."""
+        return cls(classifier.weights(), classifier.classes.labels, head_tensors(classifier))
+
+
+def head_tensors(classifier: Classifier) -> tuple[str, ...]:
+    """Return the names of the tensors with a row per output; ModelError if the model has no such layer."""
+    name = classifier.head_name
+    return tuple(each for each in classifier.model.state_dict() if each.startswith(f"{name}."))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fl_elastic.streaming.closed_form_options import SolvedHeadState
 from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.round_inbox import RoundChange
+from fl_elastic.streaming.solved_head_state import SolvedHeadState
 from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.training import SelectionState
 

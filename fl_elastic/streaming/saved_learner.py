@@ -15,17 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.ridge import PARTS
 from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
-from fl_elastic.streaming.apply_round_result import labelled_weights
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.closed_form_options import saved_sums
 from fl_elastic.streaming.growing_head import head_name
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.labelled_weights import LabelledWeights
@@ -34,6 +31,7 @@ from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay_loader import OnePass, Pool, ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundsTaken
+from fl_elastic.streaming.solved_head_state import saved_sums
 from fl_elastic.streaming.store.sample_store import SampleStore, settings_of
 from fl_elastic.streaming.stream_options import Replay
 from fl_elastic.streaming.stream_position import StreamPosition
@@ -182,8 +180,8 @@ class SavedLearner:
         same = ~np.isin(found.ids, [*self.labelled_since()])
         wanted = np.array([labels.index(each) for each in found.y[same].tolist()], np.int64)
         targets, rows = np.eye(len(labels))[wanted], np.asarray(found.x, np.float64)[same]
-        parts = range(min(PARTS, len(rows)))
-        return tuple(Fold.of(rows[part::PARTS], targets[part::PARTS]) for part in parts)
+        parts = range(min(FOLDS, len(rows)))
+        return tuple(Fold.of(rows[part::FOLDS], targets[part::FOLDS]) for part in parts)
 
     def held_out_batch(self) -> Batch:
         """Return the window as one batch; StreamError if it is empty."""
@@ -285,7 +283,7 @@ def load_snapshot(
             f"the learner keeps features {kept.features} of a frozen part, the model has {classifier.version}: "
             "give the client the learner's model"
         )
-    saved = labelled_weights(classifier)
+    saved = LabelledWeights.of(classifier)
     store = open_store(folder / _STORE)
     for label in store.classes:
         if label is not None:

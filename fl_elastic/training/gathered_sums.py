@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.training.last_layer import COMPUTED, LastLayer, Rows
 from fl_elastic.training.loader import NO_BATCH
-from fl_elastic.training.sums_size import FOLDS, held_out
+from fl_elastic.training.sums_size import held_out
 
 NONE_COUNTS = "no target counts: every class is one that is ignored"
 """Error message for data without a target that counts."""

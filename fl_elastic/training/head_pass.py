@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.closed_form.folds import FOLDS
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
@@ -40,7 +41,6 @@ from fl_elastic.training.last_layer import (
 )
 from fl_elastic.training.loader import within
 from fl_elastic.training.loss_of_scores import log_odds, takes_log_odds
-from fl_elastic.training.sums_size import FOLDS
 
 _LOG = logging.getLogger("fl_elastic")
 _LayOut: TypeAlias = Callable[[Any], Any]

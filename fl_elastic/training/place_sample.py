@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.closed_form.folds import FOLDS
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
@@ -34,8 +35,6 @@ from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
 from fl_elastic.training.loader import NO_BATCH, within
 from fl_elastic.training.loss_of_scores import loss_of_scores, refuse_other_scores
-
-_FOLDS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +209,7 @@ def place_sample(
     finite = {place: rows.numpy() for place, rows in filled.items() if all_finite(rows)}
     if not finite:
         raise TrainingError("features are not finite at any place: check the data for NaN")
-    folds = (torch.cat([keys for _, keys in gathered]) % _FOLDS).numpy()
+    folds = (torch.cat([keys for _, keys in gathered]) % FOLDS).numpy()
     sample = Sample.of(
         finite,
         torch.cat([wanted for wanted, _ in gathered]).numpy(),

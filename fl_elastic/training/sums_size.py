@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-FOLDS = 5
-"""Number of folds of the examples that are held out."""
+from fl_elastic.closed_form.folds import FOLDS
+
 # Bytes of a header, at most.
 _FRAME = 512
 # Held out are this many examples, or half the number of features if that is more: their rows are no more numbers

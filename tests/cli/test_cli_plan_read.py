@@ -12,6 +12,7 @@ from command_line import Ended, call, result
 from fl_elastic import laboratory
 from fl_elastic.errors import LaboratoryMissing
 from fl_elastic.readout import Place
+from fl_elastic.training.sums_size import sums_bytes
 
 MINE = """
 import torch
@@ -81,7 +82,7 @@ def test_without_data_it_says_what_places_cost(plan: Plan) -> None:
     for place in found["places"]:
         assert str(Place.parse(place["name"])) == place["name"]
         assert place["features"] > 0 and place["seconds"] >= 0 and 0 <= place["share"] <= 1
-        assert place["sums_bytes"] == 2 * place["features"] ** 2
+        assert place["sums_bytes"] == sums_bytes(place["features"], 4, examples=100_000)
         assert (place["error"], place["penalty"]) == (None, None)
     at_input = [each["seconds"] for each in found["places"] if each["name"].startswith("input@")]
     last = [each["seconds"] for each in found["places"] if each["name"] == "in:6@flat"]

@@ -19,7 +19,7 @@ from toy_streams import Sample, blobs, closed, net, run, same, weights
 
 from fl_elastic.errors import ModelError, StoreError, StreamError
 from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamLearner
-from fl_elastic.streaming.apply_round_result import labelled_weights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.learner_state import StateFolder
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 from fl_elastic.streaming.solved_head import SolvedHead
@@ -351,7 +351,7 @@ def test_a_round_is_left_out_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixt
     learner = solved_in(tmp_path, hidden())
     run(learner, blobs(60, LABELS))
     before = weights(learner)
-    here = labelled_weights(learner._classifier)
+    here = LabelledWeights.of(learner._classifier)
     change = RoundChange("one", "", change_between(here, here))
     RoundInbox(tmp_path).leave(change)
     assert learner.apply_round_result()

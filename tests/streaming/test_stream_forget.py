@@ -16,7 +16,7 @@ from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same
 
 from fl_elastic.errors import StoreError, StreamError, UpdateError
 from fl_elastic.streaming import Guard, Latent, StreamLearner, Trigger
-from fl_elastic.streaming.apply_round_result import labelled_weights
+from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
 
 LABELS = range(5)
@@ -203,9 +203,9 @@ def test_a_number_between_two_ids_is_that_of_neither(tmp_path: Path) -> None:
 def test_a_round_that_trained_on_what_is_forgotten_does_not_bring_it_back(tmp_path: Path) -> None:
     learner, ids = taught(tmp_path)
     learner.save()
-    knows = labelled_weights(learner._classifier)
+    knows = LabelledWeights.of(learner._classifier)
     learner.forget(ids, alpha=2.0)
-    forgot = labelled_weights(learner._classifier)
+    forgot = LabelledWeights.of(learner._classifier)
     # As if the round had taught it once more, from the model before.
     learned = change_between(forgot, knows)
     inbox = RoundInbox(tmp_path)
