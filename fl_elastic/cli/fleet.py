@@ -188,7 +188,7 @@ def exporter(
     ] = "127.0.0.1",
 ) -> None:
     """Serve the newest round of a server or node as Prometheus metrics, until it is stopped."""
-    from fl_elastic.operations.exporter import serve_metrics
+    from fl_elastic.monitoring.exporter import serve_metrics
 
     found = [directory / name for name in _JOURNALS if (directory / name).exists()]
     # Before the first round neither file exists; the folder's name tells a server from a node.

@@ -147,7 +147,7 @@ class _Rounds:
     """Prints every round of a journal once."""
 
     def __init__(self, path: Path) -> None:
-        from fl_elastic.operations.journal import Journal
+        from fl_elastic.monitoring.journal import Journal
 
         self._journal = Journal(path)
         self.printed = False

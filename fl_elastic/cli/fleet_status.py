@@ -40,7 +40,7 @@ def status(
     from fl_elastic.fleet.layout import FleetFolder
     from fl_elastic.fleet.rounds import last_rounds
     from fl_elastic.fleet.status import fleet_status
-    from fl_elastic.operations.journal import Journal
+    from fl_elastic.monitoring.journal import Journal
 
     place = FleetFolder(folder)
     inventory = load_inventory(place.inventory)

@@ -13,7 +13,7 @@ from fl_elastic.fleet.flower_cli import RunState
 from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.fleet.submit import wait_for_run
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.operations.journal import Journal
+from fl_elastic.monitoring.journal import Journal
 from fl_elastic.settings import Scalar
 
 

@@ -31,8 +31,8 @@ from fl_elastic.flower.records import (
 )
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import log_to_file, read_journal
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import log_to_file, read_journal
 from fl_elastic.profiling.execution import (
     Execution,
     load_or_measure_execution,

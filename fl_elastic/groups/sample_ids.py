@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups.examples import count_rows, entries
+from fl_elastic.groups.batch_rows import count_rows, entries
 from fl_elastic.groups.forward import is_sparse
 
 SampleId: TypeAlias = tuple[int, int]

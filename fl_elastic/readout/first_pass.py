@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.examples import few_of
+from fl_elastic.groups.batch_rows import few_of
 from fl_elastic.groups.forward import call_model, refusing_misfits, scores_of
 from fl_elastic.groups.untouched import untouched
 

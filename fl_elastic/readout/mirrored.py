@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups.examples import map_rows
+from fl_elastic.groups.batch_rows import map_rows
 
 _IMAGES = 4
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import as_pair, batch_size
-from fl_elastic.groups.examples import count_rows, layout_of, sizes_of, take_examples
+from fl_elastic.groups.batch_rows import count_rows, layout_of, sizes_of, take_examples
 from fl_elastic.groups.forward import batch_shape, channels_last, is_one_argument, refusing_misfits
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.sample_ids import SampleId, sample_ids

@@ -17,7 +17,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
-from fl_elastic.groups.examples import few_of
+from fl_elastic.groups.batch_rows import few_of
 from fl_elastic.groups.forward import (
     LossFn,
     call_model,

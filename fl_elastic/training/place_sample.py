@@ -16,7 +16,7 @@ from fl_elastic.closed_form.folds import FOLDS
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
-from fl_elastic.groups.examples import take_examples
+from fl_elastic.groups.batch_rows import take_examples
 from fl_elastic.groups.forward import LossFn, all_finite, ignored_class, refusing_misfits, to_device
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes

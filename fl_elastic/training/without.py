@@ -11,7 +11,7 @@ from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.groups.examples import count_rows, take_examples
+from fl_elastic.groups.batch_rows import count_rows, take_examples
 
 _OTHERWISE = (
     "take the examples out of the data yourself, and give them as ElasticClient(forget=...)"

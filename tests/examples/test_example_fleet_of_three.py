@@ -16,7 +16,7 @@ from flwr.app import Context, RecordDict
 from in_process_grid import InProcessGrid
 from real_processes import free_port
 
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring.journal import read_journal
 
 
 @pytest.fixture

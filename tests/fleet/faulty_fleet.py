@@ -13,7 +13,7 @@ from typing import Any
 from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.fleet.member import descendants
 from fl_elastic.fleet.serve import node_launch
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring.journal import read_journal
 from fl_elastic_simulations.scenario import Scenario
 
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}

@@ -12,7 +12,7 @@ from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_te
 from test_faults_of_trust import newcomer
 
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring.journal import read_journal
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
 

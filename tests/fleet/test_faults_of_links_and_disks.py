@@ -82,7 +82,7 @@ def test_a_server_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
             scenario=scenario_text(2, rounds=6), results=str(disk / "results"), resume=True
         )
         assert fleet.wait(again).completed
-        from fl_elastic.operations.journal import read_journal
+        from fl_elastic.monitoring.journal import read_journal
 
         lines = read_journal(disk / "results" / "rounds.jsonl")
         assert lines[-1]["round"] == 6 and lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.3

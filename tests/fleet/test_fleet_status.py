@@ -11,7 +11,7 @@ from fl_elastic.fleet.flower_cli import NodeState
 from fl_elastic.fleet.inventory import Inventory, Node, Server
 from fl_elastic.fleet.rounds import NodeRound, last_rounds
 from fl_elastic.fleet.status import NodeStatus, fleet_status
-from fl_elastic.operations.journal import Journal
+from fl_elastic.monitoring.journal import Journal
 
 FLEET = Inventory(
     Server(("server.lan",), 8000),

@@ -13,7 +13,7 @@ import pytest
 from real_processes import wait_until
 
 from fl_elastic.fleet.local import LocalFleet
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring.journal import read_journal
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
 

@@ -27,7 +27,7 @@ from fl_elastic.flower import (
     initial_arrays,
 )
 from fl_elastic.flower.records import PACKED
-from fl_elastic.operations.model_export import export_model
+from fl_elastic.model_export import export_model
 from fl_elastic.update import Manifest, load_weights, weights_of
 from fl_elastic.update.manifest import FROZEN_BASE
 

@@ -24,8 +24,8 @@ from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_app import JOURNAL
 from fl_elastic.flower.round import RoundRecord
 from fl_elastic.flower.tasks.task import DEADLINE
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import read_journal
 from fl_elastic.training import FitReport
 
 NODES = 2

@@ -21,8 +21,8 @@ from torch import nn
 from fl_elastic import Budget, ElasticClient
 from fl_elastic.flower import Checkpointed
 from fl_elastic.flower.records import PACKED
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import log_to_file
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import log_to_file
 from fl_elastic.state.files import only_one, private_file, remove_leftovers, write_atomically
 from fl_elastic.streaming import SampleStore, StreamLearner
 from fl_elastic.update import weights_of

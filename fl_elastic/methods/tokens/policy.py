@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.examples import take_examples
+from fl_elastic.groups.batch_rows import take_examples
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.untouched import repeated_rng, untouched
 from fl_elastic.methods.tokens.blocks import TokenBlock, token_blocks

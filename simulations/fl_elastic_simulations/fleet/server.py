@@ -21,8 +21,8 @@ from fl_elastic.errors import DatasetError, FleetError
 from fl_elastic.flower.checkpoint import Checkpointed
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.losses import classification_loss
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import log_to_file
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import log_to_file
 from fl_elastic.state.files import OWNER_ONLY, write_atomically
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, load_weights, weights_of

@@ -13,8 +13,8 @@ import pytest
 from fl_elastic.devices.power import PowerSupply
 from fl_elastic.errors import FleetError, ScenarioError
 from fl_elastic.flower.node_config import NodeConfig
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import read_journal
 from fl_elastic.training import FitReport
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.engine.progress import LoggedProgress

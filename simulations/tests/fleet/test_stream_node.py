@@ -18,8 +18,8 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import PACKED
 from fl_elastic.flower.stream_client import StreamClient
+from fl_elastic.monitoring.journal import read_journal
 from fl_elastic.named_models import build_model
-from fl_elastic.operations.journal import read_journal
 from fl_elastic.streaming import SampleStore, StreamLearner, StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 from fl_elastic.update import Manifest, weights_of

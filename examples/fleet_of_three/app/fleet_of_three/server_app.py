@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch.nn.functional import cross_entropy
 
 from fl_elastic.flower import Checkpointed, PartialUpdates, RoundRecord
-from fl_elastic.operations import Journal
+from fl_elastic.monitoring import Journal
 from fl_elastic.training import evaluate
 
 from .task import load_data, network

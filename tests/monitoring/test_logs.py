@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.operations.journal import log_to_file
+from fl_elastic.monitoring.journal import log_to_file
 
 
 def test_every_record_is_one_json_line_whatever_it_says(tmp_path: Path) -> None:

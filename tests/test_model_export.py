@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.operations import export_model
+from fl_elastic.model_export import export_model
 from fl_elastic.readout import Readout
 from fl_elastic.update import Manifest, weights_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_elastic.operations import Journal
-from fl_elastic.operations.journal import read_journal
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.journal import read_journal
 
 
 def test_entries_come_back_in_order_from_a_folder_that_was_made(tmp_path: Path) -> None:

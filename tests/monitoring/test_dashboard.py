@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fl_elastic.operations.exporter import journal_metrics
+from fl_elastic.monitoring.exporter import journal_metrics
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
 # As a server writes them: a round with one node on a board that tells everything.

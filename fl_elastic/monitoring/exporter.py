@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import FleetError
-from fl_elastic.operations.journal import Journal
+from fl_elastic.monitoring.journal import Journal
 
 _PREFIX = "fl_elastic"
 _TOTAL = "_total"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import FleetError
-from fl_elastic.operations import Journal
-from fl_elastic.operations.exporter import journal_metrics, serve_metrics
+from fl_elastic.monitoring import Journal
+from fl_elastic.monitoring.exporter import journal_metrics, serve_metrics
 
 ENTRY: dict[str, Any] = {
     "round": 3,
