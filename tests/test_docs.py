@@ -162,7 +162,7 @@ def test_every_public_name_is_in_the_reference(page: Path) -> None:
 def test_each_question_of_a_reader_is_answered_by_two_files_at_most() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     rows = [line for line in text.splitlines() if re.match(r"\| [^|]+\? \| `", line)]
-    assert len(rows) == 20
+    assert len(rows) >= 20
     for row in rows:
         answers = re.findall(r"`([^`]+)`", row.split("|")[2])
         assert 1 <= len(answers) <= 2, row

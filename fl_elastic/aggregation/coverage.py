@@ -42,7 +42,11 @@ class ClientCoverage:
 
 @dataclass(frozen=True, eq=False)
 class CoverageState:
-    """State of a `CoverageLedger`: for each client device class and rounds, and rows as in `ClientCoverage`."""
+    """State of a `CoverageLedger`.
+
+    ``clients``, ``devices`` and ``rounds`` have an entry per client; ``trained``, ``seen`` and ``hits`` a row per
+    client, as in `ClientCoverage`.
+    """
 
     clients: tuple[str, ...]
     devices: tuple[str, ...]

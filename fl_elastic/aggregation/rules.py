@@ -26,7 +26,7 @@ class AggregationRule:
     ----------
     draws_parts : bool
         Whether a client that trained a part of a tensor is assumed to have drawn it at random, so that the part's
-        share of the tensor multiplies the probability.
+        share of the tensor multiplies the ``probability`` that `weight` is given.
     """
 
     draws_parts: ClassVar[bool] = False

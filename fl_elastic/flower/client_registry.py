@@ -183,7 +183,10 @@ class ClientRegistry:
         self.rate = max(_SLOWER * self.rate, _SLOWEST)
 
     def try_to_ask(self, node: int) -> bool:
-        """Return whether a node of unknown capabilities is asked in this round; counts the round."""
+        """Return whether to ask a node of unknown capabilities in this round; call it once a round.
+
+        Each time that it is asked counts as failed until it answers, and lengthens the pause before the next time.
+        """
         silence = self._silences.setdefault(node, Backoff(_LONGEST_PAUSE, tolerance=1))
         if not silence.is_due:
             silence.passed()

@@ -1,6 +1,7 @@
 """What a client keeps from round to round: in memory, or, if each message has its own process, in a folder.
 
-Without a folder such a process keeps in Flower's context the importance of groups alone.
+The folder is ``client-ID`` in the client's ``state_dir``. Without one such a process keeps in Flower's context the
+importance of groups alone.
 """
 
 from __future__ import annotations

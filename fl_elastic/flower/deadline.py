@@ -1,4 +1,8 @@
-"""How long a round may take, and how long the server waits for replies."""
+"""How long a round may take, and how long the server waits for replies.
+
+A client takes the shorter of its own deadline and the server's, see `fl_elastic.flower.client_round.round_budget`;
+what a reply weighs that comes after it, `fl_elastic.aggregation.merge_options.MergeOptions`.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ class FrozenConsensus:
     def put_back(
         self, weights: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Return the weights with what nobody may train put back; norms there keep their statistics."""
+        """Return ``weights`` with the tensors of ``before`` where the clients' majority may not train.
+
+        Clients list parameters only, so buffers, such as running statistics, are always those of ``before``.
+        """
         may_train = self.may_train()
         return {name: each if name in may_train else before[name] for name, each in weights.items()}
 

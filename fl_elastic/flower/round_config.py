@@ -189,7 +189,9 @@ class RoundConfig:
         return self.solves_head or self.has_cut
 
     def solves_after(self, server_round: int) -> bool:
-        """Return whether rounds after this one train under a newly solved head; the last round is not considered.
+        """Return whether a new head is solved for after this round, to go on training under it.
+
+        The solve after the last round is not asked for here.
 
         >>> config = RoundConfig(read="last", solve_every=5)
         >>> config.solves_after(4), config.solves_after(5), config.solves_after(10)

@@ -179,7 +179,7 @@ def say_what_it_sees(inner: Strategy) -> None:
 def refuse_other_contents(
     inner: Strategy, messages: Iterable[Message], arrays: ArrayRecord
 ) -> None:
-    """Raise RegistryError for messages with another model, or with more than model and settings."""
+    """Raise RegistryError for a message with another model than ``arrays``, or more than model and settings."""
     for content in {id(each.content): each.content for each in messages}.values():
         models, settings = list(content.array_records.values()), len(content.config_records)
         if len(models) > 1 or settings > 1 or len(content) > len(models) + settings:

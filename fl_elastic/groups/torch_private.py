@@ -240,7 +240,8 @@ def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
     Parameters
     ----------
     left_out : bool
-        Whether checkpointing is disabled, so that these parts keep what they need.
+        Run each of these parts without checkpointing, so that it stores its tensors, and record its inputs;
+        otherwise only record where the parts begin and end.
     """
     noted: list[CheckpointedPart] = []
     module = torch.utils.checkpoint

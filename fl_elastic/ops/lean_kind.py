@@ -77,7 +77,7 @@ def lean_kind(module: nn.Module, node: str, shape: Sequence[int]) -> LeanKind:
 def lean_kinds(graph: BackwardGraph, model: nn.Module) -> NDArray[np.float64]:
     """Return the kind of operation by which each node may keep less, shape (M,): values of `LeanKind`.
 
-    The lean layers use the same test; what they decline runs as in torch.
+    The lean layers apply the same test; a node of kind `LeanKind.NONE` runs as in torch.
     """
     kinds = np.zeros(len(graph.nodes))
     for index, node in enumerate(graph.nodes):

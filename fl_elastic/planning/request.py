@@ -196,7 +196,7 @@ class PlanRequest:
         return self.sending_seconds_per_byte * float(self.profile.sent_bytes[mask].sum())
 
     def fits(self, mask: Mask) -> bool:
-        """Return whether a step of ``mask`` is within reach and fits time, memory and uplink."""
+        """Return whether ``mask`` trains only the first `reachable` groups, and fits time, memory and uplink."""
         if self.reachable is not None and mask[self.reachable :].any():
             return False
         in_time = self.profile.step_seconds(mask) <= self.allowed_step_seconds * (1 + 1e-9)

@@ -50,7 +50,8 @@ class Sample:
     rows : dict of Place to array, shape (R, D)
         Features at each place.
     constant : array, shape (R,)
-        The value of each row in place of an example's constant 1.
+        Value of the constant feature in each row: 1 for an example, another number for a row of a rotated fold. The
+        squares add up to the number of examples.
     targets : array, shape (R, C)
         Targets of each row.
     folds : array of int, shape (R,)

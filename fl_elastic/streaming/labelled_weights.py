@@ -138,9 +138,9 @@ def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> L
 def kept(
     before: LabelledWeights, trained: LabelledWeights, received: LabelledWeights, shares: Shares
 ) -> LabelledWeights:
-    """Return the joined model plus the device's share of its own training, for each tensor.
+    """Return the joined model, ``before``, with a part of what training changed: 1 - share of each tensor's change.
 
-    Rows of the head whose label the federation does not know are the device's own.
+    Rows of the head whose label the federation does not know keep the whole change.
 
     Examples
     --------

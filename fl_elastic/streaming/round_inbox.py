@@ -112,8 +112,8 @@ def applied(
     change : RoundChange
         The changes that the round made.
     known : tuple of int
-        Labels that the learner knew before those rows were added: a new label that it has met meanwhile keeps its
-        row.
+        Labels that the learner knew before those rows were added. If a label that is new in the round is among
+        them, the learner's own row is kept.
 
     Examples
     --------

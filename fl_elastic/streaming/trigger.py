@@ -1,4 +1,7 @@
-"""When a stream's learner adapts: after a number of labelled samples, sooner after a drift."""
+"""When a stream's learner adapts: after a number of labelled samples, sooner after a drift.
+
+A head in closed form follows each sample and has no use for a trigger.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write-ahead: every event is in the log or the saved state, safe from a kill, before it is reported."""
+"""Write-ahead: every event is in the log or the saved state, safe from a kill, before it is reported.
+
+A power cut may lose the events of the log that the system has not yet written to the disk.
+"""
 
 from __future__ import annotations
 

@@ -104,7 +104,10 @@ class KeptTokens(StepTransform):
             yield
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return the modules at which tokens are dropped, each with the share that is passed on."""
+        """Return what tells kept features apart by dropped tokens: ``module:share`` of each drop.
+
+        With ``below``, only of drops at or inside these modules.
+        """
         return tuple(
             f"{module}:{share}"
             for module, share in self.drops
