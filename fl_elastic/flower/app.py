@@ -19,8 +19,8 @@ def elastic_client_app(
 ) -> ClientApp:
     """Return a ClientApp that does the server's tasks (`fl_elastic.flower.tasks`).
 
-    Torch's compiler is not loaded, which would cost a process that lives for one message, unless the model asks for
-    it.
+    Torch's compiler is loaded only if the model asks for it, because loading it would take much of the time of a
+    process that lives for one message.
 
     Parameters
     ----------
@@ -55,9 +55,9 @@ def elastic_client_app(
 
 
 def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) -> ElasticClient:
-    """Return the client of this node, with its id and, without a state folder, its memory of left-out groups.
+    """Return the client of this node, with the node's id and the importance kept from its earlier messages.
 
-    Flower keeps a node's context through a run; nobody else writes the state that is stored there.
+    Without a state folder the importance is kept in the state of Flower's context, which lasts for a run.
     """
     # For each message: Flower may run the app in a process that did not make it.
     without_compiler()

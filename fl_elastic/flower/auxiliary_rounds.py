@@ -15,7 +15,7 @@ from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
-from fl_elastic.flower.forgetting import dampened, not_borne
+from fl_elastic.flower.forgetting import dampened, why_not_kept
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.records import LOSS
@@ -32,7 +32,7 @@ from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
-# Time for two full steps, and for estimating costs in a process that does not know them.
+# Seconds for which answers about cuts are awaited: enough to estimate unknown costs and take two full steps.
 _PATIENCE_SECONDS = 300.0
 
 
@@ -75,7 +75,7 @@ class AuxiliaryRounds:
         record: RoundRecord,
         timeout: float,
     ) -> WeightDict:
-        """Ask a few of these clients for samples that rank places; return the model that ends at the best ones."""
+        """Choose the places that the head reads by samples of a few clients; return the model that ends there."""
         # Imported here: only runs whose head may read elsewhere need it.
         from fl_elastic.flower.place_choice import asked_of, with_chosen_places
         from fl_elastic.readout.choice import EXAMPLES
@@ -99,14 +99,14 @@ class AuxiliaryRounds:
         *,
         forgets: bool = False,
     ) -> WeightDict:
-        """Ask by these messages for sums; return the model with the head that they give.
+        """Ask the nodes of these messages for sums; return the model with the head that is solved from them.
 
         If the model was just made to forget examples, the new head is taken even if its error is larger.
         """
         config, zero = self._fleet.config, record.server_round == 0
         task = SolveHead(
             record.deadline, cut=self._fleet.cut.group,
-            # In later rounds clients are asked about a model that does not have its version number yet.
+            # Not in later rounds: there the model that is asked about does not have its version number yet.
             keep=config.sends_changes and zero,
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
@@ -243,7 +243,7 @@ class AuxiliaryRounds:
         new = {name: each if name in stepped else weights[name] for name, each in new.items()}
         kept = any(came.values())
         if kept:
-            reason = self._not_borne(packer, new, ended, record, timeout)
+            reason = self._why_not_kept(packer, new, ended, record, timeout)
             if reason:
                 _LOG.warning("round %s: nothing is forgotten: %s", number, reason)
                 kept, came, record.dampened = False, dict.fromkeys(came, 0), 0
@@ -253,7 +253,7 @@ class AuxiliaryRounds:
         self._close(record, again)
         return new if kept else None
 
-    def _not_borne(
+    def _why_not_kept(
         self,
         packer: MessagePacker,
         new: WeightDict,
@@ -279,14 +279,14 @@ class AuxiliaryRounds:
         after: dict[int, float] = {}
 
         def failed(node: int, reason: str) -> None:
-            # A loss that is not finite is an error of the reply, too.
+            # A client whose loss is not finite reports an error, so an error counts as an infinite loss.
             record.leave_out(node, reason, "loss of what has forgotten")
             after[node] = math.inf
 
         for node, _, loss in read_answers(replies, lambda reply: reply.metrics.get(LOSS), failed):
             if loss is not None:
                 after[node] = float(loss)
-        return not_borne(before, after)
+        return why_not_kept(before, after)
 
     def choose_cut(self, messages: Sequence[Message], grid: Grid, record: RoundRecord) -> bool:
         """Ask the fastest clients of a round what cuts are worth; return whether the fleet has a cut now.

@@ -23,7 +23,7 @@ _BEYOND = 1e308
 def believed_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     r"""Return the finite numbers among metrics, at most 256, with printable names of at most 200 characters.
 
-    See `left_out_of` for the others. Whoever needs names of a narrower alphabet adapts them.
+    See `left_out_of` for the others. A tracker that allows fewer characters in names has to replace them.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def warn_of_left_out(metrics: Mapping[str, Any]) -> None:
 
 
 def _is_own(name: object) -> bool:
-    """Return whether an entry is a message of the library and not a metric; some are texts for the receiver."""
+    """Return whether the library itself adds this entry to a reply; such an entry is not a metric of the user."""
     return str(name).startswith(_OWN) or name in _TEXTS
 
 

@@ -165,7 +165,10 @@ class Capabilities:
         )
 
     def bounded(self, groups: GroupNames | None) -> Capabilities:
-        """Return the capabilities with at most the model's bytes, and without groups that the model cannot have."""
+        """Return the capabilities with claims that the model makes possible; unchanged if ``groups`` is None.
+
+        Claimed bytes are at most the model's. Costs are dropped if they name groups that the model cannot have.
+        """
         if groups is None:
             return self
         costs = self.groups if self.groups is not None and groups.fit(self.groups.names) else None

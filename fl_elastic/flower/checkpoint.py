@@ -235,7 +235,7 @@ class Checkpointed(Strategy):
                 )  # fmt: skip
 
     def _keep_before(self, found: Checkpoint, begun: ArrayRecord) -> None:
-        """Restore, if it is on disk, the model before the newest one, to which jumping losses turn the run back."""
+        """Restore the model before the newest one, if it is on disk: the run goes back to it if losses jump."""
         strategy = self.strategy
         guard = found.state.facts.get("guard")
         had_model = isinstance(guard, dict) and guard.get("had_model") is True
@@ -360,7 +360,7 @@ def _is_bytes(value: object) -> bool:
 
 def _pair(values: Any) -> tuple[Any, Any]:
     given, reached = values
-    # Raises an error for a value that no setting has.
+    # ConfigRecord raises an error for a value that no setting can have.
     ConfigRecord({"x": reached})
     return given, reached
 

@@ -45,7 +45,7 @@ _LOG = logging.getLogger("fl_elastic")
 def _failure_metrics(error: Exception, what: str, config: dict[str, Any]) -> dict[str, Any]:
     """Log why a client could not do what it was asked; return the failure as metrics, or raise it.
 
-    It is returned only to a server that reads it.
+    It is returned if the server is a `PartialUpdates`, which reads it, and raised for any other server.
     """
     foreseen = isinstance(error, ElasticError)
     _LOG.error("cannot %s: %s", what, error if foreseen else repr(error), exc_info=not foreseen)
@@ -106,7 +106,7 @@ class ElasticClient(NumPyClient):
     device : str
         Class of the device; the server counts coverage per class.
     state_dir : path-like, optional
-        Folder for what is kept between rounds: cost profile, importance, the losses of the codec and, if the server
+        Folder for what is kept between rounds: cost profile, importance, what the codec lost and, if the server
         wants it, the model. A deployed client process lives for one message, so without a folder the cost profile
         is made anew in every round; `elastic_client_app` keeps importance in Flower's context. No two clients may
         share a folder; `elastic_client_app` gives each node its own.
@@ -114,9 +114,9 @@ class ElasticClient(NumPyClient):
         Name of this client; with the run's seed and the round it determines the seed of its random choices.
         `elastic_client_app` takes it from Flower's context. If left out, a digest of the client's data is used.
     feature_bytes : int
-        Bound on the features at the fleet's cut in ``state_dir``, as fp16, and the same again for the test data; 0
-        keeps none. Features reveal as much as the data themselves: they stay on the device, and are wiped when a
-        pass over all data does not meet their example.
+        Most bytes of features at the fleet's cut that are kept in ``state_dir``, in fp16; features of the test data
+        may take as many again. 0 keeps none. Features reveal as much as the data: they stay on the device, and are
+        wiped when a pass over all data does not meet their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; their means over the examples
         are sent to the server. A collection of torchmetrics computes them for all examples together. Accuracy is
@@ -206,7 +206,7 @@ class ElasticClient(NumPyClient):
         return self.unlearning.met
 
     def run_on(self, context: Context, state_dir: Path | None = None) -> None:
-        """Be the client of this node: by its id, and in a state folder of its own, as far as none were given."""
+        """Take id and state folder from ``context`` and ``state_dir``, as far as the client was given none."""
         folder = self.state.directory or state_dir
         if not self.client_id:
             self.client_id = str(context.node_config.get("partition-id", context.node_id))
@@ -306,7 +306,7 @@ class ElasticClient(NumPyClient):
         return replace(answer, metrics=answer.metrics | metrics)
 
     def _use_model(self, places: str) -> None:
-        """Go by the owner's present ``requires_grad`` flags, and by a head that reads these places."""
+        """Use the model whose head reads these places, with the owner's present ``requires_grad`` flags."""
         model = self._model.up_to_date()
         if model is not self._model:
             self._model = model

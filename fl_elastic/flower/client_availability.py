@@ -139,7 +139,7 @@ class ClientAvailability:
         return self._nodes.get(node) or _Node()
 
     def least_seconds(self, node: int) -> float:
-        """Return the shortest of a node's last answers; 0 if it was never heard."""
+        """Return the shortest time of a node's last answers, in seconds; 0 if it was never heard."""
         known = self._nodes.get(node)
         return min(known.seconds, default=0.0) if known else 0.0
 

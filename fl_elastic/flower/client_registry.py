@@ -105,7 +105,7 @@ class ClientRegistry:
         return self._ledger
 
     def serve(self, manifest: Manifest) -> None:
-        """Use the ledger of this model, restored if it was stored."""
+        """Go on with a coverage ledger for this model: the present one, a stored one, or else a new one."""
         if self._ledger is None or self._ledger.manifest.hash != manifest.hash:
             self._ledger = CoverageLedger(manifest)
             if self._stored is not None:
@@ -195,7 +195,7 @@ class ClientRegistry:
         return True
 
     def gather(self, nodes: Iterable[int]) -> Train:
-        """Return what this round asks of these clients, with their groups if the server chooses them."""
+        """Return the training task of a round of these nodes, with its groups if the server chooses them."""
         deadline, names = self.deadline_seconds(), tuple[str, ...]()
         if self._planner is not None:
             cohort = [self.capabilities[node] for node in nodes if node in self.capabilities]
@@ -247,7 +247,7 @@ class ClientRegistry:
         return kind(**model | settings)
 
     def training(self, node: int) -> Train:
-        """Return the training task of a node in the round that was gathered last."""
+        """Return a node's training task in the round of the last `gather`."""
         if not self.config.forget:
             return self._training
         return replace(self._training, forgotten=self.unlearning.met_of(node))
@@ -265,8 +265,8 @@ class ClientRegistry:
     def trained(self, node: int, update: PartialUpdate) -> dict[str, float]:
         """Record what a node trained; return how often it trained each tensor in the rounds before.
 
-        With this round among them, whatever it trained would look more probable than it is, so that weights of one
-        over the probability would be too small.
+        This round is not counted: it would make what the node trained look more probable than it is, and weights by
+        inverse probability too small.
         """
         if self._ledger is None:
             return {}

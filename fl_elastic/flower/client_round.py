@@ -50,7 +50,7 @@ Configure = Callable[[torch.optim.Optimizer, dict[str, Any]], object]
 
 @dataclass(frozen=True, eq=False)
 class RoundData:
-    """Data of a client's loaders; for samples of a stream see `fl_elastic.flower.stream_data.StreamData`.
+    """Model, loss and data of a client with loaders; for a stream see `fl_elastic.flower.stream_data.StreamData`.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class RoundData:
         return compute(squared_outputs)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Pass on the result of a successful task; return further metrics for the server."""
+        """Do what the data need after a successful task, here nothing; return further metrics for the server."""
         return {}
 
 
@@ -138,7 +138,7 @@ class ClientRound:
 
     @property
     def epochs(self) -> int:
-        """Local epochs of a round; a server's config may hold 2.0."""
+        """Local epochs of a round, as an int: the server's config may hold 2.0."""
         from fl_elastic.training.trainer import whole_epochs
 
         asked = self.config.get(EPOCHS, self.client.epochs)

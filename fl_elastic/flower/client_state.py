@@ -60,7 +60,8 @@ def features_of_tests(path: Path) -> Path:
 class ClientState:
     """What one client remembers about one model.
 
-    Whatever is missing, damaged or of another model is computed anew. A full disk costs the memory, not the round.
+    Whatever is missing, damaged or of another model is computed anew. If the disk is full, nothing is kept and the
+    round goes on.
 
     Parameters
     ----------
@@ -181,12 +182,12 @@ class ClientState:
             self.selection = from_archive(SelectionState, archive_of(said, SELECTION))
 
     def forget_examples(self, request: str) -> None:
-        """Forget what a policy remembers, and what earlier updates lost: both may come from these examples.
+        """Forget the policy's memory, and what the codec lost of updates: both may come from these examples.
 
         Parameters
         ----------
         request : str
-            Digest of the examples; what updates lost is forgotten once for each.
+            Digest of the examples. What updates lost through the codec is forgotten once for each digest.
         """
         self.selection.memory = PolicyMemory()
         path = self._path("feedback", "state")
@@ -263,7 +264,8 @@ class ClientState:
         model : nn.Module
             The model here.
         names : sequence of str, optional
-            Names under which the server has them; its own are their places in a list.
+            Names under which the server sent the arrays. Names that are numbers from 0 say nothing, others must be
+            the model's.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """How long a round may take, and how long the server waits for replies.
 
-A client takes the shorter of its own deadline and the server's, see `fl_elastic.flower.client_round.round_budget`;
-what a reply weighs that comes after it, `fl_elastic.aggregation.merge_options.MergeOptions`.
+A client takes the shorter of its own deadline and the server's (`fl_elastic.flower.client_round.round_budget`).
+`fl_elastic.aggregation.merge_options.MergeOptions` sets the weight of a reply that comes after the deadline.
 """
 
 from __future__ import annotations

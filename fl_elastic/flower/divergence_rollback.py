@@ -27,7 +27,7 @@ class RollbackState:
     rate_limit, first_loss, good_rounds, losses
         Rate limit, loss of the first round, good rounds since the last rollback, losses of the last rounds.
     had_model : bool
-        Whether it had a model to go back to.
+        Whether there was a model to go back to.
     """
 
     rate_limit: float
@@ -47,9 +47,9 @@ class RollbackState:
 class DivergenceRollback:
     """Compares the losses that clients report for the model of a round with those of the rounds before.
 
-    Clients report the mean loss of their training, which begins at the model that they received. The step before
-    was bad (a server rate that was too large, or a poisoned merge) if the lower median over a round's clients
-    exceeds twice the largest loss of the last five rounds plus a tenth of the first round's loss. The run then goes
+    Clients report the mean loss of their training, which begins at the model that they received. If the lower
+    median over a round's clients exceeds twice the largest loss of the last five rounds plus a tenth of the first
+    round's loss, the server's last step was bad: its rate was too large, or the merge poisoned. The run then goes
     on from the model before that step. After a rollback there is nothing to go back to, so the next round is not
     judged: liars who claim large losses can delay a run but not stop it.
 
@@ -87,7 +87,7 @@ class DivergenceRollback:
             Number of clients that could not train from it because their loss was not finite.
         """
         found = sorted(each for each in losses if math.isfinite(each))
-        # A client that reports a number is believed no less than one that reports a failure.
+        # A client that failed because its loss was not finite counts like any that reports a number.
         found += [math.inf] * diverged
         if not found:
             return ""
@@ -144,7 +144,7 @@ def undo_of(owners: Iterable[object]) -> Callable[[], None]:
 
     def undo() -> None:
         for owner, values in kept:
-            # Copied again: what the owner changes in place from now on is not what it may be put back to once more.
+            # Copied again: the owner may change the restored values in place, and be restored once more.
             vars(owner).update({name: _held(value) for name, value in values.items()})
 
     return undo

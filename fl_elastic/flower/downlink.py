@@ -80,7 +80,7 @@ class ChangeLog:
                 self.changed[name] = self.versions[-1]
 
     def copy(self) -> ChangeLog:
-        """Return a log of the same versions that is recorded in on its own."""
+        """Return an independent copy of the log."""
         return ChangeLog([*self.versions], dict(self.changed))
 
     def since(self, version: int) -> frozenset[str] | None:
@@ -246,7 +246,7 @@ class MessagePacker:
     downlink : Downlink
         Packs the model.
     grid : Grid
-        Sends messages again.
+        Sends the messages of `whole_again`.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _BEYOND = 1000.0
 def asked_again(
     replies: Iterable[Message], packer: MessagePacker, stock: StockClients
 ) -> list[Message]:
-    """Return the replies, but for nodes that could not read the packed model their answers to a plain one.
+    """Return the replies; nodes that could not read the packed model are sent a plain one and answer again.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def asked_again(
             kept.append(message)
     for answer in packer.whole_again(failed):
         node = answer.metadata.src_node_id
-        # The first error is that of a client that reads neither; a second answer has none left.
+        # A node that fails again is left with its first error; only its first second answer counts.
         first = failed.pop(node, None)
         if first is None:
             continue

@@ -211,7 +211,7 @@ def dampened(
     return new, came
 
 
-def not_borne(before: Mapping[int, float], after: Mapping[int, float]) -> str:
+def why_not_kept(before: Mapping[int, float], after: Mapping[int, float]) -> str:
     """Return why a dampened model is not kept, if most clients report a far larger loss than before; else empty.
 
     Parameters
@@ -221,9 +221,9 @@ def not_borne(before: Mapping[int, float], after: Mapping[int, float]) -> str:
 
     Examples
     --------
-    >>> not_borne({1: 0.5, 2: 0.4, 3: 0.6}, {1: 0.6, 2: 9.0, 3: 0.3})
+    >>> why_not_kept({1: 0.5, 2: 0.4, 3: 0.6}, {1: 0.6, 2: 9.0, 3: 0.3})
     ''
-    >>> not_borne({1: 0.5, 2: 0.4, 3: 0.6}, {1: 2.0, 2: 9.0, 3: 0.3})
+    >>> why_not_kept({1: 0.5, 2: 0.4, 3: 0.6}, {1: 2.0, 2: 9.0, 3: 0.3})
     'the losses of 2 of 3 clients are far larger than before'
     """
     known = before.keys() & after.keys()

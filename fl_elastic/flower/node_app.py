@@ -1,6 +1,6 @@
 """A ClientApp for real devices, which trains any `ElasticClient`.
 
-Around the training it takes no part while the battery is low (`NodeConfig.refusal`), sends the device's vitals,
+Besides training, the app refuses rounds while the battery is low (`NodeConfig.refusal`), sends the device's vitals,
 keeps a journal, and measures costs again when the device has become faster or slower.
 """
 
@@ -128,7 +128,7 @@ def app_of(message_of: Callable[[dict[str, Any], Context], NodeMessage]) -> Clie
 
 @dataclass(frozen=True)
 class NodeMessage:
-    """A node in one message: everything around the training of its client.
+    """Answers one message on a node: with the client's work, and everything that the node does besides.
 
     Parameters
     ----------

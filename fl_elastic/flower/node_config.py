@@ -33,11 +33,11 @@ class NodeConfig:
     least_battery : float
         Charge, from 0 to 1, below which the device takes no part in a round; 0 for no limit.
     mains_only : bool
-        Whether it takes part only on mains power; if the power supply is unknown, it takes part.
+        Whether the device takes part only on mains power; if its power supply is unknown, it takes part.
     stream_dir : Path, optional
         State folder of a stream learner on this device, whose samples replace other data.
     joining : str
-        Registered rule by which the global model is joined with that learner's model.
+        How the global model is joined with that learner's model, as in `StreamClient`.
     """
 
     partition: int

@@ -182,7 +182,7 @@ def _alike(
         for _, first in kept
         for place in first.sample.rows
     }
-    # A place without a usual number of features, as where clients' inputs differ in size, can be read by nobody.
+    # No head can read a place where clients have different numbers of features, as with inputs of different sizes.
     widths = {
         place: kind
         for place, counts in kinds.items()
@@ -196,7 +196,7 @@ def _alike(
 def _believed(
     found: list[tuple[int, PlacesReply]], left_out: Callable[[int, str], None]
 ) -> tuple[list[tuple[int, PlacesReply]], list[Sample]]:
-    """Return the replies without absurdly large numbers, and their samples, larger ones with smaller weights."""
+    """Return the replies with numbers of a usual size, and their samples, of which larger ones weigh less."""
     sizes = sizes_of_samples([reply.sample for _, reply in found])
     for (node, _), size in zip(found, sizes, strict=True):
         if size > LARGEST_BELIEVED:

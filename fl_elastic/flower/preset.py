@@ -1,4 +1,4 @@
-"""What a strategy merges by, and the settings that are chosen for a fleet of unequal devices."""
+"""Settings of a strategy, and those that are chosen for a fleet of unequal devices."""
 
 from __future__ import annotations
 

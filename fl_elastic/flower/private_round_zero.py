@@ -213,7 +213,7 @@ def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int,
 
 
 def _refuse_impossible(total: HeadSums) -> None:
-    """Raise UpdateError for a total of no possible examples: one liar spoils it, and nobody sees who."""
+    """Raise UpdateError for a total that no examples can have, as a false report of any one client makes it."""
     examples, own = float(total.products[-1, -1]), np.diag(total.products)[:-1]
     scale = np.sqrt(np.maximum(own, 1e-9))
     correlations = total.products[:-1, :-1] / np.outer(scale, scale)

@@ -50,13 +50,13 @@ class ReplyMerger:
     limits : Limits
         Bounds of the counts that are believed.
     sizes : ChangeClipper
-        Shortens changes that are too large, unless added noise has to cover them all.
+        Shortens changes that are too large; not used if the inner strategy sees each reply.
     late : dict of int to Message
         The newest update of an earlier round by node. It is merged once all replies are in, and only if the node
         has no update of this round: a node has one vote per round, however many updates it held back.
     doubted : list of tuple
-        Size, node and message of unusually large updates, which are merged once those of the others are known. If
-        more than a fifth of the clients are doubted, the smallest of these are not unusual.
+        Size, node and message of unusually large updates, which are merged once the sizes of the others are known.
+        If more than a fifth of the clients are doubted, the smallest of these updates are merged at once.
     """
 
     round: Round
@@ -104,7 +104,7 @@ class ReplyMerger:
             self.take(message)
         stale |= refused
         for node, reason in {**stale, **self.round.stale}.items():
-            # A node that is taken for one of Flower's own clients stays so: it had no time to show otherwise.
+            # A node that is taken for one of Flower's own clients and did not answer again is still taken for one.
             self.reject(node, reason)
 
     def take(self, message: Message) -> None:

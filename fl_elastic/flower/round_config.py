@@ -22,7 +22,8 @@ GIVEN_PLACES = (
 _NONE, _LAST = "none", "last"
 _FIXED = "fixed:"
 _PLANS = ("local", "server", "none")
-# Features move most in the first rounds; to look after each of them would cost more than it is worth.
+# Round after which a head is solved for only to test it. Features change most in the first rounds, but a test after
+# each of them would cost more than it is worth.
 _LOOK_AFTER = 2
 
 
@@ -60,9 +61,8 @@ class RoundConfig:
     cut : str
         The fleet's cut. ``"none"``; ``"fixed:GROUP"``, with the deepest group (or module) that is trained; or
         ``"moving"``: the server puts it where clients say that training gains most
-        (`fl_elastic.training.cut_worth`). What lies below the cut stays
-        bit-identical everywhere, so that clients compute its features once and keep them, and only what lies above
-        travels in either direction.
+        (`fl_elastic.training.cut_worth`). What lies below the cut stays bit-identical everywhere, so that clients
+        compute its features once and keep them, and only what lies above travels in either direction.
     delta_downlink : bool
         Whether clients keep the model and are sent only the tensors that changed since. Always true with a cut.
     forget : bool or float
@@ -200,7 +200,7 @@ class RoundConfig:
         return self.solve_every > 0 and server_round % self.solve_every == 0
 
     def looks_after(self, server_round: int) -> bool:
-        """Whether a head is solved for after this round, if only to test the model and see what training does."""
+        """Return whether a head is solved for after this round, to train under it or only to test the model."""
         return self.solves_after(server_round) or (
             self.solve_every > 0 and server_round == _LOOK_AFTER
         )

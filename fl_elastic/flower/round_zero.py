@@ -110,8 +110,8 @@ class HeadCheckpointState:
 class HeadCheckpoint:
     """The model as it was when its head was last solved for; this model is tested and handed out.
 
-    Between solves the head is frozen while the features train. If training made the features worth less, as a
-    learning rate for a random head does, the model of the previous solve is restored.
+    Between solves the head is frozen while the features train. If training made the features worth less, as with a
+    learning rate that suits a random head, the model of the previous solve is restored.
 
     Parameters
     ----------
@@ -151,7 +151,8 @@ class HeadCheckpoint:
         solved : Solved
             The present model.
         anyway : bool
-            Take it even if its error is larger, for example because the earlier model knows forgotten examples.
+            Whether to take it even if its error is larger, for example because the earlier model was trained on
+            examples that must be forgotten.
         before : callable, optional
             Returns `weights` with a head solved for anew, needed if some nodes behind the old head are gone: the
             old head is then not restored, and the new head's error shows whether features or examples have changed.

@@ -139,7 +139,7 @@ class SecurePartialUpdates(LegacyStrategy):
         results: list[_Fitted],
         failures: list[_Fitted | BaseException],
     ) -> tuple[Parameters | None, dict[str, Any]]:
-        """Fill what was trained into the global model, and delegate.
+        """Put the trained tensors into the global model, and let the inner strategy aggregate.
 
         A tensor that was not trained keeps its value, whatever the inner strategy does with it.
         """

@@ -186,7 +186,7 @@ class PartialUpdates(Strategy):
         say_what_it_sees(inner)
 
     def _begin(self, settings: Settings) -> None:
-        """Begin a run with these settings: nothing is known of the fleet."""
+        """Begin a run with these settings, and without knowledge of the fleet."""
         self.rule = check_inner(self.inner, settings.rule)
         RULES.check(self.rule)
         # Under differential privacy: noise has to cover everything, so sizes and losses are not used either.
@@ -221,7 +221,9 @@ class PartialUpdates(Strategy):
         pretrained: bool | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> PartialUpdates:
-        """Return the strategy that docs/measured/unequal-clients.md compares with others; its settings are logged.
+        """Return a strategy with settings chosen for a fleet of unequal devices, and log them.
+
+        `docs/measured/unequal-clients.md` compares it with other methods.
 
         Each tensor is merged over the clients that trained it, the server takes longer steps while rounds agree,
         and the mean of its last models is tested and returned. Late updates are merged with less weight.
@@ -316,7 +318,7 @@ class PartialUpdates(Strategy):
         """
         if not self.config.solves_head:
             return arrays
-        # Round zero is none of those by which an inner strategy changes its settings.
+        # An inner strategy may change its settings from round to round; round zero does not count for that.
         config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
@@ -338,13 +340,13 @@ class PartialUpdates(Strategy):
         packer = MessagePacker("train", self.downlink, grid)
         solved = self._auxiliary.solve(messages, packer, self._weights, record, timeout)
         if not record.head_features and self._weights is not whole:
-            # The model was cut off for a head for which nobody sent sums.
+            # Nobody sent sums for a head at the chosen places, so the model keeps its end.
             self.fleet.serve(self._keep(whole, 0))
             solved = whole
         return as_record({**solved, **self._base})
 
     def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Use this model and the present state as those before the last round, in case losses jump."""
+        """Go back to this model, and to the present state of server optimiser and average, if losses jump."""
         weights = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
         self.guard.keep(weights, self._undo())
 
@@ -614,6 +616,6 @@ class PartialUpdates(Strategy):
             self.average.add(self._weights)
 
     def _undo(self) -> Callable[[], None]:
-        """Return what puts back the objects, besides the model, that a round changes."""
+        """Return a function that restores the objects that a round changes besides the model."""
         own = [each for each in (self.server_optimizer, self.average) if each is not None]
         return undo_of([*chain(self.inner), *own])

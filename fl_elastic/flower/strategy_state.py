@@ -48,7 +48,7 @@ def own_settings(config: ConfigRecord | None) -> ConfigRecord:
 def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str, ...]:
     """Return the class names of the strategy and those it wraps, with server optimiser and average.
 
-    A strategy may also know those ``around`` it.
+    A strategy may refer to those that wrap it (``around``); these are not named again.
     """
     values, around = list(vars(strategy).values()), (*around, strategy)
     kinds = (ServerOptimizer, ModelAverage)
@@ -59,7 +59,7 @@ def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str
 
 
 def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
-    """Return the state of the strategy and of those it wraps; facts are of objects, by attribute path.
+    """Return the state of the strategy and of those it wraps, by attribute path.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def _attributes(
         if name.startswith("__"):
             continue
         if isinstance(value, Strategy):
-            # Not those of a strategy that says what it keeps, of which the inner one is public.
+            # A strategy that says what it keeps has its inner strategy in a public attribute.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
                 yield from _attributes(value, f"{where}.", around)
         elif keeps is None or name in keeps:

@@ -52,8 +52,8 @@ class StreamClient(ElasticClient):
     budget : Budget
         What one round may spend.
     joining : {"measured", "replace"} or sequence of float
-        How much of the global model goes into the joined one: of five shares from none to all the one that is right
-        most often on samples that the learner has not trained on, all of it, or the best of these shares.
+        Share of the global model in the joined one. ``measured``: of five shares from 0 to 1, the one with the best
+        accuracy on samples that the learner has not trained on. ``replace``: 1. A sequence: the best of its shares.
     classes : sequence of int, optional
         Labels of the server's outputs, in order; by default 0, 1, 2 and so on.
     optimizer_fn, loss_fn : callable

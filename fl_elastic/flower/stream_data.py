@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.client_round import RoundData
-from fl_elastic.flower.stream_update import Layout, best_of, seen_from
+from fl_elastic.flower.stream_update import Layout, best_of, relative_to_server
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import RoundTask
@@ -195,7 +195,7 @@ class StreamData(RoundData):
         trained = LabelledWeights.of(self.seen.classifier)
         update = trainer.update(version)
         update = replace(update, num_examples=min(update.num_examples, self.seen.samples))
-        return seen_from(self.joined.received, trained, update)
+        return relative_to_server(self.joined.received, trained, update)
 
     def known_sums(self) -> HeadSums | None:
         """Return the sums behind the learner's head, if that head is in closed form."""
@@ -229,7 +229,7 @@ class StreamData(RoundData):
         if isinstance(task, Evaluate) or not task.brings_model:
             return {}
         if isinstance(task, SolveHead) and not task.reveals_data:
-            # Exact counts beside sums with noise, or of which only the total is seen, would tell of single samples.
+            # Noise or secure aggregation hides single samples in the sums; exact counts could reveal some.
             return {}
         if isinstance(task, Train):
             self._leave()
@@ -291,7 +291,7 @@ def _known(seen: SavedLearner) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Window:
-    """A loader of the held-out window; it raises an error that says why if there is none."""
+    """A loader with one batch, the samples held out from training; an error says why if there are none."""
 
     seen: SavedLearner
 

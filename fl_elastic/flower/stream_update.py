@@ -27,13 +27,13 @@ _LEAST_SAMPLES = 8
 _WAYS = "start the learner without latent replay to take part"
 
 
-def seen_from(
+def relative_to_server(
     received: LabelledWeights, trained: LabelledWeights, update: PartialUpdate
 ) -> PartialUpdate:
-    """Return the update relative to the received model, in its order of classes.
+    """Return the update relative to the received model, with head rows in that model's order of classes.
 
-    The update includes what the device had learned before the round: the difference of its model and the global
-    one.
+    It is the difference of the device's model and the global one, so it includes what the device had learned before
+    the round.
 
     Parameters
     ----------

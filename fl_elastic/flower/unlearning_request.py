@@ -84,7 +84,7 @@ class UnlearningRequest:
         if not self._digest:
             from fl_elastic.methods.dampening.forget import digest_of
 
-            # A loader may not say its length, so that it is neither true nor false.
+            # Compared with None: the truth value of a loader is that of its length, which it may not know.
             self._digest = digest_of(() if self.examples is None else self.examples, client)
         return self._digest
 

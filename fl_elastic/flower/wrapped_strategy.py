@@ -158,7 +158,7 @@ def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimize
 
 
 def say_what_it_sees(inner: Strategy) -> None:
-    """Log what a strategy of a user, which may look at single replies, is given in their place."""
+    """Warn which methods of a user's own strategy are never called, or get one merged reply in place of each."""
     for strategy in chain(inner):
         if not _is_flowers(strategy.start):
             _LOG.warning(
@@ -212,12 +212,12 @@ def _is_flowers(method: Callable[..., Any]) -> bool:
 
 
 def takes_the_mean_as_it_is(inner: Strategy) -> bool:
-    """Return whether its result is the mean it is given, as Flower's `FedAvg` multiplies a single reply by 1."""
+    """Return whether the strategy returns a single reply unchanged, as Flower's `FedAvg` does."""
     return getattr(inner.aggregate_train, "__func__", None) is FedAvg.aggregate_train
 
 
 def goes_by_the_change(inner: Strategy) -> bool:
-    """Return whether its step is the merged change times a rate, plus the momentum of earlier changes."""
+    """Return whether the strategy's step is the merged change times a rate, plus momentum of earlier changes."""
     return any(isinstance(strategy, FedAvgM) for strategy in chain(inner))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.flower.stream_update import seen_from
+from fl_elastic.flower.stream_update import relative_to_server
 from fl_elastic.streaming.labelled_weights import LabelledWeights
 from fl_elastic.update import Manifest, PartialUpdate, decode, encode
 
@@ -31,21 +31,21 @@ def trained(
 
 
 def test_rows_stand_in_the_servers_order_and_unknown_ones_stay_at_home() -> None:
-    sent = seen_from(SERVER, DEVICE, trained("head", "body"))
+    sent = relative_to_server(SERVER, DEVICE, trained("head", "body"))
     assert sent.deltas["head"].tolist() == [[0.5, 0.5], [1, 1], [2, 2]]
     assert sent.deltas["body"].tolist() == [[1, 2], [3, 4]]
     assert (sent.steps, sent.num_examples, sent.base_version) == ({"head": 4, "body": 4}, 10, 7)
 
 
 def test_what_was_not_trained_is_not_sent() -> None:
-    assert set(seen_from(SERVER, DEVICE, trained("head")).deltas) == {"head"}
+    assert set(relative_to_server(SERVER, DEVICE, trained("head")).deltas) == {"head"}
 
 
 def test_a_part_is_sent_as_that_part_and_passes_the_wire() -> None:
     rows = np.array([True, True, False, False, False])
     columns = np.array([True, False])
     update = trained("head", "body", parts={"head": (rows, None), "body": (None, columns)})
-    sent = seen_from(SERVER, DEVICE, update)
+    sent = relative_to_server(SERVER, DEVICE, update)
     # Of the rows 2 and 5 that were trained the server knows 2.
     assert sent.deltas["head"].tolist() == [[0, 0], [0, 0], [2, 2]]
     assert sent.deltas["body"].tolist() == [[1, 0], [3, 0]]
@@ -56,11 +56,11 @@ def test_a_part_is_sent_as_that_part_and_passes_the_wire() -> None:
 
 def test_a_part_that_is_all_the_server_knows_is_no_part() -> None:
     rows = np.array([True, False, True, True, False])
-    sent = seen_from(SERVER, DEVICE, trained("head", parts={"head": (rows, None)}))
+    sent = relative_to_server(SERVER, DEVICE, trained("head", parts={"head": (rows, None)}))
     assert sent.parts == {} and sent.deltas["head"].tolist() == [[0.5, 0.5], [1, 1], [2, 2]]
 
 
 def test_an_update_of_nothing_is_one_all_the_same() -> None:
     manifest = Manifest.of_arrays(SERVER.weights)
-    sent = seen_from(SERVER, DEVICE, trained())
+    sent = relative_to_server(SERVER, DEVICE, trained())
     assert decode(encode(sent, manifest), manifest).deltas == {}
