@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 def passing_above_cut(
     model: nn.Module, loader: Iterable[Batch], graph: BackwardGraph, options: TrainerOptions
 ) -> Iterator[ElasticForward]:
-    """Run the frozen prefix inside the block as a fit does, with the features that a fit keeps, for one pass.
+    """Run the frozen prefix of one pass inside the block as a fit does: its features are looked up or stored.
 
     Parameters
     ----------
     model : nn.Module
-        Called on each batch inside ``forward.step(batch)``, where ``forward`` is what the block is given.
+        Called on each batch inside ``forward.step(batch)``, where ``forward`` is yielded to the block.
     loader : iterable of batches
         The data of the pass.
     graph : BackwardGraph

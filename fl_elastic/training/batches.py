@@ -49,7 +49,7 @@ class FitBatches:
     first : list of batch
         Batches of a probe.
     shape : tuple of int
-        Shape of the first one.
+        Shape of the first batch.
     requested_steps : int
         Number of batches in all passes.
     distinct_examples : int
@@ -132,7 +132,7 @@ class FitBatches:
         )  # fmt: skip
 
     def counted(self) -> int:
-        """Return the number of examples in a pass, after it; warn if it had more batches than the loader said."""
+        """Return the number of examples in a pass, after the fit; warn if the loader's length was too small."""
         if self.size.ends and self.passes.batches > self.size.batches:
             _LOG.warning(
                 "the loader says that it has %s batches, and gives more: a fit takes as many steps as it says, and "

@@ -216,14 +216,18 @@ class BudgetControl:
         return self.allowed_seconds(plan) - (self.spent if self.correct else self.predicted)
 
     def missed_pace(self, plan: Plan) -> float | None:
-        """Return measured over predicted step time if it misses the allowance by more than the tolerance."""
+        """Return measured over predicted step time if new plans must be made with it; None if the pace is right.
+
+        A new plan has to bring the steps nearer to their allowed time by more than a tolerance, and to save several
+        times the time that it takes to make.
+        """
         measured = self._measured()
         if not self.correct or measured is None or not self._limited:
             return None
         if self.steps < self._patient_until:
             return None
         if not plan.feasible:
-            # Its steps are longer than their share by choice; taking fewer of them holds the budget.
+            # The plan's steps take longer than their share by choice: fewer of them keep within the budget.
             return None
         allowed = self.allowed_seconds(plan) / self.requested_steps
         wanted = measured / (plan.predicted_step_seconds * self.drift)

@@ -34,7 +34,7 @@ class Trained:
     plans : tuple of Plan
         Those by which at least one step was taken.
     held : mapping of str to sequence of array
-        What the steps held of each tensor, see `StepOpener.held`.
+        Masks of the trained part of each tensor, see `StepOpener.held`.
     num_examples : int
         Number of examples in an epoch.
     stayed_here : tuple of str
@@ -116,7 +116,7 @@ def trained_parts(
     model : nn.Module
         The model that was trained.
     held : mapping of str to sequence of array, optional
-        What the steps held of each tensor, see `StepOpener.held`.
+        Masks of the trained part of each tensor, see `StepOpener.held`.
 
     Examples
     --------

@@ -44,8 +44,8 @@ class Evaluation:
     Attributes
     ----------
     loss : float
-        Mean over the examples; of torch's classification losses over the targets that count, as if all were one
-        batch: an example may have many targets, or none.
+        Mean over the examples. For torch's classification losses it is the mean over all targets that count,
+        because an example may have many targets, or none.
     accuracy : float or None
         Share of correctly classified examples; None unless every batch has (N, C) class scores and (N,) class
         targets.
@@ -53,7 +53,7 @@ class Evaluation:
         Number of examples, without those whose class the loss ignores.
     metrics : dict
         Mean of what ``metrics_fn`` returned, by name, weighted by examples; only batches that have the name count.
-        Of a collection with ``update`` and ``compute`` what it computes for all examples.
+        A collection with ``update`` and ``compute`` computes its metrics for all examples together.
     """
 
     loss: float
@@ -182,7 +182,7 @@ def right_examples(outputs: object, targets: object) -> Tensor | None:
 
 
 def of_a_batch(metrics_fn: MetricsFn | None) -> Callable[[Any, Any], Any] | None:
-    """Return what is called with outputs and targets of a batch; a collection of metrics stays as it is."""
+    """Return a function of a batch's outputs and targets: ``metrics_fn``, or ``update`` of a copied collection."""
     collected = _emptied(metrics_fn)
     return metrics_fn if collected is None else collected.update
 

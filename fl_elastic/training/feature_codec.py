@@ -11,10 +11,10 @@ from torch import Tensor
 from fl_elastic.errors import BudgetError
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
-# As a share of an example's greatest value; a larger error means that the value is beyond the range of fp16.
+# Largest error, as a share of an example's greatest value. A larger one means a value beyond the range of fp16.
 _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
-# As a share of the variance between examples: what tells examples apart is lost if their features hardly differ
-# beside a large common part.
+# Largest squared error, as a share of the variance between examples: features that hardly differ, beside a large
+# common part, would lose what tells their examples apart.
 _MOST_LOST = 1e-2
 # Each scale takes eight bytes: with fewer values per scale, rows would be hardly smaller than in fp16.
 _FEWEST_POSITIONS = 64

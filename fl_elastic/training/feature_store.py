@@ -104,7 +104,7 @@ class FeatureStore:
         return self.limit_bytes // _stride(FeatureCodec(self.precision, shape))
 
     def prepare(self, prefix: bytes, shape: tuple[int, ...], examples: int) -> int:
-        """Make room for the features of one prefix and return how many examples fit.
+        """Make room for the features of the prefix with this digest, and return how many examples fit.
 
         Stored features stay if prefix and shape are the same; otherwise they are dropped.
 

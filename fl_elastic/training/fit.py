@@ -126,9 +126,9 @@ class Fit:
         Parameters
         ----------
         estimating_seconds : float
-            Time of estimating costs, which the budget does not hold any more.
+            Time of estimating costs, which was subtracted from the budget already.
         copied : float
-            When everything had been copied that the fit may change, by the log's clock.
+            Time by the log's clock at which everything that the fit may change had been copied.
         closing_seconds : float, optional
             Time that the last fit took after its steps; unknown in a first fit, which reserves as much as it took
             before its steps: both look at every tensor.

@@ -88,7 +88,10 @@ class FreeMemory:
                 handle.remove()
 
     def look(self, needed: float = 0.0) -> None:
-        """Return free memory if the next ``needed`` bytes would exceed the budget; skip it if little has passed."""
+        """Return free memory to the system if the next ``needed`` bytes would exceed the budget.
+
+        Nothing is checked until the bytes needed since the last return add up to a twentieth of the budget.
+        """
         if self._budget < _WORTH_IT:
             return
         self._passed += needed

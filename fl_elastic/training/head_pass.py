@@ -212,7 +212,7 @@ def _pass_over(
     modes = [(module, module.training) for module in model.modules()]
     held = Attributes.of(model)
     odds: bool | None = None
-    # Whether a batch beyond shares has shown what the loss takes outputs for.
+    # Whether it is settled that the loss does not take outputs for log-odds: targets from 0 to 1 alone do not tell.
     settled = False
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
     if loss_fn is not None and weighs_classes(loss_fn):

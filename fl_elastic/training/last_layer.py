@@ -24,7 +24,7 @@ NOT_LINEAR = (
     "adapter or a quantiser does something else as well, which a head in closed form does not know; end the model "
     "with a plain linear layer, or train it"
 )
-"""Error message for a last layer that is none."""
+"""Error message for a last layer that is not a plain linear layer."""
 
 COMPUTED = (
     "the last layer's weight or bias is computed from other parameters, as by weight_norm: a head in closed form "
@@ -145,7 +145,7 @@ class Rows:
 
     @property
     def differ(self) -> bool:
-        """Whether not all rows want the same."""
+        """Whether the rows' wanted outputs differ."""
         return bool((self.wanted != self.wanted[:1]).any())
 
     def without_ignored(self) -> Rows:

@@ -1,4 +1,4 @@
-"""What a loss takes the scores of a linear layer for: scores of classes, log-odds, or the targets themselves."""
+"""Find out what a loss expects of a linear layer's outputs: class scores, log-odds, or the targets themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INSTEAD = (
 _OF_THE_MODEL = (own_loss, own_loss_or_cross_entropy)
 # What losses raise for outputs that they do not expect.
 _OF_A_LOSS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-# The probability of a class that scores are sure of: no loss with label smoothing wants more.
+# The probability that confident scores give to a class: no loss with label smoothing wants more.
 _SURE = 0.9
 # Scores this many times as large as wanted ones; half precision has room for them.
 _FAR = 1e4
@@ -46,7 +46,7 @@ _ROUNDED = 1e-2
 def loss_of_scores(
     loss_fn: LossFn, targets: Any, outputs_with: Callable[[Tensor], Any]
 ) -> LossOfScores:
-    """Return the loss of a batch as a function of scores, TrainingError if it cannot take them.
+    """Return the loss of a batch as a function of scores; this raises TrainingError if the loss cannot take them.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def loss_of_scores(
 
 
 def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> None:
-    """Raise TrainingError if a loss takes outputs for probabilities or their logarithms, or for other classes.
+    """Raise TrainingError if a loss expects probabilities or their logarithms, or compares with other classes.
 
     Parameters
     ----------
@@ -166,10 +166,10 @@ def takes_log_odds(
     targets: Any,
     again: Callable[[Tensor], Any],
 ) -> bool:
-    """Return whether a loss takes scores for log-odds; raise TrainingError if it is not about these targets.
+    """Return whether a loss takes scores for log-odds; raise TrainingError if a head solved for would not suit it.
 
-    Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. Classes of tokens
-    may belong to other positions, as a language model's targets belong to the next token. A loss may also take
+    Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. No solved head
+    suits a loss that compares each token with the next one's class, as a language model's does, or that takes
     scores for something else than its targets, such as the logarithm of counts. All this is found out by computing
     the loss with wanted scores in place of the layer's output.
 
@@ -186,18 +186,18 @@ def takes_log_odds(
     """
     alone = isinstance(outputs, Tensor)
     if not alone and found.classes and not found.several and loss_fn in _OF_THE_MODEL:
-        # What further passes of the model would show is known: its own loss of its labels.
+        # The model computes its own loss of class scores, so further passes would show nothing new.
         return False
     try:
         loss_of_scores(loss_fn, targets, lambda _: outputs)(found.wanted)
     except TrainingError:
-        # A loss of what the model puts out in train mode alone, such as auxiliary scores: it tells nothing here.
+        # The loss needs outputs that the model has in train mode alone, such as auxiliary scores: no test is made.
         return False
     given = partial(shaped_like, found.layer, out=outputs) if alone else again
     loss = loss_of_scores(loss_fn, targets, given)
     wanted = found.wanted.nan_to_num() if found.classes else found.wanted
     if not bool(wanted.isfinite().all()):
-        # Refused with its reason when the sums are finished.
+        # Targets that are not finite are refused when the sums are finished, with the reason.
         return False
     refuse_other_scores(loss, wanted, found.classes and not found.several)
     if found.classes:

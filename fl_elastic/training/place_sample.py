@@ -81,7 +81,7 @@ def place_sample(
     loader : iterable of batches
         Targets are classes, shape (N,), or numbers, shape (N, C).
     asked : Reading
-        Its places, or those of `candidate_places` if it has none; by mirror images as well if it says so.
+        The places, or none for `candidate_places`, and whether mirror images are read as well.
     examples : int
         Largest number of examples to use.
     most_features : int

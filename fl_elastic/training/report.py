@@ -64,7 +64,7 @@ class StepLog:
         return seconds, whole
 
     def weigh(self, weight: float) -> None:
-        """Note what the loss of the last step counts in `mean_loss`."""
+        """Note the weight of the last step's loss in `mean_loss`."""
         self._weights.append(weight)
 
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:

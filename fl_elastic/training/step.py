@@ -134,7 +134,7 @@ class TrainingStep:
         self.optimizer_seconds = []
 
     def finalize(self) -> None:
-        """Leave the optimiser's state as the present plan wants it left."""
+        """Let the guards of the present plan bring the optimiser's state into its final form."""
         for guard in self._guards:
             guard.finalize()
 

@@ -16,7 +16,8 @@ from fl_elastic.groups import TensorGroup
 from fl_elastic.planning.importance.base import Scores
 
 _TELLING = 2
-# The difference of a big layer as a whole is fresh memory, which costs more than the step: parts fit the cache.
+# Number of weights whose change is computed at once. The change of a whole big layer would need new memory, which
+# takes longer than the step; parts fit the cache.
 _PART = 1 << 18
 
 

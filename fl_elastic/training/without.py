@@ -19,12 +19,12 @@ _OTHERWISE = (
 
 
 def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch], Iterable[Batch]]:
-    """Return two loaders: of all examples except some, and of these.
+    """Return a loader of all examples except those in ``ids``, and a loader of those.
 
     Parameters
     ----------
     loader : DataLoader, or list of batches
-        The first loader that is returned draws as this one does.
+        The first of the returned loaders draws as this one does.
     ids : iterable of int
         Numbers of examples in the data set of a DataLoader; counted from 0 through the batches of a list.
 
