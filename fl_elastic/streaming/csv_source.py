@@ -84,7 +84,7 @@ def _rows(file: TableFile, path: Path, follow: bool, columns: int | None) -> Ite
             # The old table was renamed, and the new one does not exist yet.
             yield from _pause()
         file = TableFile(path)
-        # A file that was rewritten with the same rows continues where it was.
+        # A file that was rewritten with the same rows is read on from the same place.
         if not file.go_to(at):
             _LOG.warning("%s is a new table: it is read from its beginning", path)
             file.close()
@@ -176,7 +176,7 @@ def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> Reading:
     y = _number(fields[label].strip())
     return Reading(
         x=_sample([(names[i], fields[i]) for i in places]),
-        # Programs that write numbers alone write one that is none for a missing label.
+        # A program that writes only numbers writes NaN for a missing label.
         y=None if y == "" or y != y else y,
         position=position,
     )

@@ -144,7 +144,7 @@ class Prequential:
             for row in some:
                 self._rule.learn(row)
             self.unsaved |= self.update() is not None
-        # Without such samples this puts in what was known before the stream.
+        # Also without such samples: a head in closed form may be known from sums of before the stream.
         self.update()
 
     def saved(self) -> None:

@@ -28,8 +28,8 @@ class RoundsTaken:
     Parameters
     ----------
     last : str
-        Name of the result that was applied last, or of what else a round must not have begun before; empty for
-        none.
+        Name of the last event that made results of earlier rounds invalid: a result that was applied, or a request
+        to forget; empty for none.
     taken, undone : int
         Number of results that were tried, and of those that the guard undid.
     """
@@ -43,7 +43,7 @@ class RoundsTaken:
         return RoundsTaken(name, self.taken + 1, self.undone + undone)
 
     def without_earlier(self) -> RoundsTaken:
-        """Return the record after which results of rounds that began before are left out."""
+        """Return a record with which results of rounds that have begun already are left out."""
         return replace(self, last=uuid.uuid4().hex)
 
 

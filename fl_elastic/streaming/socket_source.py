@@ -169,7 +169,7 @@ class _Door:
                 self._close(list(self._clients))
 
     def _told_apart(self, reading: Reading) -> Reading:
-        """Return the reading; refused if its number may be a sender's own id or one that was given out here."""
+        """Return the reading; one whose number may be a sender's own id or a ``sample_id`` is refused."""
         self._numbered |= reading.name is not None and reading.name.lstrip("-").isdecimal()
         if self._numbered and isinstance(reading.sample_id, int):
             return Reading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)

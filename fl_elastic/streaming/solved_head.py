@@ -135,7 +135,7 @@ class SolvedHead(LearningRule):
         self._changed = True
 
     def update(self, held_out: Sequence[Row], *, guarded: bool = True) -> str | None:
-        """Put in the newest head if it has changed."""
+        """Write the newest head into the model if it has changed."""
         grown = self.sums.targets.shape[1] < self.layer.out_features
         changed = self._changed or bool(self._waiting) or grown
         if self._classifier.body is None or not changed:
@@ -149,7 +149,7 @@ class SolvedHead(LearningRule):
         return self.sums.weight >= max(2 * self._chosen_at, _FIRST_CHOICE * self._newest_weight)
 
     def adapt(self, memory: StreamMemory, progress: Progress) -> Adaptation | None:
-        """Choose the penalty again, and put in the head that it gives."""
+        """Choose the penalty again, and write the head that it gives into the model."""
         if not self.sums.weight or self._classifier.body is None:
             return None
         began = time.perf_counter()
@@ -281,7 +281,7 @@ class SolvedHead(LearningRule):
     def _put(self, held_out: Sequence[Row], *, guarded: bool = True) -> tuple[Score, Score, str]:
         """Write the newest head into the layer, unless it is guarded and worse on the held-out window.
 
-        Returned are the scores before and after, and why it was undone, empty if it was kept.
+        Returns the scores before and after, and why the head was undone, empty if it was kept.
         """
         self._take_in()
         layer, classifier = self.layer, self._classifier

@@ -61,7 +61,7 @@ class Reading:
 
 
 Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
-"""``(where, after, follow)`` to the readings that come after a position; the position is empty at the beginning."""
+"""``source(where, after, follow)`` yields readings; ``after`` is the position of the last one read, or empty."""
 SOURCES: Registry[Source] = Registry(
     "source",
     modules={

@@ -38,7 +38,7 @@ class LateLabel:
     here : bool
         Whether the sample was in the store or held out.
     waited : bool
-        Whether the sample's prediction waited for this label: its first one, unless too many have come since.
+        Whether the sample's prediction was kept until this label, its first one; only the newest are kept.
     prediction : int or None
         The prediction for the sample.
     """

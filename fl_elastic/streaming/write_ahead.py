@@ -66,7 +66,7 @@ class WriteAhead:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time to save."""
+        """Whether the log is so long that it is time to save."""
         return self._log.size > self._most
 
     def since(self, events: int) -> list[Event]:
