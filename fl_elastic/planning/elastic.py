@@ -85,7 +85,8 @@ class ElasticPolicy(Policy):
         shorter = max(request.allowed_step_seconds, request.profile.floor_step_seconds)
         found: list[tuple[float, int, PlanRequest, Mask]] = []
         for costlier in costlier_steps(request):
-            # A mask for the previous allowance was found before; no mask leaves more steps than that allowance.
+            # Masks that fit the previous allowance were tried then. Steps of any other mask are longer, so its gain
+            # is at most this.
             gain = request.gain(request.allowed_step_seconds / shorter)
             shorter = costlier.allowed_step_seconds
             at_least = _NEAR * value / max(gain, 1e-12)
@@ -253,7 +254,7 @@ def _best_suffix(request: PlanRequest) -> Mask:
 def _by_worth_and_memory(request: PlanRequest, worth: Scores) -> list[Mask]:
     """Return two masks that fit: the groups of most worth, and those of most worth by the memory each takes alone.
 
-    The search prices only the bytes of weights, but the activations that a step keeps also depend on positions.
+    The search prices only the bytes of weights, to which the activations that a step keeps are not proportional.
     """
     worth, found = np.where(request.head_mask(), 0.0, worth.clip(min=0)), []
     for density in (worth, worth / _bytes_beside_head(request.profile, request.lean)):

@@ -46,7 +46,6 @@ class Plan:
         plan; its groups can then only be trained whole.
     transforms : tuple of StepTransform
         Other changes of the steps: replaced operations, recomputed blocks, skipped inputs.
-        What else the steps change: which operations layers run by, what is recomputed, what steps leave out.
     """
 
     policy: str
@@ -62,7 +61,7 @@ class Plan:
     transforms: tuple[StepTransform, ...] = ()
 
     def full(self) -> Plan:
-        """Return the plan of a full step: every group is trained whole, by torch's own layers and on all inputs."""
+        """Return the plan of a full step: all groups are trained whole, with torch's own layers and all inputs."""
         return replace(
             self,
             modes=tuple(Mode.FULL for _ in self.modes),

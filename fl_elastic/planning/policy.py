@@ -57,13 +57,13 @@ class Policy(ABC):
         Whether it leaves groups out only for the sake of the budget, so that some fits have to train everything.
         False for a policy that is defined by what it trains, such as the head.
     reduces_uplink : bool
-        Whether it can train and send less; a policy that cannot refuses memory and uplink budgets that are too
-        small.
+        Whether the policy can train and send less to keep a budget. If not, memory and uplink budgets that are too
+        small for its plans are refused.
     needs_eval_prefix : bool
         Whether it makes lasting choices per example, so that layers below its plans must run in eval mode. Trainers
         then run the prefix separately, even if their options do not ask for it.
     basis : str or None
-        What its plans are based on if neither it nor the trainer chooses, in the words of `FitReport.based_on`.
+        `FitReport.based_on` for plans that neither the policy nor the trainer chooses; None if one of them does.
     """
 
     needs: Needs = Needs()

@@ -78,7 +78,7 @@ def cheapest_recomputation(
     options = _subsets(
         worth, _every_subset(min(len(worth.blocks), _MOST_BLOCKS), len(worth.blocks))
     )
-    # Estimated by the sum of what blocks keep; the peak of a step is lower in blocks, but holds other things too.
+    # A subset's bytes are estimated by the sum of what is kept. The real peak may be lower by up to `base_beyond`.
     likely = np.flatnonzero(options.bytes <= limit + worth.base_beyond)
     quickest = likely[np.argsort(options.seconds[likely], kind="stable")]
     # If there are many, sample them evenly: the fastest ones are the least likely to fit.
@@ -108,7 +108,12 @@ def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Savings:
-    """The blocks that save bytes when recomputed, those that save most first."""
+    """The blocks that save bytes when recomputed, those that save most first.
+
+    ``base`` are the bytes that a step keeps without recomputation; its peak lies ``base_beyond`` bytes below them.
+    ``saved`` are the bytes that each block saves, ``inner`` those that it keeps while it runs again, and
+    ``seconds`` is the time that this takes.
+    """
 
     base: float
     base_beyond: float

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 MOST_BYTES = 32 << 20
-"""Bound on the bytes of the arrays of one memory, which is written to disk after every fit."""
+"""Most bytes of the arrays that a policy remembers, which are written to disk after every fit."""
 STEP_GAIN_EXPONENT = 0.5
 """Exponent a in gain ~ steps^a, by which a deadline trades steps against groups.
 
@@ -230,9 +230,9 @@ class PlanRequest:
 
     @property
     def lean(self) -> bool:
-        """Whether steps are run by operations that keep less: if memory is limited.
+        """Whether all layers are run by `fl_elastic.ops`, which keep less: they are if memory is limited.
 
-        They have no second derivative, so torch's own run a model that needs one.
+        These operations have no second derivative, so a model that needs one is run by torch's own.
         """
         return self.budget.memory is not None and not self.profile.graph.is_of_second_order
 

@@ -64,7 +64,7 @@ class StepGuard(Protocol):
     """Keeps what a plan does not train unchanged through the steps of an optimiser."""
 
     def put_back(self) -> None:
-        """Undo, after a step, what it moved without being meant to."""
+        """Undo what a step has changed although the plan does not train it."""
 
     def finalize(self) -> None:
         """Put the optimiser into the state that it must have after the last step."""
@@ -76,7 +76,7 @@ class StepOpener(Protocol):
     Attributes
     ----------
     held : mapping of str to sequence of array
-        For each tensor trained in part, by axis, the indices that some step held.
+        For each tensor trained in part one mask per axis: the indices that some step trained.
     """
 
     held: Mapping[str, Sequence[NDArray[np.bool_]]]
