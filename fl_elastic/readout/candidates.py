@@ -123,7 +123,8 @@ def _block_ends(
 ) -> list[tuple[str, bool, tuple[int, ...]]]:
     """Return the places at which the rest of the model sees one tensor, and the input of the last linear layer.
 
-    Each has module, whether it is the input, and shape per example. It does not matter what is trained or frozen.
+    Each is a module, whether its input is read instead of its output, and the shape per example. Places do not
+    depend on which parameters are frozen.
     """
     ends = _spread(
         [

@@ -208,7 +208,7 @@ def choose_places(sample: Sample, *, most_features: int) -> Choice:
             f"no place has at most {most_features} features: allow more, or name the places to read"
         )
 
-    # Each costs a hundredth of a second, and both the search for a penalty and the growth of unions come back.
+    # Kept, because each takes a hundredth of a second, and the searches for penalties and unions repeat some.
     errors: dict[tuple[frozenset[Place], int], float] = {}
 
     def worth(

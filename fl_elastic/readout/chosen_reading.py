@@ -36,7 +36,7 @@ def candidate_features(most: int) -> int:
     """Return the bound on features of candidate places, if at most ``most`` numbers may be read.
 
     With a small bound, places of any width are projected onto the directions that the choosing examples span, at
-    most `EXAMPLES`: that is right more often than places of few features.
+    most `EXAMPLES` of them: such a head is more accurate than one that reads places of few features.
 
     >>> candidate_features(256), candidate_features(2048)
     (2048, 2048)
@@ -52,7 +52,7 @@ def choose_reading(sample: Sample, asked: Reading, *, most_features: int) -> Cho
     sample : Sample
         Examples with features at every candidate, see `candidate_features`.
     asked : Reading
-        Its places, for which only directions are computed, or none to choose among all.
+        The places to read, for which only directions are computed; none to choose among all places.
     most_features : int
         Bound on the numbers that are read per example.
 

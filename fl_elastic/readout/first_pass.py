@@ -69,7 +69,7 @@ class FirstPass:
 
     @property
     def why_last(self) -> str:
-        """Why a head can read at most at the last layer; empty if it can read elsewhere."""
+        """Why a head can read only the input of the last layer; empty if it can read elsewhere."""
         if self.shape is not None and len(self.shape) == 2:
             return ""
         given = "no class scores" if self.shape is None else f"scores of shape {self.shape}"

@@ -132,7 +132,7 @@ class Reading:
         return cls(chosen, int(width or 0), text.startswith(_MIRRORED))
 
     def is_at(self, layer: str) -> bool:
-        """Return whether a linear layer reads just this anyway, from the model's own input.
+        """Return whether this is the unchanged input of the module named ``layer``, so that no readout is needed.
 
         >>> Reading.parse("in:fc@flat").is_at("fc"), Reading.parse("mirrored:in:fc@flat").is_at("fc")
         (True, False)
@@ -146,7 +146,7 @@ class Reading:
 
 
 AUTO = Reading()
-"""Places are to be chosen."""
+"""The reading whose places are still to be chosen."""
 
 
 def joined(places: Iterable[Place]) -> str:

@@ -41,7 +41,7 @@ class PlacesReply:
     last : str
         Name of the model's last linear layer; empty if it has none.
     most : int
-        Number of features, of all places that are read together, whose sums the client can afford.
+        Largest number of features, of all places that are read together, whose sums the client can afford.
     """
 
     sample: Sample
