@@ -140,7 +140,7 @@ class HeadSums:
         return HeadSums.total([self]) if self.folds else self
 
     def with_folds(self, folds: Iterable[Fold]) -> HeadSums:
-        """Return the same sums; these are now the folds, and must be over a part of the examples."""
+        """Return the same sums with these folds instead of the present ones; the sums must hold their examples."""
         features, outputs = len(self.means), len(self.rest_squares)
         held = HeadSums.of_folds(self.weight, folds, features, outputs, self.classes)
         return HeadSums(

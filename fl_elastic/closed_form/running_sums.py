@@ -18,7 +18,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 # Below this weight no example is left, and the sums hold rounding errors only.
 _NOBODY = 1e-9
-# A mean that is a smaller share of the numbers that it is the difference of is rounding.
+# A mean is rounding error if it is a smaller share than this of the numbers whose difference it is.
 _ROUNDED = 1e-12
 
 
@@ -29,9 +29,11 @@ class KeptSums:
     Parameters
     ----------
     origin : array, shape (D,)
+        As in `RunningSums`.
     products : array, shape ((D + 1) (D + 2) / 2,)
         Lower half of the symmetric products, row by row.
     targets : array, shape (D + 1, C)
+        As in `RunningSums`.
     """
 
     origin: _Floats
