@@ -31,10 +31,10 @@ _CLASSES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 def as_pair(batch: Any) -> tuple[Any, Any]:
     """Return inputs and targets of a batch.
 
-    A batch of two entries is the pair. Of more entries the last one is the targets, and the others are the inputs.
-    Of a mapping the targets are ``labels``, which stay among the inputs as well, because models that know this name
-    compute their loss from them; or ``label``, ``targets`` or ``target``, which are removed from the inputs. A
-    single remaining input is given as it is.
+    A batch of two entries is the pair. If there are more entries, the last one is the targets, and the others are
+    the inputs. In a mapping the targets are ``labels``, which stay among the inputs as well, because models that
+    know this name compute their loss from them; or ``label``, ``targets`` or ``target``, which are removed from the
+    inputs. A single remaining input is given as it is.
 
     Raises
     ------
@@ -83,9 +83,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     """Return the number of examples in a batch.
 
     The targets decide, because there is one per example, while inputs may have time steps, tokens or nodes first.
-    If there are several targets per example, as for tokens, or none, the inputs decide; one number is the target of
-    one example. Of two lists of equal length, such as pictures and boxes, each entry is an example, and so it is of
-    a list of targets next to stacked inputs.
+    If there are several targets per example, as for tokens, or none, the inputs decide. One number is the target of
+    one example. Two lists of equal length, such as pictures and boxes, have one entry per example, and so has a
+    list of targets beside stacked inputs.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         # A single example, as a DataLoader without batches gives it, or a bag of instances.
         return 1
     if not told:
-        # The shortest entry counts: next to the offsets of bags, only their words are longer.
+        # The shortest tensor counts: the inputs of an EmbeddingBag are one offset per bag, and more words.
         return min(given, default=1)
     if len(set(told)) > 1:
         told = [each for each in told if each in given] or [min(told)]
@@ -148,8 +148,8 @@ def counted(
 ) -> Iterator[tuple[Any, int]]:
     """Yield the batches of a loader, each with its number of examples.
 
-    If a DataLoader says how many examples it draws, that limits the number by the targets, which may be too large:
-    for tokens the first axis of the targets may be time.
+    The number is at most that of the examples that a DataLoader draws, if it says so. The targets alone may give a
+    larger one: for tokens their first axis may be time.
 
     Examples
     --------
@@ -171,9 +171,9 @@ def counted(
 class ExampleCounter:
     """Says how many examples of a batch count: all that it has, unless the loss ignores their targets.
 
-    The mean loss is over those that count. With one class per example the ignored ones are left out; of examples
-    with several targets, such as tokens, all count unless every target is ignored: the mean loss over them is not
-    defined.
+    The mean loss is taken over the examples that count. With one class per example, ignored examples do not count.
+    With several targets per example, such as tokens, all examples count, unless every target of the batch is
+    ignored, so that the mean loss is not defined.
 
     Parameters
     ----------

@@ -258,7 +258,7 @@ def _described(what: str, given: Any) -> str:
 
 
 def _entries(inputs: Any) -> str:
-    """Return in words what holds several inputs: the reader may have meant some of them otherwise."""
+    """Return in words of which container the inputs are, for an error message; empty for a single input."""
     if isinstance(inputs, Mapping):
         return f" in a dict of {', '.join(map(repr, list(inputs)[:_SHOWN]))}"
     if isinstance(inputs, list):
@@ -378,7 +378,7 @@ def weighs_classes(loss_fn: LossFn) -> bool:
 def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
     """Return the number of targets over which a classification loss is the mean; None if that is not known.
 
-    Ignored targets do not count. With weights of classes each target counts as much as its class.
+    Ignored targets do not count. If classes have weights, each target counts with the weight of its class.
 
     >>> targets = torch.tensor([[0, 1, -100], [1, -100, -100]])
     >>> counting_targets(cross_entropy, targets), counting_targets(nn.functional.mse_loss, targets)
@@ -397,9 +397,9 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
 
 
 def weight_in_mean(loss_fn: LossFn, targets: Any, examples: int) -> float:
-    """Return what the loss of a batch weighs in the mean over several batches, as if all were one.
+    """Return the weight of a batch's loss in the mean over several batches, as if all were one batch.
 
-    The targets over which a classification loss is the mean, else the examples that count.
+    A classification loss weighs by the targets over which it is the mean, others by the examples that count.
 
     >>> weight_in_mean(cross_entropy, torch.tensor([[0, 1, -100], [1, -100, -100]]), 2)
     3.0

@@ -223,7 +223,7 @@ class BackwardGraph:
 
     @property
     def is_of_second_order(self) -> bool:
-        """Whether the forward pass computes gradients that are differentiated again, as for forces."""
+        """Whether the forward pass computes gradients that are differentiated again, as for forces of molecules."""
         return any("BackwardBackward" in node.name for node in self.nodes)
 
     def cut_below(self, depth: int) -> Cut | None:

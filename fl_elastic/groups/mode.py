@@ -105,7 +105,7 @@ class Mode:
 
     @property
     def needs_operations(self) -> bool:
-        """Whether it needs another backward pass than that of torch's layers."""
+        """Whether layers in this mode need another backward pass than that of torch's own layers."""
         return self.kind in ("channels", "filtered")
 
     def trains(self, group: TensorGroup) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def writes_to(tensor: Tensor) -> int:
 
 
 def has_gradient_hooks(parameter: nn.Parameter) -> bool:
-    """Return whether hooks run once a parameter's gradient is complete, as those that step in the backward pass."""
+    """Return whether hooks run once a parameter's gradient is complete, such as an optimiser's step."""
     return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 

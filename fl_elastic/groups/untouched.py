@@ -57,7 +57,7 @@ class RngState:
         np.random.set_state(self.of_numpy)
 
     def moved(self) -> bool:
-        """Return whether any random number was drawn since."""
+        """Return whether any random number was drawn since this state."""
         now = RngState.now()
         drawn = self.of_python != now.of_python or not all(
             map(torch.equal, self.of_torch, now.of_torch)
@@ -107,9 +107,9 @@ def repeated_rng(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_start(model: nn.Module) -> Iterator[None]:
-    """Make every forward pass inside the block start from the same held state and the same random numbers.
+    """Make every forward pass inside the block start from the same attributes of modules and random numbers.
 
-    Passes that price a step then take the same path. Inside, attributes of modules must not be set.
+    Passes that measure the costs of a step then take the same path. Inside, attributes of modules must not be set.
     """
     held = Attributes.of(model)
     handle = model.register_forward_pre_hook(lambda *_: held.put_back())
