@@ -50,7 +50,7 @@ def time_steps(
     optimizer_fn: OptimizerFn | None,
     clock: Clock,
 ) -> StepTimes:
-    """Time real steps with a few masks in turn; restore the weights afterwards."""
+    """Time real steps that train a few different sets of groups in turn; restore the weights afterwards."""
     masks = _calibration_masks(raw)
     rows = np.full((_REPEATS, len(masks), 3), np.inf)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -67,7 +67,7 @@ def time_steps(
 
 
 def _calibration_masks(raw: CostProfile) -> list[Mask]:
-    """Return masks of the head, of suffixes down to one and two thirds of the backward time, and of everything."""
+    """Return masks of groups: the head, those down to one and two thirds of the backward time, and all."""
     reach = np.cumsum(raw.path_seconds + raw.update_seconds)
     masks = []
     for share in (0.0, 1 / 3, 2 / 3, 1.0):

@@ -289,7 +289,7 @@ def _kept(
     known = []
     for made, reader in inputs:
         if table.saved.outputs[made] < 0:
-            # It lives until the block that begins there has run backward.
+            # The output is kept until the block that begins there has run backward.
             extra[max(made - 1, reader)] += _output_bytes(profile, made)
         else:
             known.append((max(made - 1, reader), int(table.saved.outputs[made])))

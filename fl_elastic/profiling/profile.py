@@ -21,6 +21,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.optimizers import OptimizerFn, made_by
 
+# Settings of optimisers that change no costs, whatever their value.
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
 Seconds: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]

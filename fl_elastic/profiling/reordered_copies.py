@@ -88,7 +88,10 @@ def reordered_bytes(
 
 
 def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) -> int:
-    """Return the numbers of a convolution from picture to features: all in blocks, then the features twice."""
+    """Return the most extra numbers of the pass from picture to features, besides these two as they are stored.
+
+    First filters, picture and features exist in blocks, before the features are stored; then the features do twice.
+    """
     read = _blocked(picture) if _channels(picture) >= _BLOCK else 0
     return max(filters + read + _blocked(features) - math.prod(features), _blocked(features))
 
@@ -96,7 +99,10 @@ def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) ->
 def _back(
     picture: tuple[int, ...], features: tuple[int, ...], filters: int, *, strided: bool
 ) -> int:
-    """Return the numbers of the way back from features to picture; with a stride the picture counts three times."""
+    """Return the most extra numbers of the pass back from features to picture, as `_there` counts them.
+
+    With a stride the picture exists three times.
+    """
     made, read, plain = _blocked(picture), _blocked(features), math.prod(picture) if picture else 0
     if not strided:
         return max(filters + read + made - plain, made)
