@@ -92,7 +92,7 @@ class ModelAverage:
                 self._mean[name] = np.asarray(keep * self._mean[name] + (1 - keep) * value)
 
     def begin_anew(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from this model alone: nothing of the models so far may be in the mean."""
+        """Begin the mean anew with this model, so that it holds nothing of earlier models."""
         self.rounds, self._mean = 0, {}
         self.add(weights)
 
