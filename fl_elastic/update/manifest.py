@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Weights: TypeAlias = Mapping[str, NDArray[Any]]
 """Tensors of a model by name."""
 WeightDict: TypeAlias = dict[str, NDArray[Any]]
-"""Tensors of a model by name, the caller's own."""
+"""Tensors of a model by name, in a dict that its holder may change."""
 FROZEN_BASE = "fl_elastic.frozen_base"
 """Name of the frozen base's digest among a model's weights; no tensor of a torch model has it by accident."""
 

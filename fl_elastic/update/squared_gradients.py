@@ -24,7 +24,7 @@ from fl_elastic.update.manifest import Manifest
 
 # Relative error of sums over many examples in fp32.
 _ROUNDED = 1e-2
-# Most weights from which a percentile is computed: in larger models, every second or third weight suffices.
+# Smallest normal number in fp32.
 _TINY = np.finfo(np.float32).tiny
 _Floats = NDArray[np.float32]
 
