@@ -82,7 +82,7 @@ class Rows:
     path : Path or None
         The file; it and its folder are made if missing. None for memory.
     subject : bytes
-        The subject of all rows.
+        What all rows belong to, such as the digest of a model. Rows of another subject are deleted.
     most : int
         Most bytes of the file, not counting some pages for its structure.
     page : int
