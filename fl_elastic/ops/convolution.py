@@ -22,9 +22,9 @@ def frozen_conv2d(
     *,
     trains_bias: bool = False,
 ) -> Tensor:
-    """Return a convolution that passes the error gradient on and keeps nothing but its weight.
+    """Return the output of a convolution that keeps only its weight for the backward pass.
 
-    Plain PyTorch keeps the input as well, whatever is trained.
+    Its input gets a gradient, its weight does not. Plain PyTorch keeps the input as well, whatever is trained.
 
     Parameters
     ----------
@@ -78,10 +78,11 @@ class _FrozenConv(Function):
 def channel_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: ConvGeometry, subset: ChannelSubset
 ) -> Tensor:
-    """Return a convolution in which only the weights of ``subset`` get a gradient.
+    """Return the output of a convolution in which only the weights of ``subset`` get a gradient.
 
     The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
-    Input channels save memory and time, output channels save time (and memory if there are groups).
+    A subset of input channels saves memory and time, one of output channels saves time (and memory if the
+    convolution has groups).
 
     Parameters
     ----------

@@ -79,9 +79,9 @@ class ConvGeometry:
     def input_gradient(
         self, gradient: Tensor, weight: Tensor, size: Pair, x: Tensor | None = None
     ) -> Tensor:
-        """Return the exact gradient of an input of ``size`` rows and columns; the input is not needed.
+        """Return the exact gradient of an input of ``size`` rows and columns, even without the input itself.
 
-        If the input ``x`` is available anyway, torch's own way is faster on large images.
+        If the input ``x`` is given, torch's own computation is used, which is faster on large images.
         """
         if x is not None:
             return self._backward(gradient, x, weight, self.groups, [True, False, False])[0]

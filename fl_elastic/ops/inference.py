@@ -41,7 +41,9 @@ def as_inference(
     read: Collection[str] = (),
     graph: BackwardGraph | None = None,
 ) -> Iterator[Callable[[Any], Any]]:
-    """Fold norms into the convolutions before them inside the block; yield a function that lays out inputs.
+    """Fold norms into the convolutions before them inside the block; yield a function that prepares inputs.
+
+    This function returns inputs in the memory format in which the folded model is fastest, channels last.
 
     The outputs of the model in eval mode without gradients are the same up to rounding, in about half the time. A
     model that cannot be traced runs unchanged.

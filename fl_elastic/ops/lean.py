@@ -25,10 +25,10 @@ def lean(
     """Inside the block, let every layer of ``model`` keep only what its mode needs.
 
     Layers named in ``modes`` run in their mode. All other convolutions and norms whose parameters are all frozen
-    run as frozen; activations and max pooling keep bits and bytes. Outputs do not change, nor do gradients, except
-    those that a mode filters or restricts to channels. The caller sets which parameters require a gradient before
-    entering. On leaving, also by an exception, all forward methods are restored. Blocks may be nested: the inner
-    one counts.
+    run as frozen. Activations keep a bit per element, max pooling a byte per output. Outputs do not change, nor do
+    gradients, except those that a mode filters or restricts to channels. The caller sets which parameters require
+    a gradient before entering. On leaving, also by an exception, all forward methods are restored. Of nested
+    blocks the innermost takes effect.
 
     Parameters
     ----------
@@ -39,9 +39,9 @@ def lean(
     channels : mapping of str to sequence of int, optional
         The trained channels of each module whose mode is ``channels``.
     joins : bool
-        Whether filtered convolutions (WX) that follow one another in a Sequential run as one operation whose
-        backward pass stays on the patches: the same gradients in less time, but without autograd nodes of their
-        own.
+        Whether convolutions with both gradients filtered (WX) that follow one another in a Sequential run as one
+        operation whose backward pass stays on the patches. This takes less time for the same gradients, but the
+        convolutions have no autograd nodes of their own.
     only_named : bool
         Whether layers that ``modes`` does not name are left unchanged.
 

@@ -83,7 +83,7 @@ def owns_weights(module: nn.Module) -> bool:
 class LeanForward(ABC):
     """Base of the replacements that are called instead of ``module.forward``.
 
-    It refers to its module, so that a deep copy of a model gets replacements that refer to the copied modules.
+    A replacement holds its module, so that in a deep copy of a model each replacement holds the copied module.
     """
 
     module: nn.Module
@@ -96,7 +96,7 @@ class LeanForward(ABC):
         return output
 
     def fits(self, x: Tensor) -> bool:
-        """Return whether the replacement applies to this input, which requires a gradient."""
+        """Return whether the replacement applies to ``x``, a floating-point tensor with gradients switched on."""
         del x
         return True
 

@@ -33,12 +33,12 @@ class FeatureSubset:
 
 
 def bias_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a linear layer of ``x`` ``[..., Ci]`` that keeps nothing of ``x``; only its bias is trained."""
+    """Return the output of a linear layer for ``x`` ``[..., Ci]`` that trains only its bias, so keeps no ``x``."""
     return apply_function(_Linear, x, weight, bias, None)
 
 
 def channel_linear(x: Tensor, weight: Tensor, bias: Tensor | None, subset: FeatureSubset) -> Tensor:
-    """Return a linear layer in which only the weights of ``subset`` get a gradient.
+    """Return the output of a linear layer in which only the weights of ``subset`` get a gradient.
 
     The gradient has the shape of the whole weight and is zero elsewhere; input and bias gradient are exact.
 

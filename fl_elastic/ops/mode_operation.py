@@ -25,7 +25,7 @@ class ModeOperation(ABC):
 
     @abstractmethod
     def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:
-        """Return how many numbers are kept for an input of shape ``given``."""
+        """Return how many numbers a layer with this input and output shape keeps for the backward pass."""
 
     def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
         """Return a forward function that runs several layers of ``module`` as one operation, or None."""

@@ -34,7 +34,7 @@ def frozen_batch_norm(
     bias: Tensor | None,
     epsilon: float,
 ) -> Tensor:
-    """Return a batch norm in eval mode of ``x``, keeping only one float per channel for the backward pass.
+    """Return the output of a batch norm in eval mode that keeps one float per channel for the backward pass.
 
     Parameters
     ----------

@@ -70,9 +70,10 @@ class SplitModel:
 
     @property
     def loose_tensors(self) -> list[tuple[str, Tensor]]:
-        """Tensors, by name, that code between these modules may use before the cut.
+        """Tensors, by name, that code outside of `prefix_modules` may use before the cut.
 
-        These are parameters that lie below it or belong to no group, and buffers of modules that extend past it.
+        These are parameters that lie below the cut or belong to no group, and buffers of modules that extend past
+        the cut.
         """
         inside = {
             id(each)
@@ -137,7 +138,7 @@ class SplitModel:
     def given(self, features: Tensor) -> Iterator[None]:
         """Make the model run from the cut on inside the block, whatever inputs it is called with.
 
-        The inputs are only used by code outside of modules before the cut, whose results are not used.
+        Before the cut only code outside of modules uses the inputs; its results are replaced by ``features``.
         """
         self._part, self._features, self._reached = "suffix", features, False
         try:
