@@ -1,4 +1,4 @@
-"""Make a model forget examples without training; `fl_elastic.update.dampening` is the rule which weights shrink."""
+"""Make a model forget examples without training, by the rule of `fl_elastic.update.dampening`."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _length(gradients: Collection[Tensor]) -> float:
 
 
 def digest_of(loader: Iterable[Batch], client: str) -> str:
-    """Return a digest of a client's examples that does not depend on their order or batches.
+    """Return a digest of a client's name and examples that does not depend on the examples' order or batches.
 
     Examples
     --------

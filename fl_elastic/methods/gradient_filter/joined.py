@@ -121,5 +121,5 @@ def _as_rectifier(layer: nn.Module) -> nn.ReLU | nn.ReLU6 | None:
 
 
 def _is_watched(module: nn.Module) -> bool:
-    """Return whether someone listens to calls of this module, or has set a forward of their own."""
+    """Return whether hooks watch the calls of this module, or its forward was replaced by the user."""
     return called_hooks(module) or has_foreign_forward(module)

@@ -38,11 +38,11 @@ class _Found:
 class JointPolicy(Policy):
     """Choose a mode for every group under time, memory and uplink together.
 
-    The joint solver charges branches as one chain, and a shared stored tensor to each layer that uses it. Its
-    answer is costed again on the real graph, and solved again with what that leaves over. Under a memory limit a
-    few numbers of recomputed blocks are tried, those that save most first. If steps may be traded, the plan
-    maximises its value times the gain of its whole steps, including sending and with
-    `fl_elastic.planning.request.STEP_GAIN_EXPONENT`, as policy "elastic" does.
+    The joint solver charges branches as one chain, and a shared stored tensor to each layer that uses it. The costs
+    of its answer are then computed on the real graph, and it solves again with the budget that these leave over.
+    Under a memory limit different numbers of recomputed blocks are tried; blocks that save most come first. If
+    fewer steps may be taken, the plan maximises its value times the gain of the steps that fit (see
+    `fl_elastic.planning.request.STEP_GAIN_EXPONENT`), as policy "elastic" does.
     """
 
     needs = Needs(importance=True, modes=STANDARD_MODES)

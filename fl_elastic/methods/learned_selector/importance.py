@@ -48,7 +48,7 @@ class SelectorNetwork:
     biases: Sequence[NDArray[np.float64]]
 
     def __call__(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return one number per row, shape (n,)."""
+        """Return the predicted logarithm for each row, shape (n,)."""
         # Clipped to the range of its training data, beyond which its predictions mean nothing.
         found = ((rows - self.centre) / self.scale).clip(-5.0, 5.0).astype(np.float32)
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):

@@ -77,13 +77,13 @@ class NeuronGuard(ChannelGuard):
         """Write the remembered neurons into the weights."""
         super().put_back()
         for weight, rows, name, value in self._states_of_rows():
-            # Vectors get whole gradients, whose momentum must not be seen by whoever reads momentum in each step.
+            # Vectors get whole gradients. Their momentum must be zero, since some policies read it in each step.
             if weight.dim() == 1 and name in _MOMENTA:
                 value.index_fill_(0, rows, 0.0)
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Erase or restore the optimiser's state of untrained neurons; during the steps it moves nothing."""
+        """Erase or restore the optimiser's state of untrained neurons, which had no effect during the steps."""
         for weight, rows, name, value in self._states_of_rows():
             before = self._states.get((id(weight), name))
             if before is None:

@@ -45,10 +45,11 @@ class SparseUpdatePolicy(Policy):
     SparseUpdate of "On-Device Training Under 256KB Memory" (Lin et al., NeurIPS 2022). For a model with the
     convolutions of one of the three published models, the largest published scheme that fits is used. For any other
     model the choice is SparseUpdate-style. The published schemes train almost only the first pointwise convolution
-    of each block in the later half, so the candidates are the pointwise layers there that widen (if there are none,
-    all pointwise layers there, or else all dense ones; never a shortcut). The joint solver chooses their shares of
-    channels, and biases are trained as deep as the error gradient goes, half as deep, or not at all. The worth of a
-    layer is an assumption: equal for all layers, times the square root of the share of its channels.
+    of each block in the later half. So the candidates are the pointwise layers there that widen; if there are none,
+    all pointwise layers there, or else all dense ones. Shortcuts are never candidates. The joint solver chooses
+    their shares of channels, and biases are trained as deep as the error gradient goes, half as deep, or not at
+    all. The worth of a layer is an assumption: equal for all layers, times the square root of the share of its
+    channels.
 
     The published models have no norms, because these are folded into the convolutions; here a norm is trained
     instead of the bias before it. If nothing fits, only the head is trained.

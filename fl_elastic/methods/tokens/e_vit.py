@@ -30,10 +30,10 @@ class EVitPolicy(TokenPolicy):
     Parameters
     ----------
     keep : float
-        Share of the patches that is kept each time, rounded up.
+        Share of the remaining patches that is kept at each of the three places, rounded up.
     fits : int, optional
         Total number of fits, such as rounds or epochs. The share then begins at 1 and falls from a thirtieth of
-        them on, see `cosine_share`; it is constant within a fit. By default it is ``keep`` from the first fit on.
+        them on, see `cosine_share`; within a fit it is constant. By default it is ``keep`` from the first fit on.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Kept tokens: behind which blocks of a transformer a step goes on with a share of the tokens."""
+"""Kept tokens: behind which blocks of a transformer a step drops tokens, and which share of them is kept."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class KeptTokens(StepTransform):
     """Where tokens are dropped, and how many are kept.
 
     The kept tokens are chosen anew for each example: those that its class tokens attend to most in that block,
-    averaged over heads. Behind a frozen block an example keeps the same tokens every time.
+    averaged over heads. Behind a frozen block an example keeps the same tokens in every step.
 
     Attributes
     ----------
     drops : tuple of (str, float)
         Blocks, in the order of the forward pass, each with the share of its tokens that is passed on, in (0, 1].
     classes : int
-        Number of first tokens that the model answers from; they are always kept, and do not count for the share.
+        Number of class tokens, which come first. They are always kept, and do not count for the share.
 
     Raises
     ------
@@ -81,9 +81,9 @@ class KeptTokens(StepTransform):
 
     @contextmanager
     def applied(self, model: nn.Module, plan: Plan) -> Iterator[None]:
-        """Let the model go on with the kept tokens inside the context.
+        """Let the model drop tokens inside the context.
 
-        Frozen parts run in eval mode, because what a block attends to must not depend on chance.
+        Frozen parts run in eval mode, because which tokens a block attends to must not depend on chance.
         """
         # Imported here: only needed to apply a plan.
         from fl_elastic.training.frozen_norms import held_in_eval
@@ -94,7 +94,7 @@ class KeptTokens(StepTransform):
 
     @contextmanager
     def dropping(self, model: nn.Module) -> Iterator[None]:
-        """Let the model go on with the kept tokens inside the context, in its present mode."""
+        """Let the model drop tokens inside the context, without changing the mode of any module."""
         from fl_elastic.methods.tokens.dropping import dropping
 
         with ExitStack() as stack:
@@ -104,9 +104,9 @@ class KeptTokens(StepTransform):
             yield
 
     def feature_key(self, below: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return what tells kept features apart by dropped tokens: ``module:share`` of each drop.
+        """Return ``module:share`` of each drop, by which features computed with other tokens are told apart.
 
-        With ``below``, only of drops at or inside these modules.
+        With ``below``, only drops at or inside these modules are included.
         """
         return tuple(
             f"{module}:{share}"
@@ -118,9 +118,9 @@ class KeptTokens(StepTransform):
 
 @contextmanager
 def on_kept_tokens(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Let ``model`` go on with the tokens that ``plan`` keeps inside the context; with all if it drops none.
+    """Let ``model`` drop tokens as ``plan`` does, inside the context; a plan that drops none changes nothing.
 
-    Evaluate a model inside this context, too: outside it sees more tokens than in training, and takes longer.
+    Evaluate a model inside this context, too: outside of it, the model runs on more tokens than in training.
 
     Examples
     --------

@@ -34,7 +34,7 @@ _TOLERANCE = 1e-3
 
 
 class TokenPolicy(Policy):
-    """A policy for chains of transformer blocks whose answer comes from class tokens."""
+    """A policy for chains of transformer blocks whose outputs depend on class tokens only."""
 
     name: ClassVar[str]
 
@@ -53,12 +53,12 @@ class TokenPolicy(Policy):
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
-        """Run the model to find out from how many tokens it answers.
+        """Run the model to find the number of its class tokens.
 
         Raises
         ------
         PlanError
-            If the model cannot go on with some of its tokens.
+            If the model cannot run on a part of its tokens.
         """
         blocks = token_blocks(profile.graph)
         classes = _class_tokens(
@@ -69,7 +69,7 @@ class TokenPolicy(Policy):
 
 
 def classes_of(request: PlanRequest, policy: str) -> int:
-    """Return from how many tokens the model answers, as found by `TokenPolicy.observe`."""
+    """Return the number of class tokens that `TokenPolicy.observe` found."""
     return int(request.memory.of(policy).facts.get("classes", 1))
 
 
@@ -85,7 +85,7 @@ def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
 def _class_tokens(
     model: nn.Module, loss_fn: LossFn, batch: Batch, blocks: Sequence[TokenBlock], first: TokenBlock
 ) -> int:
-    """Return from how many of its first tokens the model answers; the model is left unchanged.
+    """Return on how many first tokens the model's outputs depend; the model is left unchanged.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _class_tokens(
     Raises
     ------
     PlanError
-        If the model answers from all tokens, or if what lies above ``first`` depends on the tokens' positions or
+        If the outputs depend on all tokens, or if what lies above ``first`` depends on the tokens' positions or
         does not run on fewer tokens.
     """
     inputs, targets = take_examples(as_pair(batch), slice(_FEW))
@@ -120,11 +120,11 @@ def _class_tokens(
                 "where it answers from a class token, the first one; use policy 'elastic'"
             )
         order = _mixed(first.tokens, classes)
-        with _put_out(model, last, lambda tokens: tokens) as plain:
+        with _with_output(model, last, lambda tokens: tokens) as plain:
             compute_loss(model, loss_fn, few)
         with (
-            _put_out(model, last, lambda tokens: tokens) as mixed,
-            _put_out(model, first.module, lambda tokens: tokens[:, order]),
+            _with_output(model, last, lambda tokens: tokens) as mixed,
+            _with_output(model, first.module, lambda tokens: tokens[:, order]),
         ):
             compute_loss(model, loss_fn, few)
         if not _alike(plain[0][:, order], mixed[0]):
@@ -154,12 +154,12 @@ def _reads_only(model: nn.Module, loss_fn: LossFn, batch: Batch, last: str, clas
         left[:, :classes] = tokens[:, :classes]
         return left
 
-    with _put_out(model, last, lost):
+    with _with_output(model, last, lost):
         return bool(compute_loss(model, loss_fn, batch).isfinite())
 
 
 @contextmanager
-def _put_out(
+def _with_output(
     model: nn.Module, module: str, change: Callable[[Tensor], Tensor]
 ) -> Iterator[list[Tensor]]:
     """Change a module's output inside the context, and record the original output."""

@@ -175,12 +175,12 @@ def _left_out(memory: PolicyMemory) -> set[str]:
 
 
 def _sends_windows(windows: Windows) -> bool:
-    """Return whether an update contains a single window; otherwise a fit trains many, which travel together."""
+    """Return whether a fit trains and sends a single window; otherwise sending is charged for whole tensors."""
     return windows.every == "fit"
 
 
 def _with_groups(narrow: PlanRequest, request: PlanRequest) -> PlanRequest:
-    """Return the request for narrow steps with the groups of the whole model, as they are sent."""
+    """Return the request for steps on windows, but with the groups of the whole model, which are sent."""
     graph = replace(narrow.profile.graph, groups=request.profile.graph.groups)
     return replace(narrow, profile=replace(narrow.profile, graph=graph))
 

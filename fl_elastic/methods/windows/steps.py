@@ -1,4 +1,4 @@
-"""Take steps on windows of channels: draw them, train them, drive the optimiser, record what they held."""
+"""Steps on windows of channels: draw windows, apply the optimiser to them, record which indices were trained."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WindowSteps:
     Attributes
     ----------
     held : mapping of str to list of array
-        For each tensor trained in part, by axis, which indices some window of any plan held.
+        For each tensor trained in part one mask per axis: the indices that lay in a window of some step.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class WindowSteps:
 
     @contextmanager
     def step(self, optimizer: torch.optim.Optimizer, batch: Batch) -> Iterator[list[Narrow]]:
-        """Let model and optimiser consist of this step's windows inside the context.
+        """Let model and optimiser work on this step's windows instead of whole tensors inside the context.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class WindowSteps:
 
 
 def statistics_passes(model: nn.Module, steps: int) -> int:
-    """Return how many forward passes a fit of ``steps`` steps spends on running statistics; 0 if there are none."""
+    """Return how many forward passes recompute running statistics after ``steps`` steps; 0 without batch norms."""
     if not _training_norms(model):
         return 0
     return min(_MOST_PASSES, 1 + steps // _MOST_PASSES)

@@ -132,8 +132,8 @@ def windowed(
     """Let a model consist of windows of some widths inside the context; afterwards it has its own tensors again.
 
     Layers hold smaller parameters, which share memory with the whole ones if a window is in one piece. A window in
-    two pieces must be written back by whoever changes it. Training batch norms use the statistics of the batch and
-    keep none, because those of a window are not the model's.
+    two pieces is a copy, which the caller must write back. Batch norms in training mode use the statistics of the
+    batch and update no running statistics, because those of a window are not the model's.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ class Windows(StepTransform):
     rate : float
         Share of the units that a window keeps, in (0, 1].
     every : {"step", "fit"}
-        How long a start is used.
+        Whether the starts of windows are drawn for each step or once for a fit.
     seed : int
         Seed of the random starts.
     offset : int, optional
@@ -68,7 +68,7 @@ class Windows(StepTransform):
 
     @property
     def lasts_a_fit(self) -> bool:
-        """Whether later plans of a fit equal the first one, because what its windows hold is sent."""
+        """Whether a fit keeps its first plan, because it trains and sends only that plan's windows."""
         return self.every == "fit"
 
     def check(self, model: nn.Module, plan: Plan) -> None:
@@ -124,7 +124,7 @@ class Windows(StepTransform):
 
 
 def window_starts(size: int, length: int) -> NDArray[np.int64]:
-    """Return the possible starts of a window: the fewest with which all units are held equally often.
+    """Return the possible starts of a window: the fewest with which every unit lies in equally many windows.
 
     All starts are equally likely. A window continues with the first unit after the last one; if its length divides
     the size, no window has to.
