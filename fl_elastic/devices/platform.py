@@ -29,7 +29,7 @@ class GroupLimits:
     memory_bytes : int or None
         Most memory: the smaller of the hard limit and the limit above which the process is throttled.
     memory_free_bytes : int or None
-        Unused part of it. Files that the kernel can drop count as free.
+        Unused part of ``memory_bytes``. Cached files that the kernel can drop count as unused.
     cpus : float or None
         Processor time per second, in processors.
     """

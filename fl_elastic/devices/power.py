@@ -1,4 +1,4 @@
-"""Power supply of a device: mains or battery. `fl_elastic.flower.node_config` decides whether it takes part."""
+"""Power supply of a device: mains or battery. `fl_elastic.flower.node_config` sets with which it takes part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FED_FROM_OUTSIDE = frozenset({"charging", "full", "not charging"})
 
 @dataclass(frozen=True)
 class PowerSupply:
-    """State of the power supply; None if the platform does not report it.
+    """State of the power supply; a value is None if the platform does not report it.
 
     Parameters
     ----------
