@@ -32,7 +32,7 @@ def ensure_file(
 ) -> Change:
     """Write ``data`` to a file unless it is there already; return whether it was created, changed or kept.
 
-    ``otherwise`` is the word for a change.
+    ``otherwise`` is `Change.what` for a file that had other content.
     """
     missing = not path.is_file()
     if write_if_changed(path, data, mode):

@@ -1,4 +1,4 @@
-"""Add, revoke and rotate nodes, and change their settings: the part that happens in files."""
+"""Add, revoke and rotate nodes, and change their settings, in a fleet's files; `register` tells the SuperLink."""
 
 from __future__ import annotations
 

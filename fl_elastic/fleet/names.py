@@ -131,7 +131,7 @@ def parse_setting(text: str) -> tuple[str, Scalar]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Scalar]:
-    """Read several ``key=value``; the last one of a key counts.
+    """Read several ``key=value`` texts; of equal keys the last one counts.
 
     Raises
     ------

@@ -40,7 +40,7 @@ from fl_elastic.fleet.serve import resolves, state_folder
 
 @dataclass(frozen=True)
 class World:
-    """What the network checks depend on; replaced in tests.
+    """Clock, name resolution and server as the checks of the network see them; tests replace them.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def check_up(place: Path | None, world: World | None = None) -> list[Finding]:
     Raises
     ------
     FleetError
-        If the folder is neither.
+        If the folder has neither file.
     """
     world = world or World()
     if place is None:

@@ -33,7 +33,7 @@ class TorchBuild:
 
 
 def check_torch(build: TorchBuild | None, machine: str) -> Finding:
-    """Return whether torch is installed, and not in a build for other hardware."""
+    """Check whether torch is installed, and not in a build for other hardware."""
     if build is None:
         return fail("torch", "not installed", "python -m pip install 'torch>=2.6'")
     seen = f"{build.version}, {'CUDA ' + build.cuda if build.cuda else 'CPU only'}"
@@ -47,7 +47,7 @@ def check_torch(build: TorchBuild | None, machine: str) -> Finding:
 
 
 def check_memory(memory: Memory) -> Finding:
-    """Return whether there is memory for Flower's processes (270 MB) and for training."""
+    """Check whether there is memory for Flower's processes (270 MB) and for training."""
     if memory.available_bytes is None:
         return skipped("memory", "the platform does not tell")
     seen = f"{memory.available_bytes / _MIB:,.0f} MiB free"
@@ -59,7 +59,7 @@ def check_memory(memory: Memory) -> Finding:
 
 
 def check_swap(memory: Memory) -> Finding:
-    """Return whether a small board has swap, so that a peak of memory costs time instead of ending the process."""
+    """Check whether a small board has swap, so that a peak of memory costs time instead of ending the process."""
     if memory.total_bytes is None or memory.swap_total_bytes is None:
         return skipped("swap", "the platform does not tell")
     swap = memory.swap_total_bytes
@@ -72,7 +72,7 @@ def check_swap(memory: Memory) -> Finding:
 
 
 def check_disk(free_bytes: int | None, place: Path) -> Finding:
-    """Return whether there is disk space for the state of a node or server."""
+    """Check whether there is disk space for the state of a node or server."""
     name = "disk"
     if free_bytes is None:
         return skipped(name, f"nothing to see at {place}")
@@ -85,7 +85,7 @@ def check_disk(free_bytes: int | None, place: Path) -> Finding:
 
 
 def check_heat(now: Throttling | None) -> Finding:
-    """Return whether the board slows itself down."""
+    """Check whether the board slows itself down."""
     if now is None:
         return skipped("heat and power", "the platform does not tell")
     if now.under_voltage:

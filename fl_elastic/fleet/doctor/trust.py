@@ -26,7 +26,7 @@ _BEHIND_WARN, _BEHIND_FAIL = 60.0, 300.0
 
 
 def check_dates(name: str, path: Path, now: datetime, remedy: str = _RENEW) -> Finding:
-    """Return whether a certificate is valid now and for the next month."""
+    """Check whether a certificate is valid now and for the next month."""
     try:
         found = read_certificate(read_bytes(path), str(path))
     except FleetError as error:
@@ -43,7 +43,7 @@ def check_dates(name: str, path: Path, now: datetime, remedy: str = _RENEW) -> F
 
 
 def check_signer(folder: FleetFolder) -> Finding:
-    """Return whether the fleet's authority signed the server's certificate."""
+    """Check whether the fleet's authority signed the server's certificate."""
     name = "chain"
     try:
         server, authority = _certificate(folder.server_certificate), _certificate(folder.server_ca)
@@ -56,7 +56,7 @@ def check_signer(folder: FleetFolder) -> Finding:
 
 
 def check_pair(folder: FleetFolder) -> Finding:
-    """Return whether the server's key belongs to its certificate."""
+    """Check whether the server's key belongs to its certificate."""
     name = "server key"
     try:
         key = key_from_pem(read_bytes(folder.server_key), str(folder.server_key))
@@ -69,7 +69,7 @@ def check_pair(folder: FleetFolder) -> Finding:
 
 
 def check_addresses(folder: FleetFolder, wanted: Iterable[str]) -> Finding:
-    """Return whether the server's certificate is for every address of the inventory."""
+    """Check whether the server's certificate is for every address of the inventory."""
     name = "certified addresses"
     try:
         found = addresses_of(_certificate(folder.server_certificate))
@@ -82,7 +82,7 @@ def check_addresses(folder: FleetFolder, wanted: Iterable[str]) -> Finding:
 
 
 def check_node_key(folder: NodeFolder, name: str) -> Finding:
-    """Return whether a node's private key can be used."""
+    """Check whether a node's private key can be used."""
     title = f"key of {name}"
     if not folder.key.is_file():
         return fail(
@@ -105,7 +105,7 @@ def check_node_key(folder: NodeFolder, name: str) -> Finding:
 
 
 def check_permissions(paths: Iterable[Path]) -> Finding:
-    """Return whether secret files are readable by their owner only."""
+    """Check whether secret files are readable by their owner only."""
     name = "permissions"
     there = [path for path in paths if path.exists()]
     if not there:
@@ -122,7 +122,7 @@ def _certificate(path: Path) -> x509.Certificate:
 
 
 def check_names(known: Sequence[tuple[str, bool]]) -> Finding:
-    """Return whether the server's addresses can be resolved here.
+    """Check whether the server's addresses can be resolved here.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def check_names(known: Sequence[tuple[str, bool]]) -> Finding:
 def check_server(
     server: Server, answers: Sequence[tuple[str, Health]], missing: Status = "fail"
 ) -> Finding:
-    """Return whether the server answers, with a certificate of the fleet's authority.
+    """Check whether the server answers, with a certificate of the fleet's authority.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def check_server(
 
 
 def check_clock(answers: Sequence[tuple[str, Health]], now: datetime) -> Finding:
-    """Return whether this clock and the server's agree, to the second, the resolution of HTTP."""
+    """Check whether this clock and the server's agree, to the second, the resolution of HTTP."""
     name = "clock"
     dates = [health.date for _, health in answers if health.date is not None]
     if not dates:
