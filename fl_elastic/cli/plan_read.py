@@ -23,7 +23,7 @@ from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.sums_size import sums_bytes
 
 _WARM = 2
-# A client with many examples, more than it holds out, sends the largest sums.
+# Examples of a client with so many that its sums have their largest size; with few it sends less.
 _MANY = 10**6
 
 

@@ -134,7 +134,7 @@ def planned(
 
 
 class _Requests:
-    """Makes the requests of policies: each uses its own importance, and every measurement is made once."""
+    """Makes the request of each policy with the importance that it uses; no measurement is made twice."""
 
     def __init__(
         self,

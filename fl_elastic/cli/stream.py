@@ -230,7 +230,7 @@ def _reasons(refused: Mapping[str, int]) -> str:
 
 
 def _taken(x: Any, like: NDArray[Any]) -> Any:
-    """Return a sample in the shape and type that the model takes; few sources know either."""
+    """Return a sample in the shape and type that the model takes, which most sources do not know."""
     import numpy as np
 
     from fl_elastic.streaming.intake import Unreadable
@@ -301,7 +301,7 @@ class _Status:
 
 
 def _written(summary: dict[str, Any], folder: Path) -> None:
-    """Write the summary beside the state; a full disk costs the summary only."""
+    """Write the summary beside the state; if that fails, as on a full disk, a warning is logged."""
     try:
         write_atomically(folder / "summary.json", json.dumps(summary).encode(), OWNER_ONLY)
     except OSError as error:

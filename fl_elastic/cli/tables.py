@@ -14,8 +14,8 @@ _UNBOUNDED = 10_000
 def print_table(table: Table, console: Console | None = None) -> None:
     """Print a table whose columns are wide enough for each of their words.
 
-    If the terminal is too narrow, the table is wider than it: a wrapped line is readable, a number that is cut off
-    is not. Columns that fold may break their words.
+    A table may be wider than the terminal: a line that wraps is readable, a number that is cut off is not. Columns
+    that fold may break their words.
 
     Parameters
     ----------
