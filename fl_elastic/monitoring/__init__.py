@@ -1,4 +1,4 @@
-"""For operators: a journal of rounds, and metrics to scrape."""
+"""A journal of rounds in a file, and Prometheus metrics from it, for operators of a federation."""
 
 from fl_elastic.monitoring.journal import Journal
 

@@ -123,7 +123,7 @@ class _Collector:
 def serve_metrics(path: str | Path, *, address: str = "127.0.0.1", port: int = 9464) -> Any:
     """Serve the newest entry of a journal as Prometheus text under ``/metrics``; return the running server.
 
-    It only reads the file, so it keeps running when the process that writes the file is restarted.
+    The server only reads the file, so it keeps running when the process that writes the file is restarted.
 
     Parameters
     ----------

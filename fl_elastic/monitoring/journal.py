@@ -21,8 +21,8 @@ _KEPT = 3
 class Journal:
     """Appends one JSON object per line, and starts a new file when the old one is full.
 
-    A full disk costs the line, not the round: a failed write is logged. A line that a crash cut short is skipped by
-    `read_journal` and terminated by the next write.
+    A write that fails, as on a full disk, is logged and raises no error. A line that a crash cut short is skipped
+    by `read_journal` and terminated by the next write.
 
     Parameters
     ----------
