@@ -18,8 +18,8 @@ class Budget:
     Parameters
     ----------
     speedup : float, optional
-        Full step time divided by the allowed step time, at least 1; 1 sets no limit on time. ElasticTrainer's rho
-        is its inverse.
+        Full step time divided by the allowed step time, at least 1; 1 sets no limit on time. The paper on
+        ElasticTrainer (Huang et al., MobiSys 2023) calls its inverse rho.
     deadline : float, optional
         Seconds for all local steps of one round.
     memory : float, optional

@@ -1,4 +1,4 @@
-"""Environment of a measurement: versions, machine and date."""
+"""Environment of a measurement: versions of packages, kind of processor and date."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def environment() -> dict[str, str]:
-    """Return versions, machine and date."""
+    """Return the versions of Python, fl-elastic, torch, flwr and numpy, the kind of processor, and today's date."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for package in ("fl-elastic", "torch", "flwr", "numpy"):
         try:

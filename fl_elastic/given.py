@@ -1,4 +1,4 @@
-"""What users give as settings: numbers of Python, of numpy or of torch, and objects of a kind."""
+"""Checks of what users give as settings: numbers of Python, numpy or torch, and objects of a class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 
 def whole(value: Any) -> int | None:
-    """Return a whole number as an int; None for anything else: a part of one, text, or a truth value.
+    """Return a whole number as an int; None for anything else, such as a fraction, text or a truth value.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def is_real(value: object) -> TypeGuard[float]:
 
 
 def of_another_kind(**settings: tuple[object, Any]) -> str:
-    """Return an error message for the first setting, other than None, that is not of the kind beside it; or empty.
+    """Return an error message for the first setting that is neither None nor of its class; empty without one.
 
     Examples
     --------

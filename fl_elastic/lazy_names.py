@@ -19,8 +19,8 @@ def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     package : str
         ``__name__`` of the package.
     homes : mapping of str to str
-        For each public name, the module of the package that defines it, which must have another name; or the full
-        name of any module, and after a colon what it calls the object if that is another name.
+        For each public name the module that defines it: a module of the package, whose name must be another one, or
+        the full name of any module. If the object has another name in that module, it follows after a colon.
 
     Examples
     --------

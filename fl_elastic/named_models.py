@@ -35,7 +35,7 @@ def build_model(name: str, input_shape: Shape, classes: int, seed: int) -> nn.Mo
     ----------
     name : str
         A registered model; else a torchvision classification model, also as ``torchvision:NAME``;
-        else ``module:callable``, whose shapes are the caller's business.
+        else ``module:callable``, which is called without arguments and has its own sizes.
     input_shape : tuple of int
         Shape of one input, channels first.
     classes : int

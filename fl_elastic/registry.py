@@ -39,7 +39,7 @@ def closest(name: str, known: list[str]) -> str:
 
 
 def or_own(name: str) -> str:
-    """Return the hint how to name one's own object instead of ``name``; a dotted path is shown with its colon.
+    """Return the end of an error message for an unknown ``name``: users can name an object of their own instead.
 
     >>> or_own("digit"), or_own("my_project.read")
     (', or module:callable', ", or module:callable, as in 'my_project:read'")

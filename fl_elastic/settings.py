@@ -44,7 +44,7 @@ def approved(check: Callable[[Any], Any]) -> AfterValidator:
 
 
 def known_among(what: str, names: Callable[[], Iterable[str]]) -> AfterValidator:
-    """Return a validator for a name; the known names are looked up at each check, since more may be added."""
+    """Return a validator that accepts known names only; they are looked up at each check, since more may come."""
 
     def check(value: str) -> None:
         known = list(names())
