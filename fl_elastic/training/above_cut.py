@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def passing_above_cut(
     model: nn.Module, loader: Iterable[Batch], graph: BackwardGraph, options: TrainerOptions
 ) -> Iterator[ElasticForward]:
-    """Run the frozen prefix of one pass inside the block as a fit does: its features are looked up or stored.
+    """Yield what runs the frozen prefix in a pass over data: features are looked up, or computed and kept.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class FitBatches:
     size : LoaderSize
         Size of one pass.
     first : list of batch
-        Batches of a probe.
+        The first batches, for a probe.
     shape : tuple of int
         Shape of the first batch.
     requested_steps : int
@@ -57,7 +57,7 @@ class FitBatches:
     judge : callable, optional
         Told what the model gets right in each batch, for a sampler that depends on it.
     loading_seconds : float, optional
-        Expected time to read a batch; None if it does not count.
+        Expected time to read a batch; None if reading does not count towards the budget.
     """
 
     loader: Iterable[Batch]

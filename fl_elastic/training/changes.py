@@ -32,7 +32,7 @@ class Trained:
     steps : Counter
         Steps by the first name of each tensor.
     plans : tuple of Plan
-        Those by which at least one step was taken.
+        Plans by which at least one step was taken.
     held : mapping of str to sequence of array
         Masks of the trained part of each tensor, see `StepOpener.held`.
     num_examples : int
@@ -112,7 +112,7 @@ def trained_parts(
     Parameters
     ----------
     plans : iterable of Plan
-        Those by which at least one step was taken.
+        Plans by which at least one step was taken.
     model : nn.Module
         The model that was trained.
     held : mapping of str to sequence of array, optional

@@ -101,7 +101,7 @@ def planned_with(
     groups_above: int | None = None,
     kept_head: str = "",
 ) -> CostProfile:
-    """Return the costs to plan with: with the forward pass as it will run, and only what may be trained."""
+    """Return the costs by which a fit plans: of the forward pass as it will run, and of trainable groups only."""
     if forward is not None:
         profile = elastic_forward(profile, forward.terms, at_least=forward.locked_groups or 0)
     return trainable_part(profile, groups_above, kept_head)
@@ -135,7 +135,7 @@ def passes_above_cut(
     examples : int
         Number of examples whose features are kept.
     speedup : float
-        Of the client's budget, which divides its time.
+        Speed-up of the client's budget, which shortens its rounds.
     """
     if not options.part.cut:
         return 1

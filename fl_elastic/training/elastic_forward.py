@@ -277,9 +277,9 @@ class ElasticForward:
             return
         if first and self._store.lasts:
             with untouched(self._model):
-                self._drop_what_is_not_so(self._store, split, inputs)
+                self._drop_outdated(self._store, split, inputs)
 
-    def _drop_what_is_not_so(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
+    def _drop_outdated(self, store: FeatureStore, split: SplitModel, inputs: Any) -> None:
         """Wipe the features that an earlier process kept if the model no longer computes the same ones.
 
         Features are found by a digest of the weights, which does not change when only the model's code does.

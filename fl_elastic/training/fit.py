@@ -45,7 +45,7 @@ class Phase:
     Attributes
     ----------
     kind : {"full", "selected", "one step"}
-        ``full`` trains all groups, as each fit does in its turn. ``selected`` trains what fits the budget.
+        ``full`` trains all groups, see ``full_update_every``. ``selected`` trains what fits the budget.
         ``one step`` trains the head, if choosing took all of the time.
     plan : Plan
         The plan of the phase.

@@ -127,7 +127,7 @@ def sums_apart(
     loss_fn: LossFn | None = None,
     clip: float | None = None,
 ) -> tuple[HeadSums, HeadSums]:
-    """Return the sums over all examples and over about a fifth of them, for protocols in which sums only add up.
+    """Return the sums over all examples and over about a fifth of them, for protocols that can only add sums up.
 
     Whether an example belongs to the fifth depends on that example alone, so that it never affects the sums of
     others.

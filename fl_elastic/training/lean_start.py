@@ -16,10 +16,10 @@ _UTILS = "torch._dynamo.utils"
 def without_compiler() -> None:
     """Replace ``torch._dynamo`` by a stand-in until somebody compiles.
 
-    Every torch optimiser imports all of it when it is made and when it steps, for two functions that do nothing
-    outside of a compiler; torchvision imports it to ask whether there is a compiler. In every round this takes more
-    than a second of computing and a hundred megabytes on a fast machine, several seconds on a small board. The
-    stand-in has these functions; whatever else is asked of it, as ``torch.compile`` does, loads the real module.
+    Every torch optimiser imports the whole compiler when the optimiser is made and when it steps, for two functions
+    that do nothing outside of a compiler; torchvision imports it to ask whether there is a compiler. In every round
+    this takes more than a second of computing and a hundred megabytes on a fast machine, several seconds on a small
+    board. The stand-in has these functions. Any other access, such as by ``torch.compile``, loads the real module.
     """
     if _COMPILER not in sys.modules:
         stand_in = sys.modules[_COMPILER] = _Compiler(_COMPILER)

@@ -189,7 +189,7 @@ def says_its_length(loader: Iterable[Batch]) -> bool:
 
 
 def _to_draw_from(loader: object) -> int | None:
-    """Return the size of the dataset that a DataLoader draws batches from; None if it does not draw or say."""
+    """Return the size of the dataset from which a DataLoader draws batches; None if it draws none or is silent."""
     dataset, drawn = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
     return length_of(dataset) if drawn is not None else None
 

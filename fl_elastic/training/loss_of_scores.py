@@ -46,7 +46,7 @@ _ROUNDED = 1e-2
 def loss_of_scores(
     loss_fn: LossFn, targets: Any, outputs_with: Callable[[Tensor], Any]
 ) -> LossOfScores:
-    """Return the loss of a batch as a function of scores; this raises TrainingError if the loss cannot take them.
+    """Return a batch's loss as a function of scores, which raises TrainingError if the loss cannot take them.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def loss_of_scores(
 
 
 def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> None:
-    """Raise TrainingError if a loss expects probabilities or their logarithms, or compares with other classes.
+    """Raise TrainingError if a loss expects probabilities or their logarithms, or other classes than the targets.
 
     Parameters
     ----------
@@ -166,12 +166,12 @@ def takes_log_odds(
     targets: Any,
     again: Callable[[Tensor], Any],
 ) -> bool:
-    """Return whether a loss takes scores for log-odds; raise TrainingError if a head solved for would not suit it.
+    """Return whether a loss interprets scores as log-odds; raise TrainingError if no solved head suits the loss.
 
     Several labels 0 and 1 are learned by a loss of log-odds, whose right scores are not 0 and 1. No solved head
-    suits a loss that compares each token with the next one's class, as a language model's does, or that takes
-    scores for something else than its targets, such as the logarithm of counts. All this is found out by computing
-    the loss with wanted scores in place of the layer's output.
+    suits a loss that compares each token with the next one's class, as a language model's does, or that interprets
+    scores as something else than the targets, such as logarithms of counts. All this is found out by computing the
+    loss with wanted scores in place of the layer's output.
 
     Parameters
     ----------

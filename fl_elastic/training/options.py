@@ -79,8 +79,8 @@ class Timing:
     Parameters
     ----------
     closed_loop : bool
-        Measure the steps while training and correct the plan. If off, the plan depends on the stored cost profile
-        alone, so that a simulation is reproducible.
+        Whether steps are timed while training, and the plan corrected by the result. If not, the plan depends on
+        the stored cost profile alone, so that a simulation is reproducible.
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     profile_seconds, planning_seconds : float

@@ -49,7 +49,7 @@ def places_reply(
     model : nn.Module
         The model as the server sent it.
     loader : iterable of batches
-        The first examples are taken.
+        The client's data, of which the first examples are used.
     asked : Reading
         The places, or none for all candidates.
     examples : int

@@ -264,7 +264,7 @@ class Planner:
         self._measured_in_fit = True
         probe = self._last_probe = self.probe(batches)
         found = self.importance.score(probe)
-        # Groups out of reach were not probed and keep their scores.
+        # Groups that may not be trained now were not probed and keep their scores.
         scores = np.full(len(self.state.names), np.nan)
         scores[: len(found)] = found
         return self.state.absorb(scores)

@@ -158,12 +158,12 @@ class FitReport:
         All other time: estimating costs, probing importance, planning, full passes timed between the steps, and
         preparing.
     preparing_seconds : float
-        The part of it that prepares the fit and each of its plans: copies of what training changes, and layers put
-        into their modes.
+        The part of ``selection_seconds`` that prepares the fit and each of its plans: copies of what training
+        changes, and layers put into their modes.
     predicted_seconds : float
-        Steps and probes by the cost profile, plus what the options charge; a virtual clock uses it.
+        Time of steps and probes by the cost profile, plus what the options charge; for a virtual clock.
     choosing_seconds : float
-        The part of the predicted seconds for probes and plans.
+        The part of ``predicted_seconds`` for probes and plans.
     step_seconds : float
         Median time of a step with a whole batch.
     full_step_seconds : float

@@ -57,9 +57,9 @@ class SelectionState:
     smoothing: ClassVar[float] = 0.5
     """Weight of the old score in the moving average over probes."""
     exploration: ClassVar[float] = 0.3
-    """Weight of a bonus added to every group's share of the importance: its share of the weights (averaged with
-    that of the number of groups), times one more than the number of fits since it was last trained. It fills the
-    budget if importance is lost in noise, and brings every affordable group back in turn.
+    """Weight of a bonus added to every group's share of the importance: its share of the weights (averaged with an
+    equal share for each group), times one more than the number of fits since it was last trained. The bonus fills
+    the budget if importance is lost in noise, and brings every affordable group back in turn.
     """
 
     names: tuple[str, ...] = ()

@@ -31,8 +31,8 @@ class StillThroughSteps:
     anything_moves : bool
         Whether a step may move a parameter without a gradient.
     still : list of Parameter
-        Parameters that are put back: those that the optimiser drives or may know, so not a base frozen by its
-        owner.
+        Parameters that are put back: those that the optimiser drives or may know. Parameters that the owner froze
+        are not among them.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
