@@ -96,7 +96,7 @@ class Upper(Body):
 
 
 class _AsTheWhole(nn.Module):
-    """A model's own parts and tensors, with another module that is called instead."""
+    """A module with the submodules and tensors of a model that calls another module in its place."""
 
     def __init__(self, model: nn.Module, called: nn.Module) -> None:
         super().__init__()

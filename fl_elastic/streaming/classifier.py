@@ -96,7 +96,7 @@ class Classifier:
     like : array or None
         An array with the shape and dtype of every sample; None before the first one.
     body : Body or None
-        The trained part; None before the first sample if it takes features.
+        The trained part. Above a place, as with ``latent``, it is made from the first sample and None before.
     """
 
     def __init__(

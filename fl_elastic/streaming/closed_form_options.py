@@ -23,8 +23,8 @@ class ClosedForm:
         equal weight, so that no order of classes makes the head forget one; 1,000 to 3,000 suit streams whose
         classes change.
     before : HeadSums, optional
-        Sums from before the stream, as `fl_elastic.training.head_pass` computes them locally, or from a server;
-        for the labels in ``classes`` of the learner, in order.
+        Sums from before the stream, as `fl_elastic.training.head_pass` computes them locally, or from a server.
+        They have one column per label in ``classes`` of the learner, in order.
 
     Examples
     --------

@@ -46,7 +46,7 @@ class Guard:
     Parameters
     ----------
     every : int
-        One in this many labelled samples goes to the held-out window, and to training only after it has left it.
+        One in this many labelled samples goes to the held-out window, and to training only after leaving it.
     size : int
         Number of samples in the window.
     """

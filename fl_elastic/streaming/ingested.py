@@ -1,4 +1,4 @@
-"""Which samples of a stream its store was given; written in the store's own transactions."""
+"""Which samples of a stream its store was given; the store writes this record together with the samples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class IngestedSamples:
         return cls(number, frozenset(each for each in beside if 0 < each <= number), events)
 
     def without(self, number: int) -> IngestedSamples:
-        """Return a copy for a store that this sample has left: it counts as never given to it."""
+        """Return a copy for a store from which this sample was withdrawn, so that it counts as not given."""
         return replace(self, beside=self.beside | {number})
 
     def has(self, number: int) -> bool:

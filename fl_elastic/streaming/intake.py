@@ -24,7 +24,7 @@ class Refused(Exception):
 
 
 class Unreadable(str):
-    """The reason why a source cannot read a sample; it yields this in place of the sample."""
+    """The reason why a source cannot read a sample; the source yields it in place of the sample."""
 
     __slots__ = ()
 

@@ -138,9 +138,10 @@ def joined(own: LabelledWeights, received: LabelledWeights, shares: Shares) -> L
 def kept(
     before: LabelledWeights, trained: LabelledWeights, received: LabelledWeights, shares: Shares
 ) -> LabelledWeights:
-    """Return the joined model, ``before``, with a part of what training changed: 1 - share of each tensor's change.
+    """Return ``before`` plus a part of what training changed: of each tensor's change, 1 minus its share.
 
-    Rows of the head whose label the federation does not know keep the whole change.
+    ``before`` is the model that `joined` returned. Rows of the head whose label the federation does not know keep
+    the whole change.
 
     Examples
     --------

@@ -452,7 +452,7 @@ class StreamLearner:
         return observations
 
     def _labelled_again(self, late: Arrived) -> Observation:
-        """Give a known sample the label with which it was sent again; return what that says."""
+        """Give a known sample the label with which it was sent again; return the observation for the label."""
         assert late.label is not None
         found = self.label(late.number, late.label)
         if found.correct is not None:

@@ -111,7 +111,7 @@ class LearningRule(ABC):
         held_out : sequence of Row
             Samples of the held-out window.
         guarded : bool
-            Whether a model that is worse on them is undone.
+            Whether an update is undone that makes the model worse on ``held_out``.
 
         Returns
         -------

@@ -57,7 +57,7 @@ class Progress:
         return self.hits / self.weight if self.weight else float("nan")
 
     def scored(self, correct: bool, drift: bool, fading: float, *, learned: bool) -> None:
-        """Count a prediction whose label is now known; ``learned`` tells whether its sample is still here."""
+        """Count a prediction whose label is now known; ``learned`` tells whether its sample can be learned from."""
         self.labelled += 1
         self.unlearned += not learned
         self.right += correct

@@ -56,7 +56,7 @@ class Pool:
     store : SampleStore
         Holds the other samples.
     classes : ClassMap
-        Maps every label of both to an output.
+        Maps the label of each new or stored sample to an output.
     version : str or None
         Use only stored samples of this version; None for all.
     """
@@ -212,7 +212,7 @@ class OnePass:
     pool : Pool
         The samples.
     labels : sequence of int
-        A target is the index of its label here; samples of other labels are left out.
+        Labels to include. A sample's target is the index of its label in this list.
     size : int
         Batch size; use that of training, for which costs are measured.
     as_inputs : callable

@@ -43,7 +43,7 @@ class RoundsTaken:
         return RoundsTaken(name, self.taken + 1, self.undone + undone)
 
     def without_earlier(self) -> RoundsTaken:
-        """Return a record with which results of rounds that have begun already are left out."""
+        """Return a record under which results of rounds that have already begun will not be applied."""
         return replace(self, last=uuid.uuid4().hex)
 
 

@@ -142,9 +142,9 @@ class SavedLearner:
         return OnePass(pool, labels, size, self.body.as_inputs)
 
     def head_sums(self, weight: str, labels: Sequence[int]) -> HeadSums | None:
-        """Return the sums of a head in closed form as they travel, without a pass over all samples.
+        """Return the sums of a head in closed form in the form that is sent, without a pass over all samples.
 
-        Some stored samples are kept apart in folds, for the choice of the penalty, unless older ones have less
+        Some stored samples are kept apart in folds, for the choice of the penalty, unless older samples have less
         weight.
 
         Parameters
@@ -167,7 +167,7 @@ class SavedLearner:
         return found if self.fades else found.with_folds(self._folds(sums, labels))
 
     def _folds(self, sums: RunningSums, labels: Sequence[int]) -> tuple[Fold, ...]:
-        """Return at most five folds of stored samples, with the number of samples that other clients hold out."""
+        """Return at most five folds of stored samples, together as many as clients without a stream hold out."""
         draw = np.random.default_rng(self.number)
         ids = self.store.draw(
             held_out(len(sums.origin)), version=self.classifier.version, generator=draw
@@ -250,7 +250,7 @@ def load_snapshot(
     prepare: Prepare,
     seed: int = 0,
 ) -> SavedLearner:
-    """Return a learner as it was last saved; close the snapshot's store afterwards.
+    """Return a learner as it was last saved; the caller closes its store.
 
     Parameters
     ----------

@@ -111,7 +111,7 @@ class SolvedHead(LearningRule):
         """Return features with outliers clipped to the furthest value allowed, as the store gives them back.
 
         What is subtracted from the sums later must equal what was added. Refused is raised if the store cannot hold
-        it.
+        such features.
         """
         if self.sums.weight >= _LEAST * self._newest_weight:
             mean, far = self.sums.mean, _FURTHEST * np.sqrt(self.sums.spread)

@@ -32,11 +32,11 @@ class Reading:
     sample_id : int, str or None
         The sample whose late label ``y`` is.
     answer : callable
-        Called with the result of handling it.
+        Called with the result of handling this reading.
     ends : bool
-        Whether it is the last one of a file, which is moved away when the next reading is requested.
+        Whether this is the last reading of a file, which is moved away when the next reading is requested.
     position : mapping or None
-        Where the source continues after it, as JSON can hold it; None if the source cannot be read again.
+        Where the source continues after this reading, as JSON can hold it; None if it cannot be read again.
     name : str or None
         The sender's name for the sample.
     """

@@ -64,7 +64,7 @@ class StepTraining(LearningRule):
     Attributes
     ----------
     selection : SelectionState
-        What is known of the tensor groups, for the selection of the next ones.
+        Importance of the tensor groups and more from earlier adaptations, by which the next one chooses.
     """
 
     def __init__(

@@ -50,8 +50,6 @@ class WriteAhead:
 
     Attributes
     ----------
-    most : int
-        Bytes of the log after which it is time to save.
     events : int
         Number of events since the beginning of the stream, across restarts.
     """
@@ -70,7 +68,7 @@ class WriteAhead:
         return self._log.size > self._most
 
     def since(self, events: int) -> list[Event]:
-        """Return the events that follow the first ``events`` ones; none after a gap."""
+        """Return the events that follow the first ``events`` ones, up to the first that is missing."""
         self.events = events
         found: list[Event] = []
         for event in self._log.read():

@@ -27,14 +27,16 @@ STORAGE_POLICIES = {
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A sample that is to be stored: its class as in column ``y``, and its draw in the `lottery`."""
+    """A sample that is to be stored: its class as in column ``y``, and its number from the `lottery`."""
 
     label: int
     draw: float
 
 
 def lottery(seed: int, number: int) -> float:
-    """Return the draw of the n-th sample of a stream; it is the same after every restart.
+    """Return a random number in [0, 1) for the n-th sample of a stream; it is the same after every restart.
+
+    Storage policies keep the samples with the smallest numbers.
 
     >>> lottery(0, 1) == lottery(0, 1) != lottery(0, 2)
     True
