@@ -48,9 +48,9 @@ class ElasticPolicy(Policy):
     budget the most important groups, and those of most importance per byte of their own memory, are tried as well.
     If everything fits, everything is trained.
 
-    If steps may be traded (under a deadline, or with a speed-up below the floor), the plan maximises its importance
-    times what the remaining steps gain: near the floor most of a step is spent on the forward pass whatever is
-    trained, and fewer, deeper steps decrease the loss more per second.
+    If fewer steps may be taken (under a deadline, or with a speed-up below the floor), the plan maximises its
+    importance times the gain of the steps that fit. Near the floor most of a step is spent on the forward pass
+    whatever is trained, and fewer, deeper steps decrease the loss more per second.
 
     In a model of up to 12 groups, 8 under a memory budget, every choice is tried.
     """
@@ -104,7 +104,8 @@ class ElasticPolicy(Policy):
 class _Search:
     """Solves the knapsack under limits on bytes as well, by putting a price on each byte.
 
-    Price and slack of one allowance are the first guess for the next one, so that few knapsacks have to be solved.
+    Price and slack for one allowed step time are the first guess for the next one, so that few knapsacks have to be
+    solved.
     """
 
     request: PlanRequest
@@ -113,7 +114,7 @@ class _Search:
 
     @cached_property
     def worth(self) -> Scores:
-        """The importance; zero for groups out of reach, or beyond memory or uplink even with the head alone."""
+        """Importance, but zero for groups that may not be trained, or that do not fit the bytes beside the head."""
         request = self.request
         worth = request.importance.copy()
         if request.reachable is not None:
@@ -164,7 +165,7 @@ class _Search:
         return max(masks, key=lambda mask: float(self.worth[mask].sum()))
 
     def _by_uplink(self, request: PlanRequest) -> list[Mask]:
-        """Return the mask of most worth within the uplink, if it fits the rest: optimal if nothing else binds."""
+        """Return the mask of most worth within the uplink if it fits time and memory as well, else nothing."""
         sizes, uplink = request.profile.sent_bytes, request.budget.uplink
         assert uplink is not None
         found = prefix_knapsack(

@@ -71,7 +71,7 @@ class LeanLayers(StepTransform):
         return ChannelGuard(plan, model, copies) if self.channels else None
 
     def case(self, case: StepCase) -> StepCase:
-        """Return the case with lean layers, if all layers are."""
+        """Return the case, marked as lean if all layers keep only what their mode needs."""
         return replace(case, lean=self.everywhere or case.lean)
 
     def trained_part(

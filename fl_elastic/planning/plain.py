@@ -75,7 +75,7 @@ class BiasPolicy(Policy):
 class RandomPolicy(Policy):
     """Train the head, and other groups in random order as long as they fit the budget.
 
-    If steps may be traded, their length is drawn as well, between the allowed step and a full one.
+    If fewer steps may be taken, their length is drawn as well, between the allowed step and a full one.
     """
 
     def plan(self, request: PlanRequest) -> Plan:

@@ -96,8 +96,8 @@ class Policy(ABC):
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
         """Look at the model before a fit, and return what the policy remembers; by default nothing new.
 
-        The fit's plans find it in `PlanRequest.memory`. If the fit succeeds it is kept for the next one, on disk if
-        the client has a folder.
+        The fit's plans find the result in `PlanRequest.memory`. If the fit succeeds, the result is kept for the
+        next fit, on disk if the client has a folder.
         """
         del probe, profile
         return memory

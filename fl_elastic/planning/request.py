@@ -175,7 +175,7 @@ class PlanRequest:
         return masks @ self.importance * self._gains(share)
 
     def gain_of(self, modes: Sequence[Mode], step_seconds: float) -> float:
-        """Return the gain of the whole steps of a plan with these modes, by the bytes that it really sends."""
+        """Return the gain of the whole steps of a plan with these modes, given the bytes that it really sends."""
         trained = np.array([not mode.is_frozen for mode in modes])
         left = self.allowed_step_seconds - self.sending_seconds_per_byte * self.uplink_bytes(modes)
         return self.gain(left / (step_seconds - self._sending_seconds(trained)))
@@ -218,7 +218,7 @@ class PlanRequest:
         return memory is None or mask_bytes(self.profile, mask, lean=self.lean) <= memory
 
     def fits_modes(self, modes: Sequence[Mode]) -> bool:
-        """Return whether a step with these modes, without recomputation, is within reach and fits all limits."""
+        """Return whether these modes train only `reachable` groups and fit all limits without recomputation."""
         if self.reachable is not None and not all(m.is_frozen for m in modes[self.reachable :]):
             return False
         memory, uplink = self.budget.memory, self.budget.uplink
@@ -401,7 +401,8 @@ def most_to_send(budget: Budget) -> float | None:
 def too_much_to_send(budget: Budget, sent_bytes: float, who: str = "it") -> str:
     """Return why an update is too large for a budget from `sendable`, in terms of the limit that the user gave.
 
-    The deadline of the budget is what choosing has left of the user's, so the advice is how much more is needed.
+    The budget's deadline is the rest of the user's deadline after choosing, so the message says how much more is
+    needed.
 
     >>> too_much_to_send(Budget(uplink=100.0), 250.0)
     'it sends 250 bytes, the uplink budget is 100: raise it to 250'

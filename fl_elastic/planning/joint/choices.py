@@ -88,8 +88,8 @@ class Choices:
     path_seconds, path_memory : array of float, shape (N,)
         Path cost from the previous group to this one, charged for every group down to the deepest trained one.
     path_change : array of float, shape (N, K)
-        Seconds that an option adds to the path below it (negative if it shortens it), charged only if a deeper
-        group is trained. Zero by default.
+        Seconds that an option adds to the path below it (negative if the path gets shorter), charged only if a
+        deeper group is trained. Zero by default.
     damage : array of float in [0, 1), shape (N, K)
         Share of the value of all deeper groups that an option loses. Zero by default.
     forced : tuple of int

@@ -44,7 +44,7 @@ class Problem:
     cost : array, shape (2, N, K, D)
         In units of the D finite limits.
     allowed : array of bool, shape (2, N, K)
-        Options that may be chosen; a depth out of reach has none as the last group.
+        Options that may be chosen; a group that cannot be the deepest has none as the last.
     room : array, shape (D,)
         The limits.
     damage : array, shape (N, K)
@@ -124,7 +124,7 @@ def bounds_above(problem: Problem, prices: _Floats) -> _Floats:
 
 
 def bounds_of_depths(problem: Problem, prices: _Floats) -> _Floats:
-    """Return the Lagrangian bound of all depths at the prices, shape (N, P); minus infinity if out of reach."""
+    """Return the Lagrangian bound of all depths at the prices, shape (N, P); -inf for an impossible depth."""
     inner, last = _best(problem, prices)
     reachable = np.isfinite(last)
     return np.where(reachable, _above(inner) + last + prices @ problem.room, -np.inf)
