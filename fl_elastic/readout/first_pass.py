@@ -80,7 +80,7 @@ class FirstPass:
 
     @property
     def outputs(self) -> int:
-        """How many numbers the model outputs per example.
+        """Number of numbers that the model outputs per example.
 
         Raises
         ------

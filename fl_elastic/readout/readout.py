@@ -399,10 +399,10 @@ def _gives(
 
 
 def _idle(names: list[str], began: set[str], ended: set[str]) -> set[str]:
-    """Return the modules that did not run, nor any module inside them, and around which none finished.
+    """Return the modules that did not run, nor any module inside them, and that lie in no module that finished.
 
-    A module around it that finished may have used its weights without running it, as attention uses those of its
-    last layer.
+    A module that finished may have used the weights of a module inside it without running that module, as attention
+    does with its last layer.
     """
     ran = {"", *began, *(outer for name in began for outer in _around(name))}
     return {name for name in names if name not in ran and not _around(name) & ended}

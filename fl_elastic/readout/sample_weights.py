@@ -18,10 +18,10 @@ _FEWEST, _LARGER = 3, 3.0
 
 
 def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
-    """Return the size of each client's numbers: its mean square over the median client's, where it is largest.
+    """Return for each client the largest ratio of its mean square to that of the median client.
 
-    The largest is taken over the places that all clients have, and the targets. Numbers are centred at the median
-    of the clients' means, and each feature counts equally.
+    There is a ratio for the features of each place that all clients have, and one for the targets. Numbers are
+    centred at the median of the clients' means, and each feature counts equally.
 
     Examples
     --------

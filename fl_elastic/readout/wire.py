@@ -52,7 +52,7 @@ class PlacesReply:
     most: int
 
     def at(self, places: Container[Place]) -> PlacesReply:
-        """Return the reply without the places that are not among these."""
+        """Return the reply reduced to these places."""
         rows = {place: each for place, each in self.sample.rows.items() if place in places}
         return replace(self, sample=replace(self.sample, rows=rows))
 
