@@ -33,7 +33,7 @@ class HeadSums:
     weight : str
         Name of the layer's weight, of shape (C, D), or (C, D, 1, 1) of a 1 x 1 convolution.
     rest_products, rest_targets, rest_squares : array
-        The sums below over the examples that are in no fold.
+        `products`, `targets` and `squares` over only the examples that are in no fold.
     classes : bool
         Whether the targets are classes.
     folds : tuple of Fold

@@ -184,7 +184,7 @@ class RunningSums:
         self.targets *= share
 
     def head_sums(self, weight: str, outputs: Sequence[int] | None = None) -> HeadSums:
-        """Return the sums as they travel, about zero and over a whole number of examples.
+        """Return the sums in the form that is sent: about zero, and over a whole number of examples.
 
         Parameters
         ----------
