@@ -1,4 +1,4 @@
-"""A model's state under the names that travel, with the live tensors."""
+"""A model's state: its live tensors under the names by which they are sent and saved."""
 
 from __future__ import annotations
 

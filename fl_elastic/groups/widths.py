@@ -48,6 +48,8 @@ class _Channels:
 
 @dataclass
 class _Space:
+    """Channels that several tensors share, and the layers that use them; closed if another operation does, too."""
+
     size: int
     unit: int = 1
     makers: list[str] = field(default_factory=list)
