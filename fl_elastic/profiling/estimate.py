@@ -1,4 +1,4 @@
-"""A first cost profile for at most a few steps, to be corrected while training."""
+"""A first cost profile, estimated in the time of at most a few steps and corrected while training."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Measure a cost profile in about fifteen steps.
 
 Method (after section 5 of the ElasticTrainer paper, Huang et al., MobiSys 2023, rebuilt on autograd's node hooks):
-one pass with all parameters trainable times each backward node as a whole. One pass with only the input trainable
-times passing the error gradient on. The difference is the cost of the node's own gradient. Real steps at a few
-depths then calibrate the sum, and give the optimiser's time and the forward pass as a function of depth.
+a pass with all parameters trainable measures the time of each backward node as a whole. A pass with only the input
+trainable measures the time of passing the error gradient on. The difference is the cost of the node's own gradient.
+Real steps at a few depths then calibrate the sum, and give the time of the optimiser and, by depth, of the forward
+pass.
 """
 
 from __future__ import annotations

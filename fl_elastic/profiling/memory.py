@@ -329,7 +329,7 @@ class _Kept:
         return float(self.held_at_nodes().sum())
 
     def held_at_nodes(self) -> Seconds:
-        """Bytes by the deepest node that holds each storage: it keeps it first and frees it last."""
+        """Return the bytes held by node; each storage counts for its deepest node, which keeps it the longest."""
         saved = self.table.saved
         deepest = np.full(len(saved.tensor_bytes), -1)
         kept = self.whole[self.table.nodes]

@@ -30,7 +30,7 @@ class ReorderedBytes:
     passing : float
         While it passes the error gradient on, besides the error gradients of its output and input.
     training : float
-        While its weights' gradient is computed, besides the same and that gradient.
+        While its weights' gradient is computed, besides the error gradients and the weights' gradient.
     """
 
     inference: float = 0.0
@@ -90,7 +90,7 @@ def reordered_bytes(
 def _there(picture: tuple[int, ...], features: tuple[int, ...], filters: int) -> int:
     """Return the most extra numbers of the pass from picture to features, besides these two as they are stored.
 
-    First filters, picture and features exist in blocks, before the features are stored; then the features do twice.
+    First, filters, picture and features exist in blocks; then the features exist twice, in blocks and as stored.
     """
     read = _blocked(picture) if _channels(picture) >= _BLOCK else 0
     return max(filters + read + _blocked(features) - math.prod(features), _blocked(features))
