@@ -16,7 +16,7 @@ _FACTOR = "factor"
 
 @SERVER_OPTIMIZERS.register("agreement")
 class Agreement(ServerOptimizer):
-    r"""Follows the clients' change, and steps up to half as far again while successive rounds agree.
+    r"""Follows the clients' change, with steps up to 1.5 times as long while successive rounds agree.
 
     Early in a run, and if all clients take part, the changes of successive rounds point the same way, and a longer
     step saves rounds. If each round pulls towards its own few clients, the next round takes part of it back, and a

@@ -54,10 +54,10 @@ class ChangeClipper:
 
     Nothing is shortened until the usual size is known. Before that, a change is `doubted` if it is more than four
     times as large as the tensor or the model (for a bias or scale, as the model's largest tensor). The caller keeps
-    a doubted update until all updates of the round were heard. Then ten times the other clients' change of the
-    tensor is believed, or four times the size. If fewer than three clients train the tensor, the others' largest
-    changes relative to their tensors' sizes decide. With one or two clients a change may be a thousand times as
-    large as the tensor.
+    a doubted update until `hear` was called for all updates of the round. Then ten times the other clients' change
+    of the tensor is believed, or four times the size. If fewer than three clients train the tensor, the others'
+    largest changes relative to their tensors' sizes decide. With one or two clients a change may be a thousand
+    times as large as the tensor.
 
     Statistics are not changed. If honest clients make larger changes from one round on, these are shortened once
     and are usual afterwards.
