@@ -1,4 +1,4 @@
-"""What travels: the manifest, partial updates, and their packed form."""
+"""What clients and server send each other: the manifest, partial updates, and their packed form."""
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.codecs.base import CODECS, Codec

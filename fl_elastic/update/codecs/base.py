@@ -29,7 +29,7 @@ class Codec(ABC):
     unbiased : bool
         Whether the mean of the decoded numbers over many generators equals the written ones.
     sparse : bool
-        Whether zeros take no bytes anyway, so that slices of zeros need not be left out before.
+        Whether zeros take no bytes, so that slices of zeros need not be left out before encoding.
     for_statistics : bool
         Whether the codec may be used for running statistics; if not, they travel as fp32.
     for_weights : bool
