@@ -156,7 +156,7 @@ class RoundRecord:
     downlink_total_bytes : int
         Size of all training messages together.
     accepted, rejected : list
-        Replies, in the order in which they were merged.
+        Replies that were merged, in this order, and replies that were left out.
     stayed : dict of str to int
         Tensors that too few clients trained for a robust rule, and how many did.
     shortened : dict of int to int
@@ -175,7 +175,7 @@ class RoundRecord:
     head_features : int
         Number of features of the head that was solved for; 0 if none was.
     head_penalty : float
-        Its penalty; NaN if none was.
+        Penalty of that head; NaN without one.
     ranked_features : int
         Total number of features of the places among which the head's place was chosen.
     """

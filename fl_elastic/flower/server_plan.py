@@ -22,9 +22,9 @@ class ServerPlanner:
     Costs are the clients' claims. They count if they name the set of groups that most clients with costs name. Of
     those clients the slowest fifth, at least one of three or more, does not decide; it takes fewer steps.
 
-    Groups that were left out gain worth from round to round, as on a client that chooses for itself. Once one was
-    left out for as many rounds as such a client would leave it out, all groups are trained, in fewer steps if need
-    be: otherwise a group too expensive for one step of a slow client would never be trained.
+    Groups that were left out gain worth from round to round, as on a client that chooses for itself. Once a group
+    was left out for as many rounds as such a client would leave it out, all groups are trained, in fewer steps if
+    need be. Otherwise a group too expensive for one step of a slow client would never be trained.
     """
 
     def __init__(self) -> None:

@@ -91,9 +91,9 @@ class PartialUpdates(Strategy):
     Claims of clients are bounded by what the model, the fleet and earlier rounds make possible: changes many times
     larger than usual are shortened (`ChangeClipper`), a silent node is not waited for in every round
     (`ClientAvailability`), and the previous model is restored if the reported losses jump (`DivergenceRollback`). A
-    server optimiser that multiplies the clients' change moves a model with running statistics no further than they
-    did. Under differential privacy sizes and losses are ignored, because the noise does not cover decisions that
-    the server bases on them.
+    server optimiser that multiplies the clients' change moves a model with running statistics no further than the
+    clients did. Under differential privacy sizes and losses are ignored, because the noise does not cover decisions
+    that the server bases on them.
 
     Replies are merged one by one as they arrive, and dropped: memory does not grow with the number of clients,
     unless a robust rule or differential privacy has to see them all, or the grid returns them together.

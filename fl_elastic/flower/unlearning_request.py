@@ -19,11 +19,11 @@ class UnlearningRequest:
     examples : iterable of batches, optional
         Re-iterable; None if nothing must be forgotten.
     rest : iterable of batches, optional
-        The training data without them, if they were taken out of it here.
+        The training data without these examples, if this request took them out.
     whole : iterable of batches, optional
-        The training data with them.
+        The training data before examples were taken out.
     ids : frozenset of int
-        Their numbers in ``whole``.
+        Numbers of the examples in ``whole``.
 
     Attributes
     ----------
