@@ -23,10 +23,10 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class HeadSums:
-    """Sums of one or more clients.
+    """Sums of products of the features and targets of one or more clients' examples.
 
-    The sums over the examples of the folds are only computed where they are asked for: a client that holds all of
-    its few examples out sends their rows, and never adds up a matrix of all products.
+    The sums over the examples of the folds are only computed when they are used. A client that holds all of its few
+    examples out sends their rows, and never adds up a matrix of all products.
 
     Attributes
     ----------

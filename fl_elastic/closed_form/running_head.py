@@ -33,7 +33,7 @@ _SINGULAR = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 
 
 class RunningHead:
-    """Minimises squared error plus a penalty over the examples in its sums, whenever it is asked.
+    """Minimises squared error plus a penalty over the examples in its sums, at each call of `layer`.
 
     The penalty is a matrix that stays fixed until the examples' weight has doubled, or until the next full solve.
     It then follows the number of examples and the variances of features, as if these were standardised.
@@ -110,7 +110,9 @@ class RunningHead:
         self._factor, self._inverse, self._pending = None, None, []
 
     def layer(self) -> ClosedFormHead:
-        """Return the head for the examples that are in the sums now, stretched like that of `closed_form_head`.
+        """Return the head for the examples that are in the sums now.
+
+        Class scores are stretched as in `closed_form_head`.
 
         Raises
         ------

@@ -28,10 +28,10 @@ _SMALL = 0.02
 
 
 def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
-    """Return the size of each client's features about the median mean, relative to the mean client.
+    """Return each client's mean square of features about the clients' median mean, relative to the average client.
 
-    It is the mean over features of their relative mean squares, so that large features do not hide false small
-    ones.
+    Each feature's mean square is divided by its average over clients before the features are averaged, so that
+    large features do not hide false small ones.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def sizes_of_features(sums: Sequence[HeadSums]) -> _Floats:
 
 
 def sizes_about_the_middle(means: _Floats, squares: _Floats) -> _Floats:
-    """Return each client's mean squares about the median of the clients' means, relative to the mean client.
+    """Return what `sizes_of_features` returns, from means and mean squares in place of sums.
 
     Parameters
     ----------
