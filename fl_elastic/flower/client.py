@@ -190,7 +190,7 @@ class ElasticClient(NumPyClient):
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of what travels."""
+        """Manifest of the tensors that travel."""
         return self.state.manifest
 
     @property

@@ -132,7 +132,7 @@ class ClientState:
             return None
 
     def keep_profile(self, profile: CostProfile, model: nn.Module) -> None:
-        """Keep the cost profile; without a folder in this process, for all clients that it fits."""
+        """Keep the cost profile in the folder; without a folder, in this process for all clients that it fits."""
         self._profile = profile
         path = self._path("profile", "state")
         try:

@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class UnequalDevices:
-    """The preset for unequal devices.
+    """Settings for a fleet of unequal devices, with a pretrained model or one that begins from random weights.
 
     Attributes
     ----------

@@ -88,7 +88,7 @@ class Solved:
 
 
 def bias_beside(weight: str, manifest: Manifest) -> str:
-    """Return the name of the bias beside this weight; empty if the layer has none."""
+    """Return the name of the bias of the layer that has this weight; empty if the layer has none."""
     bias = weight.removesuffix("weight") + "bias"
     fits = bias in manifest.index and manifest.shape(bias) == manifest.shape(weight)[:1]
     return bias if fits else ""

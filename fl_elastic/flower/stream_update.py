@@ -86,7 +86,7 @@ class Layout:
 
     @classmethod
     def of(cls, classifier: Classifier, manifest: Manifest) -> Layout:
-        """Return which tensors of a model are which."""
+        """Return the names of a model's head tensors and running statistics."""
         statistics = tuple(n for n in manifest.names if manifest.role(n) is not Role.PARAMETER)
         return cls(head_tensors(classifier), statistics)
 

@@ -158,7 +158,7 @@ def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimize
 
 
 def say_what_it_sees(inner: Strategy) -> None:
-    """Warn which methods of a user's own strategy are never called, or get one merged reply in place of each."""
+    """Warn which methods of a user's own strategy are never called, or get one merged reply in place of all."""
     for strategy in chain(inner):
         if not _is_flowers(strategy.start):
             _LOG.warning(
