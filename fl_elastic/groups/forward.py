@@ -337,7 +337,7 @@ def one_number(loss: Any) -> Tensor:
 
 
 def ignored_class(loss_fn: LossFn) -> int:
-    """Return the class that a loss ignores, as far as it says so.
+    """Return the class that a loss ignores; -100, as in PyTorch, if the loss names none.
 
     >>> ignored_class(nn.CrossEntropyLoss(ignore_index=255)), ignored_class(cross_entropy)
     (255, -100)
@@ -348,7 +348,7 @@ def ignored_class(loss_fn: LossFn) -> int:
 
 
 def example_counter(loss_fn: LossFn, count_examples: CountExamples | None = None) -> ExampleCounter:
-    """Return what counts the examples of batches for a loss."""
+    """Return a counter of the examples of batches, which leaves out the class that the loss ignores."""
     return ExampleCounter(count_examples, ignored_class(loss_fn))
 
 

@@ -282,7 +282,7 @@ class BackwardGraph:
 
     @cached_property
     def groups_below(self) -> NDArray[np.float32]:
-        """Ones for the groups at or below each node, and for those strictly below it; shape (2, M, N).
+        """Masks of the groups at or below each node, and of those strictly below it; 0 and 1, shape (2, M, N).
 
         Floats, because their product with a mask is several times faster than selecting columns.
         """
