@@ -28,7 +28,7 @@ def filtered_conv2d(
     *,
     filters_input: bool = False,
 ) -> Tensor:
-    """Return a convolution whose weight gradient is filtered over patches; its bias gradient is exact.
+    """Return the output of a convolution whose weight gradient is filtered over patches; the bias's is exact.
 
     Parameters
     ----------

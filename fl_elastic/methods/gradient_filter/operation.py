@@ -41,7 +41,10 @@ class FilteredOperation(ModeOperation):
         return float(given[0] * given[1] * patches)
 
     def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
-        """Return a Sequential whose filtered convolutions run as chains, see `joined_forward`."""
+        """Return a forward function of a Sequential that runs its filtered convolutions as chains, or None.
+
+        See `joined_forward`.
+        """
         from fl_elastic.methods.gradient_filter.joined import joined_forward
 
         return joined_forward(module, modes)

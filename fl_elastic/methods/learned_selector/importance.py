@@ -148,5 +148,5 @@ class LearnedImportance(FisherImportance):
     """Fisher potential of whole layers, as `LearnedChannels` predicts it."""
 
     def channels(self) -> ChannelScore:
-        """Return the channel score whose sum is the potential."""
+        """Return the channel score that is summed over a layer's output channels."""
         return LearnedChannels()

@@ -106,7 +106,7 @@ Spans = dict[str, dict[int, Span]]
 
 
 def spans_of(model: nn.Module, kept: Mapping[Width, tuple[int, int]]) -> Spans:
-    """Return, by module and axis of its tensors, the stretch of the windows.
+    """Return for each module and each axis of its tensors the stretch that its window keeps.
 
     Parameters
     ----------
