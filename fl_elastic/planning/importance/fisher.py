@@ -24,7 +24,7 @@ class FisherImportance(Importance):
     by_example = True
 
     def channels(self) -> ChannelScore:
-        """Return the channel score whose sum is the potential."""
+        """Return the channel score that is summed over a layer's output channels."""
         return FisherChannels()
 
     def score(self, probe: Probe) -> Scores:
