@@ -137,7 +137,7 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
 
 
 def inference_bytes(profile: CostProfile) -> float:
-    """Return the least peak of one inference, besides the weights."""
+    """Return the bytes that one inference needs at least at its peak, besides the weights."""
     return _table(profile).flight.inference
 
 
