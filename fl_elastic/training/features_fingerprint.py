@@ -15,7 +15,7 @@ _DIGEST = 16
 def fingerprint(
     modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
 ) -> bytes:
-    """Return a digest of what ``modules`` compute with, of other named tensors, and of the place where they end."""
+    """Return a digest of the tensors of ``modules``, of other named tensors, and of the place of the features."""
     digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
     tensors = [each for module in modules for each in _tensors_of(module).items()]
     for name, tensor in (*tensors, *others):

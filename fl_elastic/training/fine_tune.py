@@ -41,7 +41,7 @@ _ROUGH_BATCHES = 32
 
 @dataclass(frozen=True)
 class FineTuned:
-    """What `fine_tune` did.
+    """The model that `fine_tune` trained, and what it chose and measured.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from fl_elastic.groups.torch_private import NormWithStatistics
 
 
 def frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
-    """Return the norms with statistics of which no parameter is in ``trained``, the names of the trained ones."""
+    """Return the norms with running statistics of which no parameter's name is in ``trained``."""
     norms: list[nn.Module] = []
     for prefix, module in model.named_modules():
         if isinstance(module, NormWithStatistics):
