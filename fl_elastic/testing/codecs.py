@@ -47,7 +47,7 @@ def codec_checks() -> list[Check]:
 
 
 def check_round_trip(subject: Subject) -> None:
-    """Check that shape and dtype are preserved, and that finite values are no further off than zeros would be."""
+    """Check that shape and dtype are preserved, and that no finite value's error exceeds the largest value."""
     for values in _examples():
         back = _through(subject, values)
         require(isinstance(back, np.ndarray), f"an array comes back as {type(back).__name__}")
