@@ -39,7 +39,7 @@ def foldable_pairs(graph: BackwardGraph, model: nn.Module, below: int = 0) -> li
 
 
 def fold(convolution: nn.Conv2d, norm: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    r"""Return one forward for both in eval mode.
+    r"""Return one forward function for a convolution and its norm in eval mode.
 
     :math:`W' = W\gamma/\sigma` and :math:`b' = (b-\mu)\gamma/\sigma+\beta`.
 
