@@ -88,7 +88,7 @@ class StepTraining(LearningRule):
         self.selection = SelectionState()
 
     def is_due(self, progress: Progress) -> bool:
-        """Return what the trigger says."""
+        """Return whether the trigger says that it is time to adapt."""
         return self._trigger.due(progress.since, progress.since_drift)
 
     def adapt(self, memory: StreamMemory, progress: Progress) -> Adaptation | None:
