@@ -10,7 +10,7 @@ from fl_elastic.fleet.private_files import PUBLIC_FILE, write_if_changed
 
 @dataclass(frozen=True)
 class Change:
-    """One change.
+    """One file or folder of a fleet that a command made, changed or found as it should be.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The server's database across releases of Flower: none can open a database that a later one has opened."""
+"""Keep the server's database usable when Flower's release changes: a release opens none that a later one opened."""
 
 from __future__ import annotations
 

@@ -146,7 +146,10 @@ def _network(server: Server, ca: Path, world: World, missing: Status) -> Iterato
 def _dated(
     server: Server, answers: Sequence[tuple[str, Health]], world: World
 ) -> Sequence[tuple[str, Health]]:
-    """Return the answers, completed by the server's time: a wrong clock makes certificates look invalid."""
+    """Return the answers, asked again without a certificate check where it was refused, for the server's time.
+
+    A wrong clock makes certificates look invalid.
+    """
     return [
         (address, world.health(server, address, None) if health.certificate_error else health)
         for address, health in answers

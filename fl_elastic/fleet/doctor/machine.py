@@ -1,4 +1,4 @@
-"""Whether this machine is fit for a node or a server: torch, memory, disk, heat."""
+"""Checks that this machine is fit for a node or a server: torch, memory, disk, heat."""
 
 from __future__ import annotations
 
