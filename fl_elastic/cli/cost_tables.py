@@ -28,7 +28,7 @@ def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
 
 
 def costs_line(report: CostReport | Refused) -> str:
-    """Return in one sentence what the plan's step keeps and sends."""
+    """Return one sentence on the bytes that a plan's step keeps and sends, or the reason why there is no plan."""
     if isinstance(report, Refused):
         return f"{report.policy} refuses: {report.reason}"
     return (

@@ -71,7 +71,7 @@ def classes_of(model: nn.Module, shape: tuple[int, ...], most: int) -> int:
     except Exception:
         # The first training step will report the problem.
         return most
-    # A loss compares the first ones with the targets.
+    # A loss compares the first outputs with the targets.
     return min([most, *(scores.shape[1] for scores in class_scores(outputs)[:1] if scores.numel())])
 
 

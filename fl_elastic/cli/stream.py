@@ -275,7 +275,7 @@ def _until_told_to_stop() -> Iterator[Callable[[], bool]]:
 
 
 class _Status:
-    """Reports progress from time to time, as a line and in the summary, if there is any."""
+    """Reports progress every half minute, if there is any: prints a line and writes the summary."""
 
     def __init__(self, learner: StreamLearner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
