@@ -1,4 +1,4 @@
-"""Power supply of a device: mains or battery. `fl_elastic.flower.node_config` sets with which it takes part."""
+"""Power supply of a device: mains or battery; a node's settings say with which of them it takes part in rounds."""
 
 from __future__ import annotations
 
