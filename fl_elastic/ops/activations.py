@@ -38,7 +38,10 @@ def hardswish(x: Tensor, *, inplace: bool = False) -> Tensor:
 
 
 def open_units(y: Tensor, *, capped: bool) -> Tensor:
-    """Return where a rectifier (optionally capped at 6) with output ``y`` lets the gradient through."""
+    """Return a mask of the elements at which a rectifier with output ``y`` lets the gradient through.
+
+    With ``capped``, the rectifier is also closed from 6 on.
+    """
     # Conversion to bool is far faster than comparing.
     opened = y.bool()
     return opened.bitwise_and_((6 - y).bool()) if capped else opened
