@@ -27,14 +27,14 @@ class _Filtered(ConvForward):
 
 @OPERATIONS.register("filtered")
 class FilteredOperation(ModeOperation):
-    """Gradients computed from means over patches of the output gradient."""
+    """Trains convolutions by gradients computed from means over patches of the output gradient."""
 
     def forward(self, module: nn.Conv2d, geometry: ConvGeometry, mode: Mode) -> LeanForward:
-        """Return the convolution that keeps only the patch means of its input."""
+        """Return a forward function that keeps only the patch means of the convolution's input."""
         return _Filtered(module, mode, geometry)
 
     def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:
-        """Return the number of patches of the input."""
+        """Return the number of patch means of the input."""
         stride = max(1, round(given[2] / max(output[2], 1)))
         side = mode.patch * stride
         patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)

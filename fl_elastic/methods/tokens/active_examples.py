@@ -16,7 +16,7 @@ Indices = NDArray[np.int64]
 
 
 class ForgettingCounts:
-    """How often each example was classified right and then wrong again, over its own presentations.
+    """Counts how often each example was classified right and, the next time that it was shown, wrong.
 
     Presentations are counted instead of epochs, so that passes over a part of the data and streams work as well.
 

@@ -85,7 +85,7 @@ def with_tokens(plan: Plan, request: PlanRequest, kept: KeptTokens) -> Plan:
 def _class_tokens(
     model: nn.Module, loss_fn: LossFn, batch: Batch, blocks: Sequence[TokenBlock], first: TokenBlock
 ) -> int:
-    """Return on how many first tokens the model's outputs depend; the model is left unchanged.
+    """Return how many leading tokens the outputs depend on, and on no others; the model is left unchanged.
 
     Parameters
     ----------
