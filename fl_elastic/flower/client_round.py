@@ -305,7 +305,7 @@ def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
 
 
 def _usual_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Return the rate that the optimiser was given for all groups, else that of the first; 0 if there is none."""
+    """Return the learning rate that all groups of an optimiser have by default, else the first group's, else 0."""
     rates: list[Any] = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     # If every group names its own rate, the class's default is nobody's.
     common: Any = getattr(optimizer, "defaults", {}).get("lr")

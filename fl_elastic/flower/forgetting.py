@@ -290,7 +290,7 @@ def _usual(found: list[_Sent]) -> list[_Sent]:
 
 
 def _bounded(squares: SquaredGradients, factor: float, share: float) -> SquaredGradients:
-    """Return squares scaled by ``factor`` and by ``share``, of the same share of examples."""
+    """Return squares whose sums are scaled by ``factor * share``, and whose number of examples by ``share``."""
     if factor == share == 1.0:
         return squares
     return replace(squares.times(factor * share), examples=max(int(share * squares.examples), 1))

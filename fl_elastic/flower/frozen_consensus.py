@@ -1,4 +1,4 @@
-"""Which parameters nobody may train, by what most of a round's clients say: those below the cut, a solved head."""
+"""Which parameters no client may train, as most clients of a round report: those below the cut, a solved head."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ class StreamClient(ElasticClient):
         )  # fmt: skip
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Raise StreamError: samples are forgotten by the learner, and then missing in this client's sums."""
+        """Raise StreamError: a stream's samples belong to its learner, which has to be told to forget them."""
         raise StreamError(
             "the samples of a stream are the learner's: let it forget them, by StreamLearner.forget or "
             "fl-elastic stream forget"

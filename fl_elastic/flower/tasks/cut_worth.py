@@ -20,7 +20,7 @@ class RateCuts(RoundTask):
     name: ClassVar[str] = "cut-worth"
 
     def answer(self, work: ClientRound) -> Answer:
-        """Return the gain by the deepest group that is trained, as a metric."""
+        """Return as a metric the gain of training down to each possible cut, by the deepest trained group."""
         from fl_elastic.training.costs import with_prefix
         from fl_elastic.training.cut_worth import cut_worth
 
