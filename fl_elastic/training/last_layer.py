@@ -68,7 +68,7 @@ class LayerCall:
         return cls(layer, given, out, (version_of(given), version_of(out)))
 
     def gives(self, scores: object) -> bool:
-        """Return whether the scores are what came out, with nothing done to them since, not even in place."""
+        """Return whether the scores are the output of this call, and neither input nor output was changed since."""
         now = version_of(self.given), version_of(self.out)
         return self.out is scores and now == self.versions
 
