@@ -81,7 +81,7 @@ def head_name(model: nn.Module) -> str:
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
-    """Return the layer of `head_name`."""
+    """Return the model's last linear layer; raise ModelError as `head_name` does."""
     layer = model.get_submodule(head_name(model))
     assert isinstance(layer, nn.Linear)
     return layer
