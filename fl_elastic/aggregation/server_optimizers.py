@@ -217,7 +217,7 @@ class Yogi(_Adaptive):
     """FedYogi, lazy: the mean square moves by the sign of its error, so that it does not jump."""
 
     def squares(self, name: str, change: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the mean square after a step of fixed relative size."""
+        """Return the running mean square, moved towards the new square by a fixed share of that square."""
         key = f"square/{name}"
         old = self._moments.get(key, np.zeros_like(change))
         squared = change**2
