@@ -95,8 +95,8 @@ def cheapest_recomputation(
 def least_memory(profile: CostProfile, modes: Sequence[Mode], *, lean: bool) -> float:
     """Return the fewest bytes that a step with these modes can take.
 
-    A block that runs again keeps what it kept before, so only the largest recomputed block counts: with a given
-    largest one, recomputing every smaller one as well keeps least.
+    Recomputed blocks run again one after the other, so only what the largest of them keeps adds to the peak. For
+    each possible largest block, a step takes least if it recomputes all smaller ones as well.
     """
     worth = _savings(profile, modes, lean=lean)
     rows = _subsets(worth, _all_up_to_each_size(worth))
