@@ -39,10 +39,9 @@ from fl_elastic_simulations.engine.scenario_grid import on_fleet
 from fl_elastic_simulations.engine.supplied_grid import SuppliedGrid, on_a_cluster
 from fl_elastic_simulations.engine.timed_tests import Test, TimedTests, Weights
 from fl_elastic_simulations.engine.workload import (
-    at_speed,
     label_counts,
     measure_profile,
-    speed_of_host,
+    measured_beside,
     test_batches,
 )
 from fl_elastic_simulations.scenario.scenario import Scenario
@@ -248,11 +247,11 @@ def profile_at(
 ) -> CostProfile:
     """Return the costs of a model that ends where its head reads; measured once for all methods that use it.
 
-    Its seconds are converted to the speed of the host at the time when the whole model was measured.
+    Its seconds are those of the host at the time when the whole model was measured.
     """
     method = next(each for each in scenario.methods if each.peer == peer)
-    found = measure_profile(scenario, data_root, method_model(scenario, method, data_root, 0, read))
-    return at_speed(found, speed_of_host(scenario, data_root, profile))
+    shorter = method_model(scenario, method, data_root, 0, read)
+    return measured_beside(scenario, data_root, profile, shorter)
 
 
 class _TimeIsUp(Exception):

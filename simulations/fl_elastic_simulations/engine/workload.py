@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -21,6 +22,7 @@ from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import ProfileKey, profile_key
+from fl_elastic.training.measured import full_pass_ratio
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.data.datasets import (
     Dataset,
@@ -43,6 +45,8 @@ from fl_elastic_simulations.scenario.sections import DataSection, ModelSection, 
 
 # Larger batches do not fit into the cache: batches of 256 take twice as long for MobileNetV2 at 128 pixels.
 _EVALUATION_BATCH = 32
+# Number of times that two models are timed in turn.
+_PAIRS = 9
 
 
 def scenario_dataset(scenario: Scenario, data_root: str | None) -> Dataset:
@@ -187,10 +191,34 @@ def optimizer_fn(training: TrainingSection) -> OptimizerFn:
     return make
 
 
-def speed_of_host(scenario: Scenario, data_root: str | None, known: CostProfile) -> float:
-    """Return the factor from seconds of this host now to seconds of the host that measured a profile."""
-    now = measure_profile(scenario, data_root)
-    return known.full_step_seconds / now.full_step_seconds
+def measured_beside(
+    scenario: Scenario, data_root: str | None, known: CostProfile, model: nn.Module
+) -> CostProfile:
+    """Measure a model's costs, and convert them to the speed of the host when it measured the scenario's model.
+
+    Full passes of both models are timed in turn, so that other work slows both alike. The ratio of the models'
+    full steps is the median over the pairs.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        The scenario.
+    data_root : str, optional
+        Folder of datasets.
+    known : CostProfile
+        Costs of the scenario's model.
+    model : nn.Module
+        Another model for the same batches.
+    """
+    found = measure_profile(scenario, data_root, model)
+    whole = scenario_model(scenario, data_root, seed=0).train()
+    batch, timer = first_batch(scenario, data_root), clock_for(torch.device("cpu"), "cpu")
+
+    def ratio(timed: nn.Module, profile: CostProfile) -> float:
+        return full_pass_ratio(timed, classification_loss, batch, profile, timer)
+
+    pairs = [ratio(model, found) / ratio(whole, known) for _ in range(_PAIRS)]
+    return at_speed(found, statistics.median(pairs))
 
 
 def at_speed(profile: CostProfile, factor: float) -> CostProfile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch import nn
 from fl_elastic_simulations.data.batches import Batches
 from fl_elastic_simulations.engine import workload as workload_module
 from fl_elastic_simulations.engine.workload import (
+    at_speed,
     client_batches,
     measure_profile,
+    measured_beside,
     optimizer_fn,
     scenario_dataset,
     scenario_model,
@@ -144,3 +147,18 @@ def test_the_profile_is_of_the_scenarios_step() -> None:
     assert profile.full_step_seconds > profile.floor_step_seconds > 0
     parameters = sum(p.numel() for p in scenario_model(scenario(), None, 0).parameters())
     assert profile.parameter_bytes.sum() == 4 * parameters
+
+
+def test_costs_measured_while_the_host_is_busy_are_those_of_the_host_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = scenario()
+    model = scenario_model(made, None, seed=0).train()
+    known = measure_profile(made, None)
+    passes = itertools.count()
+    # Each pass takes a second by this clock; the costs of the other model were measured on a host a third as fast.
+    monkeypatch.setattr(workload_module, "clock_for", lambda *_: lambda: float(next(passes)))
+    monkeypatch.setattr(workload_module, "measure_profile", lambda *_: at_speed(known, 3.0))
+    found = measured_beside(made, None, known, model)
+    assert found.full_step_seconds == pytest.approx(known.full_step_seconds, rel=0.02)
+    assert found.forward_seconds == pytest.approx(known.forward_seconds, rel=0.02)
