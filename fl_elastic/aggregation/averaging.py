@@ -53,7 +53,7 @@ class ModelAverage:
     Raises
     ------
     RegistryError
-        If the decay is not within 0 to 1.
+        If the decay is not above 0 and below 1.
 
     Examples
     --------
