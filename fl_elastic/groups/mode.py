@@ -69,7 +69,10 @@ class Mode:
 
     @classmethod
     def channels(cls, fraction: float, axis: Axis = "in") -> Mode:
-        """Return the mode that trains ``fraction`` of a layer's channels and its bias; neurons their own biases."""
+        """Return the mode that trains ``fraction`` of a layer's channels, and its bias.
+
+        Along axis ``neuron`` only the biases of the chosen neurons are trained.
+        """
         return cls("channels", fraction=fraction, axis=axis)
 
     @classmethod
