@@ -177,7 +177,7 @@ def trained_norm() -> PatchUnit:
 @pytest.mark.parametrize(
     ("units", "patch", "said"),
     [
-        ([], 2, "no units"),
+        ([], 2, "at least one unit"),
         ([unit(3, 4)], 0, "patch side 0"),
         ([unit(3, 4), PatchUnit(nn.Conv2d(4, 4, 1, 2))], 2, "unit 1 .*stride=\\(2, 2\\)"),
         ([PatchUnit(nn.Conv2d(4, 4, 2, padding="same"))], 2, "unit 0 "),

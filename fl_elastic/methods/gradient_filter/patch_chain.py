@@ -89,7 +89,7 @@ class PatchChain:
             not frozen; or it adds the input of a later unit.
         """
         if not units:
-            raise PlanError("a chain of no units is nothing, name at least one")
+            raise PlanError("a chain needs at least one unit, and none is given")
         if patch < 1:
             raise PlanError(f"patch side {patch} must be at least 1")
         for index, unit in enumerate(units):

@@ -56,9 +56,9 @@ class ClassRows(OperationMode):  # type: ignore[no-untyped-call]
         """
         if len(self._rows) != 1 or self._rows[0].shape[-1] != tokens:
             raise PlanError(
-                f"{len(self._rows)} attentions over {tokens} tokens were seen in a block, so that what its class "
-                "token attends to is not known: tokens are kept where a block has one, by torch's "
-                "scaled_dot_product_attention or a softmax of shape (N, heads, tokens, tokens)"
+                f"a block ran {len(self._rows)} attentions over {tokens} tokens, so that it is not known what its "
+                "class token attends to: tokens can only be dropped behind a block that runs exactly one, by "
+                "torch's scaled_dot_product_attention or a softmax of shape (N, heads, tokens, tokens)"
             )
         return self._rows[0].float().mean(dim=(1, 2))
 
@@ -69,8 +69,8 @@ def _class_rows(classes: int, given: dict[str, Any]) -> Tensor:
     masks = [given.get(name) for name in ("attn_mask", "attn_bias")]
     if given.get("is_causal") or any(mask is not None for mask in masks):
         raise PlanError(
-            "the attention of a block is masked: tokens are kept by what the class token attends to, which must be "
-            "free to attend to all of them"
+            "the attention of a block is masked: tokens are chosen by the class token's attention, which must not "
+            "be masked"
         )
     query, key = given["query"][:, :, :classes].float(), given["key"].float()
     if key.shape[1] != query.shape[1]:

@@ -51,7 +51,7 @@ class KeptTokens(StepTransform):
                 )
         if self.classes < 1:
             raise PlanError(
-                f"{self.classes} class tokens: tokens are left out by the attention of at least 1"
+                f"{self.classes} class tokens: give at least 1, by whose attention tokens are dropped"
             )
 
     def counts(self, tokens: int) -> tuple[int, ...]:

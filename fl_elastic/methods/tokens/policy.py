@@ -47,9 +47,10 @@ class TokenPolicy(Policy):
         found = len(token_blocks(profile.graph))
         if found < 2:
             raise PlanError(
-                f"policy {self.name!r} leaves tokens of a transformer out, and {found} of its blocks were found: "
-                "modules that hand one sequence of tokens on, of shape (N, tokens, width), with one attention over "
-                "all tokens in each, and no part of the model held back from training; use policy 'elastic'"
+                f"policy {self.name!r} drops tokens between the blocks of a transformer, and {found} blocks were "
+                "found in this model: a block passes on one sequence of tokens, of shape (N, tokens, width), and "
+                "has one attention over all tokens, and no part of the model may be held back from training; use "
+                "policy 'elastic'"
             )
 
     def observe(self, probe: Probe, profile: CostProfile, memory: PolicyMemory) -> PolicyMemory:
@@ -116,8 +117,9 @@ def _class_tokens(
         )
         if classes is None:
             raise PlanError(
-                "the model answers from all tokens behind its last block, as by their mean: tokens are left out "
-                "where it answers from a class token, the first one; use policy 'elastic'"
+                "the model's outputs depend on all tokens of its last block, for example on their mean: tokens can "
+                "only be dropped if the outputs depend on the class tokens alone, which come first; use policy "
+                "'elastic'"
             )
         order = _mixed(first.tokens, classes)
         with _with_output(model, last, lambda tokens: tokens) as plain:
@@ -129,9 +131,9 @@ def _class_tokens(
             compute_loss(model, loss_fn, few)
         if not _alike(plain[0][:, order], mixed[0]):
             raise PlanError(
-                f"what lies above {first.module!r} sees in which places the tokens stand, as with biases of their "
-                "distance: tokens are left out where places are told once, before the first block; use policy "
-                "'elastic'"
+                f"the layers above {first.module!r} depend on the tokens' positions, for example by biases for "
+                "their distance: tokens can only be dropped if positions are added once, before the first block; "
+                "use policy 'elastic'"
             )
         try:
             with dropping(model, first.module, classes, lambda count: max(1, count // 2)):
@@ -141,7 +143,7 @@ def _class_tokens(
         except Exception as error:
             reason = first_line(error)
             raise PlanError(
-                f"what lies above {first.module!r} does not work on fewer tokens: {reason}; use policy 'elastic'"
+                f"the layers above {first.module!r} do not run on fewer tokens: {reason}; use policy 'elastic'"
             ) from error
     return classes
 
