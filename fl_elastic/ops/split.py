@@ -132,7 +132,7 @@ class SplitModel:
             return reached.tensor
         finally:
             self._part = "whole"
-        raise MissedCut(f"a step did not come by the cut at {self.cut.module!r}")
+        raise MissedCut(f"a step did not pass through the cut at {self.cut.module!r}")
 
     @contextmanager
     def given(self, features: Tensor) -> Iterator[None]:
@@ -147,7 +147,7 @@ class SplitModel:
         finally:
             self._part, self._features = "whole", None
         if not self._reached:
-            raise MissedCut(f"a step did not come by the cut at {self.cut.module!r}")
+            raise MissedCut(f"a step did not pass through the cut at {self.cut.module!r}")
 
     def outputs(self, inputs: Any, features: Tensor) -> Any:
         """Return the model's outputs for ``features``."""
@@ -167,7 +167,7 @@ class SplitModel:
                 features = self.features(inputs)
                 if changed := held.changed():
                     raise ModelError(
-                        f"what lies below {self.cut.module!r} holds {changed[0]!r} from batch to batch"
+                        f"the part below {self.cut.module!r} keeps {changed[0]!r} from batch to batch"
                     )
                 before.put_back()
                 with watched() as seen:
@@ -177,7 +177,7 @@ class SplitModel:
                         before.put_back()
                 if seen.read:
                     raise ModelError(
-                        f"its code decides by values from below {self.cut.module!r}, which are not there then"
+                        f"the model's code above the cut decides by values from below {self.cut.module!r}"
                     )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ModelError(
@@ -211,7 +211,7 @@ class SplitModel:
         models do that skip a mask of ones; its features are then also compared next to masked and unmasked
         examples.
         """
-        place = f"what lies below {self.cut.module!r}"
+        place = f"the part below {self.cut.module!r}"
         before = RngState.now()
         whole, read = self._watched(inputs, lambda tensor: True)
         if before.moved():
@@ -219,10 +219,10 @@ class SplitModel:
         if read and self._watched(inputs, lambda tensor: not _is_mask(tensor))[1]:
             raise ModelError(f"{place} decides by the values of the whole batch")
         if not whole.is_floating_point():
-            raise ModelError(f"{place} ends in numbers of type {whole.dtype}")
+            raise ModelError(f"{place} outputs numbers of type {whole.dtype}")
         count = count_rows(inputs)
         if len(whole) != count:
-            raise ModelError(f"{place} ends in {len(whole)} rows for {count} examples")
+            raise ModelError(f"{place} outputs {len(whole)} rows for {count} examples")
         if count > 1:
             half = count // 2
             apart, together = self.features(take_examples(inputs, slice(half))), whole[:half]
