@@ -148,7 +148,7 @@ class SavedTensors:
         inside &= len(self.channels_last) in (0, len(self.outputs))
         inside &= bool(np.isin(self.channels_last, (0, 1)).all())
         if self.nodes.shape != self.tensors.shape or not inside:
-            raise ProfileError("what nodes keep points outside of the graph or its tensors")
+            raise ProfileError("the table of kept tensors names nodes or tensors that do not exist")
         if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
             raise ProfileError("tensor_bytes holds a negative or non-finite size")
 

@@ -64,7 +64,7 @@ def _checked(profile: CostProfile) -> CostProfile:
     if profile.modes is not None and len(profile.modes.update_ratio) != len(graph.groups):
         raise ProfileError("its modes do not have one row per group")
     if profile.saved is not None and len(profile.saved.outputs) != nodes:
-        raise ProfileError("what nodes keep does not have one output per node")
+        raise ProfileError("the table of kept tensors does not have one output per node")
     return profile
 
 
