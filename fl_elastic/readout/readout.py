@@ -191,8 +191,8 @@ def reaching(
     def note(place: Place, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
             raise ModelError(
-                f"place {place}: a {type(tensor).__name__} is there and no tensor: read from a module inside "
-                "of it, or after it"
+                f"place {place}: the module's output is a {type(tensor).__name__}, not a tensor: read from a "
+                "module inside it, or after it"
             )
         # A module that runs several times is read at its first run.
         if place in found:
@@ -235,7 +235,7 @@ def reaching(
                 handle.remove()
     missing = [str(place) for place in places if place not in found]
     if missing:
-        raise PlanError(f"the model's forward pass does not come by {', '.join(missing)}")
+        raise PlanError(f"the model's forward pass does not run {', '.join(missing)}")
     return [found[place] for place in places]
 
 
@@ -289,8 +289,8 @@ def kept_tensors(
             if not names.keys() >= set(kept):
                 unlike = sorted(set(kept) - names.keys())[0]
                 raise ModelError(
-                    f"the model's state is under other names, such as {unlike!r}, where it is part of another: a "
-                    "fleet reads such a model at its last layer"
+                    f"the model's state is under other names, such as {unlike!r}, when it is part of another "
+                    "model: in a fleet the head of such a model can only read at the last layer"
                 )
             found |= dict.fromkeys(by_tensor[place.module, place.at_input], kept)
     return found
