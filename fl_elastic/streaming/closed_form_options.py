@@ -38,5 +38,5 @@ class ClosedForm:
     def __post_init__(self) -> None:
         if self.remember is not None and not 1 <= self.remember < math.inf:
             raise StreamError(
-                f"remember {self.remember} means nothing: give a number of samples, at least 1, or None for all"
+                f"remember {self.remember} is invalid: give a number of samples, at least 1, or None for all"
             )

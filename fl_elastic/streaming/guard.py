@@ -64,7 +64,7 @@ class Guard:
     def __post_init__(self) -> None:
         if self.every < 2 or self.size < 1:
             raise StreamError(
-                f"a guard with every {self.every}, size {self.size} means nothing: give at least 2 and 1"
+                f"a guard needs every of at least 2 and size of at least 1, got {self.every} and {self.size}"
             )
 
     def worse(self, before: Score, after: Score) -> str:

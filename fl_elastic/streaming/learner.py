@@ -518,7 +518,7 @@ def _check_closed_form(head: ClosedForm, latent: Latent | None, store: SampleSto
     """Raise StreamError unless features can be added to the sums and subtracted exactly."""
     if not isinstance(head, ClosedForm):
         raise StreamError(
-            f"head {head!r} means nothing: give ClosedForm(), or leave it out to train by steps"
+            f"head {head!r} is invalid: give ClosedForm(), or leave it out to train by steps"
         )
     if latent is not None:
         raise StreamError(

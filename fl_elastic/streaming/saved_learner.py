@@ -280,8 +280,8 @@ def load_snapshot(
     classifier.restore(kept)
     if classifier.version != kept.features:
         raise StreamError(
-            f"the learner keeps features {kept.features} of a frozen part, the model has {classifier.version}: "
-            "give the client the learner's model"
+            f"the learner keeps features of frozen part {kept.features}, the model has frozen part "
+            f"{classifier.version}: give the client the learner's model"
         )
     saved = LabelledWeights.of(classifier)
     store = open_store(folder / _STORE)

@@ -33,7 +33,7 @@ class Replay:
     def __post_init__(self) -> None:
         if (whole(self.rows) or 0) < 1:
             raise StreamError(
-                f"a batch of {self.rows!r} rows means nothing: give a whole number, at least 1"
+                f"a batch of {self.rows!r} rows is invalid: give a whole number, at least 1"
             )
         if not is_real(self.stored_share) or not 0 <= self.stored_share <= 1:
             raise StreamError(f"a stored share of {self.stored_share!r} is not between 0 and 1")

@@ -34,12 +34,12 @@ class Trigger:
     def __post_init__(self) -> None:
         if self.samples is not None and (whole(self.samples) or 0) < 1:
             raise StreamError(
-                f"every {self.samples!r} samples means nothing: give a whole number, at least 1"
+                f"{self.samples!r} samples between adaptations is invalid: give a whole number, at least 1"
             )
         after = whole(self.after_drift)
         if self.after_drift is not None and (after is None or after < 0):
             raise StreamError(
-                f"{self.after_drift!r} samples after a drift means nothing: give a whole number from 0"
+                f"{self.after_drift!r} samples after a drift is invalid: give a whole number from 0"
             )
 
     def due(self, samples: int, since_drift: int | None) -> bool:
