@@ -58,8 +58,8 @@ class Trained:
         """
         if self.stayed_here:
             raise TrainingError(
-                f"parameter {self.stayed_here[0]!r} requires no gradient and moved in the forward pass, as that "
-                "of an average that follows: it belongs to the frozen base, which no update holds. Begin with "
+                f"parameter {self.stayed_here[0]!r} requires no gradient and was changed by the forward pass, like "
+                "that of a moving average: it belongs to the frozen base, which is in no update. Begin with "
                 "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
             )
         steps = under_every_name(model, self.steps)

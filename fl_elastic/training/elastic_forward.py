@@ -295,7 +295,7 @@ class ElasticForward:
             return
         _LOG.warning(
             "the features in %s are not what the model puts out at %r now, though its weights are the same: its "
-            "code is another. They are computed anew", self.options.path, self._cut,
+            "code has changed. They are computed anew", self.options.path, self._cut,
         )  # fmt: skip
         store.keep_only(())
 
@@ -394,4 +394,4 @@ def _on_few(check: Callable[[Any], _Said], inputs: Any) -> tuple[_Said, bool]:
     except ModelError:
         raise
     except _MISFITS as error:
-        raise ModelError(f"the parts of the model do not run apart: {first_line(error)}") from error
+        raise ModelError(f"the model cannot be run in two parts: {first_line(error)}") from error

@@ -183,7 +183,7 @@ class FeatureStore:
             self._rows.add([(key, begin + row.tobytes()) for (key, _), row, whole in rows if whole])
         except OSError as error:
             _LOG.warning(
-                "%s stays at the features of %s examples: %s",
+                "%s keeps the features of %s examples and takes no more: %s",
                 self._path, len(self), error.strerror,
             )  # fmt: skip
             self._capacity = len(self)
@@ -202,7 +202,9 @@ class FeatureStore:
         try:
             self._rows.remove(gone)
         except OSError as error:
-            _LOG.warning("%s is deleted: features in it cannot be: %s", self._path, error.strerror)
+            _LOG.warning(
+                "%s is deleted, because single features cannot be: %s", self._path, error.strerror
+            )
             self.close()
             if self._path is not None:
                 delete(self._path)
@@ -238,7 +240,7 @@ class FeatureStore:
             self.close()
             delete(path)
             raise _cannot_be_made(path, size, os.strerror(errno.ENOSPC))
-        _LOG.warning("disk full: %s stays at the features of %s examples", path, len(self))
+        _LOG.warning("disk full: %s keeps the features of %s examples", path, len(self))
         return len(self)
 
 

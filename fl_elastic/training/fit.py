@@ -511,6 +511,6 @@ def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
             "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
         )
     if not all_finite(before[name]):
-        _LOG.warning("buffer %r began at infinity: what it is now stays on this device", name)
+        _LOG.warning("buffer %r began at infinity: its change is not sent", name)
         return False
     return True

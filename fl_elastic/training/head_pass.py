@@ -151,8 +151,8 @@ def sums_apart(
     if clip is not None and getattr(getattr(loader, "sampler", None), "replacement", False):
         # Changed at random in each draw, an example is not known again.
         raise TrainingError(
-            "differential privacy for sums is of examples that count once, and the loader draws them with "
-            "replacement: give one that draws each once"
+            "differential privacy for sums requires that each example counts once, and the loader draws examples "
+            "with replacement: give a loader that draws each once"
         )
 
     def take(rows: Rows, keys: list[int]) -> None:
@@ -172,8 +172,8 @@ def _clipped(rows: Rows, clip: float) -> Rows:
     """Return rows whose features are divided by ``clip`` and have at most length 1."""
     if rows.several or not rows.classes:
         raise TrainingError(
-            "differential privacy for sums is of one class for each input: what one input adds to the sums of "
-            "tokens, of places or of numbers has no known length"
+            "differential privacy for sums needs one class for each input: with classes of tokens or places, or "
+            "with numbers, what one input adds to the sums is not bounded"
         )
     features = rows.features.cpu().double()
     return replace(rows, features=features / features.norm(dim=1, keepdim=True).clamp(min=clip))
@@ -246,8 +246,8 @@ def _pass_over(
                     )
                 if odds and not rows.may_be_shares:
                     raise TrainingError(
-                        "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and other "
-                        "targets do not: shuffle the data, or train the head"
+                        "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and another "
+                        "batch has targets outside: shuffle the data, or train the head"
                     )
                 rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
                 take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))

@@ -88,7 +88,7 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
     none, some, many = (loss(times * wanted) for times in (0.0, 1.0, _FAR))
     if classes and math.isfinite(some) and not math.isfinite(loss(-wanted)):
         raise TrainingError(
-            f"the loss of negative scores is no number, as it takes outputs for probabilities: {_INSTEAD}"
+            f"the loss of negative scores is not finite, as it takes outputs for probabilities: {_INSTEAD}"
         )
     # A loss of scores has a least value, or rises again.
     if 0 < none - some < 2 * (none - many) / _FAR:
@@ -98,7 +98,7 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
         )
     if classes and some > none:
         raise TrainingError(
-            "the loss is larger if each output is sure of its own target: it compares outputs with other classes, "
+            "the loss is larger if the scores favour the targets: it compares the outputs with other classes, "
             "such as the target minus one. Give targets that number the outputs from 0, or train the model"
         )
 
@@ -204,8 +204,8 @@ def takes_log_odds(
         sure = math.log(_SURE / (1 - _SURE) * max(wanted.shape[1] - 1, 1))
         if found.several and not loss(sure * wanted) < loss(0.0 * wanted):
             raise TrainingError(
-                "the loss is no smaller if each output is sure of its own target, as for a model that predicts the "
-                "next token: such a head cannot be solved for in closed form; train it"
+                "the loss is no smaller if the scores favour the targets, as for a model that predicts the next "
+                "token: such a head cannot be solved for in closed form; train it"
             )
         return False
     before = loss(wanted)

@@ -165,7 +165,7 @@ class Planner:
         if memory is not None and memory < code_to_load() == self._code_bytes == CODE_BYTES:
             _LOG.warning(
                 "a memory budget of %.3g MB is less than the %.0f MB of code that a process loads for its first "
-                "steps: this fit may take so much, later ones of this process hold it",
+                "steps: this fit may exceed the budget by them, later fits of this process do not load them again",
                 memory / 1e6, CODE_BYTES / 1e6,
             )  # fmt: skip
         self.go_on(costs, None)

@@ -457,8 +457,8 @@ def _telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> Trainin
     """Return the error for noise that is added for privacy, and a policy that chooses by gradients without it."""
     return TrainingError(
         f"policy {POLICIES.name_of(policy)!r} chooses by gradients or activations before "
-        f"{type(optimizer).__name__} adds noise, so that the choice would tell of the data: use 'last_k', "
-        "'head', 'random' or 'full'"
+        f"{type(optimizer).__name__} adds noise, so that the choice would reveal something about the data: use "
+        "'last_k', 'head', 'random' or 'full'"
     )
 
 

@@ -161,7 +161,7 @@ def test_a_disk_that_fills_up_meanwhile_ends_the_taking_in(
         store.prepare(b"prefix", (64,), 40)
         for one in range(15, 31):
             store.store([(one, one)], features_of(one))
-    assert len(store) == 20 and caplog.text.count("stays at the features of 20") == 1
+    assert len(store) == 20 and caplog.text.count("keeps the features of 20") == 1
     store.close()
     assert check_all(path, 40) == 20
     store = FeatureStore(1 << 20, "fp32", path)
