@@ -95,7 +95,9 @@ def check_variances(update: PartialUpdate, base: Mapping[str, NDArray[Any]]) -> 
         rounding = _ROUNDED * (np.abs(old) + np.abs(delta))
         if (old + delta < -rounding).any():
             least = float((old + delta).min())
-            raise UpdateError(f"running variance {name!r} would be {least:.3g}, which none can be")
+            raise UpdateError(
+                f"running variance {name!r} would be {least:.3g}, but cannot be negative"
+            )
 
 
 def check_count(what: str, value: object, lowest: int, highest: int) -> None:

@@ -59,7 +59,9 @@ def dampening(
     if {n: s.shape for n, s in forgotten.sums.items()} != {
         n: s.shape for n, s in everything.sums.items()
     }:
-        raise UpdateError("the squared gradients of the two are of other parameters")
+        raise UpdateError(
+            "the squared gradients of the forgotten and of all examples are of different parameters"
+        )
     most = everything.examples / forgotten.examples
     if alpha is None:
         if most <= 1:

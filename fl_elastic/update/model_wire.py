@@ -112,8 +112,8 @@ def decode_weights(
     weights.update(changed)
     if checksum != _checksum(_write(weights, manifest, reader)):
         raise StaleModelError(
-            f"the tensors changed since version {since} do not make the sender's model of the one "
-            "held here: ask for the full model"
+            f"the tensors changed since version {since} do not turn the model held here into the "
+            "sender's: ask for the full model"
         )
     return weights, version
 

@@ -86,7 +86,7 @@ def test_a_model_that_drifted_is_stale(name: str) -> None:
     other[name].reshape(-1)[-1] += 1
     sent = "0.weight" if name != "0.weight" else "0.bias"
     data = encode_weights(OLD, MANIFEST, version=4, since=3, names={sent})
-    with pytest.raises(StaleModelError, match="do not make the sender's model"):
+    with pytest.raises(StaleModelError, match="do not turn the model held here"):
         decode_weights(data, MANIFEST, (other, 3))
     # What arrives anew need not have been right.
     data = encode_weights(OLD, MANIFEST, version=4, since=3, names={name})
