@@ -27,11 +27,11 @@ class ArchiveVersionError(ArchiveError):
 
 
 class BudgetError(ElasticError, ValueError):
-    """A budget is contradictory or not a positive number."""
+    """A budget, or an option of training, is invalid, or no plan or step fits the budget."""
 
 
 class ModelError(ElasticError, ValueError):
-    """A model cannot be named, built, or traced into tensor groups."""
+    """A model is unknown or cannot be built, traced, cut, exported or trained."""
 
 
 class MissedCut(ModelError):
@@ -39,23 +39,23 @@ class MissedCut(ModelError):
 
 
 class PlanError(ElasticError, ValueError):
-    """A plan asks for a mode that is invalid or does not fit the model."""
+    """A policy, mode, place or plan is invalid or does not fit the model."""
 
 
 class ProfileError(ElasticError, ValueError):
-    """A cost profile cannot be read, or belongs to another model or device."""
+    """A cost profile cannot be read or written, is invalid, or belongs to another model or device."""
 
 
 class RegistryError(ElasticError, ValueError):
-    """A plug-in name is unknown, taken, or not well formed."""
+    """A plug-in's name is unknown, taken or malformed, or a setting or strategy of the server is invalid."""
 
 
 class TrainingError(ElasticError, RuntimeError):
-    """Local training cannot go on: no data, or a loss that is not finite."""
+    """Training or evaluation cannot go on, because of data, loss, optimiser or settings."""
 
 
 class UpdateError(ElasticError, ValueError):
-    """A partial update does not fit the manifest, or its bytes are damaged."""
+    """An update, model, or other message does not fit the model, or its bytes are damaged."""
 
 
 class StaleModelError(UpdateError):
@@ -63,7 +63,7 @@ class StaleModelError(UpdateError):
 
 
 class CheckpointError(ElasticError, RuntimeError):
-    """A checkpoint cannot be written or read."""
+    """A checkpoint cannot be written or read, or does not fit the strategy or model."""
 
 
 class ScenarioError(ElasticError, ValueError):
@@ -79,7 +79,7 @@ class FleetError(ElasticError, RuntimeError):
 
 
 class StoreError(ElasticError, RuntimeError):
-    """A sample store cannot be opened, or was called with invalid arguments."""
+    """A sample store cannot be opened, read or written, or was called with invalid arguments."""
 
 
 class StreamError(ElasticError, RuntimeError):
