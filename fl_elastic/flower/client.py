@@ -297,8 +297,8 @@ class ElasticClient(NumPyClient):
         with self._opened(task, weights) as data:
             if task.reveals_data and adds_noise(made_by(self.optimizer_fn, data.model)):
                 raise TrainingError(
-                    "the optimiser adds noise for privacy, and the server asks for what comes from the data "
-                    "without any: use read='none', cut='none' or 'fixed:GROUP', and no forgetting"
+                    "the optimiser adds noise for privacy, and the server asks for numbers that are computed from "
+                    "the data without noise: use read='none', cut='none' or 'fixed:GROUP', and no forgetting"
                 )
             answer = task.answer(ClientRound(self, task, data, version, config, arrived))
             self.report = answer.report or self.report

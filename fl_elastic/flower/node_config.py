@@ -63,7 +63,7 @@ class NodeConfig:
         """
         state, stream = (str(node_config.get(key, "")) for key in ("state-dir", "stream-state-dir"))
         if not state:
-            raise FleetError("node config lacks 'state-dir', the folder for what lasts")
+            raise FleetError("node config lacks 'state-dir', the folder of the state that is kept")
         return cls(
             partition=int(_number(node_config, "partition-id", 0.0, lowest=0) or 0),
             state_dir=Path(state),

@@ -218,6 +218,6 @@ def _refuse_impossible(total: HeadSums) -> None:
     scale = np.sqrt(np.maximum(own, 1e-9))
     correlations = total.products[:-1, :-1] / np.outer(scale, scale)
     if examples < 1 or own.min(initial=0.0) < -1e-3 or np.abs(correlations).max(initial=0.0) > 1.01:
-        raise UpdateError("the total of all clients is of no examples that there could be")
+        raise UpdateError("the total of all clients cannot be a sum over examples")
     if total.classes and abs(float(total.targets[-1].sum()) - examples) > 1e-3 * examples:
         raise UpdateError("the total of all clients does not count each example in one class")

@@ -176,7 +176,7 @@ class ReplyMerger:
                 self._waits(node, staleness, message)
                 return False
             if node in self._heard:
-                raise UpdateError("an update of it is merged already: one in a round counts")
+                raise UpdateError("an update of this node is merged already: one per round counts")
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self.whole:

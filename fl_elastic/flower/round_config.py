@@ -121,7 +121,7 @@ class RoundConfig:
             raise RegistryError(f"plan {self.plan!r}: known are {', '.join(_PLANS)}")
         if self.plan == "none" and not self.solves_head:
             raise RegistryError(
-                "with plan='none' there is a head in closed form alone: set read='auto' as well"
+                "with plan='none' nothing but a head in closed form is learned: set read='auto' as well"
             )
         if self.cut not in ("none", "moving") and not self.cut_group:
             raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
@@ -132,8 +132,8 @@ class RoundConfig:
             )
         if self.sums_privacy is not None and (not self.solves_head or self.solve_every):
             raise RegistryError(
-                "sums_privacy is of one head, and each later solve would spend its epsilon again: use it with "
-                "read='last' and solve_every=0"
+                "sums_privacy is for one solve of the head, and each later solve would spend its epsilon again: "
+                "use it with read='last' and solve_every=0"
             )
         if self.sums_privacy is not None and self.reads_inside:
             raise RegistryError(

@@ -271,9 +271,9 @@ class SecurePartialUpdates(LegacyStrategy):
         # A mean of clipped numbers is the bound itself, but for rounding.
         if largest * most / flow.max_weight >= flow.clipping_range * (1 - _ROUNDING):
             raise UpdateError(
-                f"of a client with {most} examples the workflow clips weights to "
+                f"for a client with {most} examples the workflow clips weights to "
                 f"{flow.clipping_range * flow.max_weight / most:.3g}, and the model has some up to {largest:.3g}: "
-                "give it a larger max_weight or clipping_range"
+                "give the workflow a larger max_weight or clipping_range"
             )
 
     def _trained(self, results: list[_Fitted]) -> dict[int, NDArray[Any]]:

@@ -172,7 +172,7 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> 
         if keeps is not None and (name not in keeps or kind != "object"):
             raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
         if any(array.dtype.kind not in "biuf" for array in entries.values()):
-            raise CheckpointError(f"{where[:80]!r} holds what is no number")
+            raise CheckpointError(f"{where[:80]!r} holds something other than numbers")
         if not _may_become(kind, value):
             raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
         if kind == "object":

@@ -120,7 +120,7 @@ class StreamClient(ElasticClient):
         known = tuple(range(outputs)) if classes is None else tuple(classes)
         if len(set(known)) != len(known) or len(known) > outputs:
             raise StreamError(
-                f"{len(known)} classes for {outputs} outputs: name each once, at most so many"
+                f"{len(known)} classes for {outputs} outputs: give each class once, and no more than outputs"
             )
         self._settings = StreamSettings(
             folder, layout, known, loss_fn, shares_to_try(joining), replay or Replay(),

@@ -76,7 +76,7 @@ class StreamSettings:
         if self.steps < 1:
             raise StreamError(f"{self.steps} steps of a round mean nothing: give at least 1")
         if self.left not in LEFT:
-            raise StreamError(f"left {self.left!r} means nothing: give {', '.join(LEFT)}")
+            raise StreamError(f"left {self.left!r} is unknown: give {', '.join(LEFT)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,6 +310,6 @@ def shares_to_try(joining: str | Sequence[float]) -> tuple[float, ...]:
     shares = JOININGS.get(joining) if isinstance(joining, str) else tuple(joining)
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise StreamError(
-            f"joining {joining!r} means nothing: give {' or '.join(JOININGS)}, or shares from 0 to 1"
+            f"joining {joining!r} is invalid: give {' or '.join(JOININGS)}, or shares from 0 to 1"
         )
     return shares

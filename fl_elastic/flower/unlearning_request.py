@@ -50,7 +50,8 @@ class UnlearningRequest:
         """Return a request; raise TrainingError if there are no examples or they can be read only once."""
         if examples is not None and iter(examples) is examples:
             raise TrainingError(
-                "what is to be forgotten is read again until it is: pass a list or a DataLoader, not an iterator"
+                "the examples to be forgotten may be read in several rounds: pass a list or a DataLoader, not an "
+                "iterator"
             )
         if examples is not None and next(iter(examples), None) is None:
             raise TrainingError("there is no batch to be forgotten: leave forget out")

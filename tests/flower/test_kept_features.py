@@ -166,7 +166,7 @@ def test_code_that_has_changed_is_said(tmp_path: Path, caplog: pytest.LogCapture
     check_rounds(tmp_path, [(net, images(2))] * 2)
     assert not caplog.text
     check_rounds(tmp_path, [(lambda: net(nn.SiLU), images(2))])
-    assert "though its weights are the same: its code is another" in caplog.text
+    assert "though its weights are the same: its code has changed" in caplog.text
 
 
 def test_a_server_whose_prefix_differs_and_one_that_comes_back_to_it(tmp_path: Path) -> None:

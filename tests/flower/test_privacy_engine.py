@@ -156,4 +156,4 @@ def test_sums_over_the_data_are_not_sent(caplog: pytest.LogCaptureFixture) -> No
         {node: legacy_app(client_of) for node in (1, 2)},
         ArrayRecord(net().state_dict()), 1,
     )  # fmt: skip
-    assert "comes from the data without any" in caplog.text
+    assert "computed from the data without noise" in caplog.text

@@ -172,7 +172,7 @@ def test_a_total_of_no_examples_is_refused(
     monkeypatch.setattr(module, "as_vector", lambda sums: -plain(sums))
     with caplog.at_level(logging.WARNING, "fl_elastic"):
         strategy, _ = secured()
-    assert strategy.models == [None] and "no examples that there could be" in caplog.text
+    assert strategy.models == [None] and "cannot be a sum over examples" in caplog.text
 
 
 def test_sums_of_more_clients_than_the_workflow_has_room_for_are_refused(
