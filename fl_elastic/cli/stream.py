@@ -104,7 +104,7 @@ def stream(
     """Predict, keep and learn from a stream until it ends or SIGTERM arrives, then save the state."""
     # Check what can be checked before importing torch, which takes seconds.
     if not 0 < learning_rate < math.inf:
-        raise StreamError(f"a learning rate of {learning_rate} means nothing: give more than 0")
+        raise StreamError(f"learning rate {learning_rate} is invalid: give more than 0")
     shape = shape_of(input_)
     from fl_elastic.named_models import check_model_name
 
