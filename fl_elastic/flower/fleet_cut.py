@@ -22,7 +22,7 @@ class FleetCut:
     and has one vote, for the place with the largest gain. The median of the voted places, in the order of the
     model, decides; of two medians the one nearer to the loss is taken, and most clients have to gain by the cut.
     So a few liars do not put the cut beyond what others vote for. A cut stays where it is: a move would make every
-    client compute its features anew. While there is none, clients are asked again after each new head.
+    client compute its features anew. While there is none, clients are asked again every ``solve_every`` rounds.
 
     Parameters
     ----------
@@ -41,7 +41,10 @@ class FleetCut:
         self._every = config.solve_every or _EVERY
 
     def due(self, server_round: int) -> bool:
-        """Return whether clients are asked before this round: the first one, or one that follows a new head."""
+        """Return whether clients are asked before this round.
+
+        Until there is a cut, they are asked before round 1 and then every ``solve_every`` rounds; with 0, every 5.
+        """
         open_yet = self._chosen_here and not self.group
         return open_yet and (server_round - 1) % self._every == 0
 
