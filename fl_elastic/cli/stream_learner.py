@@ -122,7 +122,7 @@ class Opening:
             StreamOptions,
             Trigger,
         )
-        from fl_elastic.streaming.disk_room import fitting_capacity, state_bytes, sums_bytes
+        from fl_elastic.streaming.disk_room import fitting_capacity, saved_sums_bytes, state_bytes
         from fl_elastic.streaming.growing_head import last_linear
         from fl_elastic.streaming.learner_state import one_learner
         from fl_elastic.training.lean_start import without_compiler
@@ -142,7 +142,7 @@ class Opening:
         state = state_bytes(tensors, 4 * math.prod(self.shape))
         if self.closed_form:
             layer = last_linear(network)
-            state += sums_bytes(layer.in_features, layer.out_features)
+            state += saved_sums_bytes(layer.in_features, layer.out_features)
         self._refuse_other_latent()
         with (
             one_learner(self.state_dir),

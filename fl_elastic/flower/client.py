@@ -31,8 +31,8 @@ from fl_elastic.optimizers import OptimizerFn, adds_noise, made_by
 from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.training import FitReport, TrainerOptions
+from fl_elastic.training.arguments import check_parts, eager
 from fl_elastic.training.evaluate import MetricsFn
-from fl_elastic.training.trainer import check_parts, eager
 from fl_elastic.update import CODECS, Manifest, load_weights
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ def state_bytes(tensors: Iterable[int], row_bytes: int) -> int:
     return _FACTS + sum(512 + each for each in tensors) + _ROWS * row_bytes
 
 
-def sums_bytes(features: int, outputs: int) -> int:
+def saved_sums_bytes(features: int, outputs: int) -> int:
     """Return the bytes of the running sums of a head in closed form in a saved state.
 
-    >>> sums_bytes(features=2, outputs=3)
+    >>> saved_sums_bytes(features=2, outputs=3)
     136
     """
     rows = features + 1

@@ -41,7 +41,7 @@ from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.streaming.stream_options import Replay, StreamOptions
 from fl_elastic.streaming.trigger import Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
-from fl_elastic.training.trainer import check_parts
+from fl_elastic.training.arguments import check_parts
 
 _LOG = logging.getLogger("fl_elastic")
 

@@ -14,22 +14,26 @@ import torch
 from torch import nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, ModelError, TrainingError
-from fl_elastic.given import whole
+from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import example_counter, is_summed
-from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.optimizers import (
     KeptOptimizer,
     OptimizerFn,
     adds_noise,
-    check_callable,
 )
 from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.training.arguments import (
+    check_parts,
+    eager,
+    refuse_untrainable,
+    say_what_loss_keeps,
+    whole_epochs,
+)
 from fl_elastic.training.batches import FitBatches
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import Trained, under_every_name
@@ -53,8 +57,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("fl_elastic")
 # Multiple of its deadline from which on a fit says that it has overrun it; clocks and steps vary by less.
 _OVERRUN = 1.15
-# Most names in a message.
-_SHOWN = 4
 
 
 class ElasticTrainer:
@@ -116,7 +118,7 @@ class ElasticTrainer:
 
             without_compiler()
         self.model = model = eager(model)
-        _say_what_loss_keeps(model, loss_fn)
+        say_what_loss_keeps(model, loss_fn)
         self.loss_fn = loss_fn
         self.optimizer_fn = optimizer_fn
         self.budget = budget
@@ -169,7 +171,7 @@ class ElasticTrainer:
             raise TrainingError(
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
             )
-        _refuse_untrainable(self.model)
+        refuse_untrainable(self.model)
         self._follow_flags()
         optimizer, policy = self._optimizing(), self.planner.policy
         if adds_noise(optimizer) and policy.reads_data:
@@ -373,74 +375,6 @@ class ElasticTrainer:
         return self._trained.update(self.model, self.manifest, base_version)
 
 
-def check_parts(model: nn.Module, loss_fn: object, optimizer_fn: object, budget: object) -> None:
-    """Check the kinds of a trainer's arguments.
-
-    Raises
-    ------
-    ModelError, TrainingError, BudgetError
-        If one is of the wrong kind: a class instead of an object, an optimiser instead of a callable, a number.
-    """
-    uncompiled(model)
-    if not callable(loss_fn):
-        raise TrainingError(
-            f"loss_fn {_kind_of(loss_fn)} cannot be called: give a function, such as cross_entropy"
-        )
-    check_callable(optimizer_fn)
-    if isinstance(loss_fn, type):
-        raise TrainingError(f"loss_fn {_kind_of(loss_fn)} is no function{_call_advice(loss_fn)}")
-    if not isinstance(budget, Budget):
-        raise BudgetError(
-            f"budget {budget!r} is a {type(budget).__name__}, not a Budget: say for example "
-            "Budget(speedup=2.0)"
-        )
-
-
-def _kind_of(given: object) -> str:
-    """Describe a wrong argument in one line: a class by its name, any other object by its type."""
-    return given.__name__ if isinstance(given, type) else f"of type {type(given).__name__}"
-
-
-def _call_advice(given: object) -> str:
-    return f" but a class: give {given.__name__}(...)" if isinstance(given, type) else ""
-
-
-def eager(model: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile`` was called on, with a warning; any other module as it is."""
-    original = uncompiled(model)
-    if original is not model:
-        _LOG.warning(
-            "the model is compiled, and its steps run without the compiler: each new plan would be compiled anew. "
-            "A loop of one's own under apply_plan runs the compiled model"
-        )
-    return original
-
-
-def _say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
-    """Warn of weights of the loss, such as the centres of classes: they are in no plan and in no update."""
-    if not isinstance(loss_fn, nn.Module):
-        return
-    known = {id(each) for each in model.parameters()}
-    own = [n for n, p in loss_fn.named_parameters() if p.requires_grad and id(p) not in known]
-    if own:
-        _LOG.warning(
-            "the loss has weights of its own (%s), which no plan trains and no update holds: to train and send "
-            "them, make them part of the model", ", ".join(own[:_SHOWN]),
-        )  # fmt: skip
-
-
-def whole_epochs(epochs: object) -> int:
-    """Return a number of epochs as int; raise TrainingError if it is not a positive whole number.
-
-    >>> whole_epochs(np.int64(2))
-    2
-    """
-    found = whole(epochs)
-    if found is None or found < 1 or isinstance(epochs, float):
-        raise TrainingError(f"epochs {epochs!r} must be a whole number, at least 1")
-    return found
-
-
 def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     """Return the profile scaled to the fit's measurements; for steps of a part, only full passes count."""
     if not any(each.runs_part for each in fit.plan.transforms):
@@ -460,26 +394,3 @@ def _telling_choice(optimizer: torch.optim.Optimizer, policy: Policy) -> Trainin
         f"{type(optimizer).__name__} adds noise, so that the choice would reveal something about the data: use "
         "'last_k', 'head', 'random' or 'full'"
     )
-
-
-def _refuse_untrainable(model: nn.Module) -> None:
-    """Raise ModelError for a model that no plan can train: no parameters, no values, or sparse gradients."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ModelError(
-            "the model has no trainable parameter: set requires_grad on what shall train"
-        )
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ModelError(
-                f"tensor {name!r} is on the meta device, without values: load the model's weights first"
-            )
-        if tensor.is_inference():
-            raise ModelError(
-                f"tensor {name!r} was made in inference mode and cannot be trained: build the model outside of "
-                "torch.inference_mode()"
-            )
-    for name, module in model.named_modules():
-        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise ModelError(
-                f"layer {name!r} has sparse=True, whose gradients cannot be compared or merged: use sparse=False"
-            )
