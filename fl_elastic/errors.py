@@ -27,7 +27,7 @@ class ArchiveVersionError(ArchiveError):
 
 
 class BudgetError(ElasticError, ValueError):
-    """A budget, or an option of training, is invalid, or no plan or step fits the budget."""
+    """A budget is invalid, or no plan or step fits it."""
 
 
 class ModelError(ElasticError, ValueError):
@@ -47,7 +47,11 @@ class ProfileError(ElasticError, ValueError):
 
 
 class RegistryError(ElasticError, ValueError):
-    """A plug-in's name is unknown, taken or malformed, or a setting or strategy of the server is invalid."""
+    """A plug-in's name is unknown, taken or malformed."""
+
+
+class SettingError(ElasticError, ValueError):
+    """A setting of a client or server is invalid, or does not go together with others or with Flower's strategy."""
 
 
 class TrainingError(ElasticError, RuntimeError):

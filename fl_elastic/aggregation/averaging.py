@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import CheckpointError, RegistryError
+from fl_elastic.errors import CheckpointError, SettingError
 
 _WARM_UP = 10
 
@@ -52,7 +52,7 @@ class ModelAverage:
 
     Raises
     ------
-    RegistryError
+    SettingError
         If the decay is not above 0 and below 1.
 
     Examples
@@ -66,7 +66,7 @@ class ModelAverage:
 
     def __init__(self, decay: float = 0.9) -> None:
         if not 0 < decay < 1:
-            raise RegistryError(f"decay {decay} of the model average must lie between 0 and 1")
+            raise SettingError(f"decay {decay} of the model average must lie between 0 and 1")
         self.decay = decay
         self.rounds = 0
         self._mean: dict[str, NDArray[Any]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MergeOptions:
 
     Raises
     ------
-    RegistryError
+    SettingError
         If the weighting is unknown or the power is negative.
     """
 
@@ -48,15 +48,15 @@ class MergeOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.bad_share < 0.5:
-            raise RegistryError(f"bad_share {self.bad_share} must be from 0 to below a half")
+            raise SettingError(f"bad_share {self.bad_share} must be from 0 to below a half")
         if not self.size_bound >= 1:
-            raise RegistryError(f"size_bound {self.size_bound} must be at least 1")
+            raise SettingError(f"size_bound {self.size_bound} must be at least 1")
         if self.weighting not in ("examples", "uniform"):
-            raise RegistryError(f"weighting {self.weighting!r}: known are examples, uniform")
+            raise SettingError(f"weighting {self.weighting!r}: known are examples, uniform")
         if self.late not in ("drop", "merge"):
-            raise RegistryError(f"late {self.late!r}: known are drop, merge")
+            raise SettingError(f"late {self.late!r}: known are drop, merge")
         if not 0 <= self.staleness_power < float("inf"):
-            raise RegistryError(f"staleness_power {self.staleness_power} must not be negative")
+            raise SettingError(f"staleness_power {self.staleness_power} must not be negative")
 
     def client_weight(self, num_examples: int, staleness: int) -> float:
         """Return the weight of a client, without the probability of training a tensor."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.errors import CheckpointError, UpdateError
+from fl_elastic.errors import CheckpointError, SettingError, UpdateError
 from fl_elastic.registry import Factories
 
 _Array = NDArray[Any]
@@ -59,7 +59,7 @@ class ServerOptimizer(ABC):
     def __init__(self, rate: float | None = None) -> None:
         self.rate = self.default_rate if rate is None else rate
         if not 0 < self.rate < float("inf"):
-            raise UpdateError(f"server learning rate {self.rate} is not a positive number")
+            raise SettingError(f"server learning rate {self.rate} is not a positive number")
         self._moments: dict[str, NDArray[np.float64]] = {}
         self._counts: dict[str, int] = {}
 

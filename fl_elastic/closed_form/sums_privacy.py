@@ -18,7 +18,7 @@ from fl_elastic.closed_form.head import ClosedFormHead, as_scores
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.secret_sums import as_vector, of_vector
 from fl_elastic.closed_form.wire import layer_shape
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.update.frame import Kind, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
@@ -50,7 +50,7 @@ class SumsPrivacy:
 
     Raises
     ------
-    RegistryError
+    SettingError
         If a value is out of range.
 
     Examples
@@ -65,13 +65,13 @@ class SumsPrivacy:
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon <= _MOST_EPSILON:
-            raise RegistryError(
+            raise SettingError(
                 f"epsilon {self.epsilon} must be above 0 and at most {_MOST_EPSILON:g}"
             )
         if not 0 < self.delta < 1:
-            raise RegistryError(f"delta {self.delta} must be above 0 and below 1")
+            raise SettingError(f"delta {self.delta} must be above 0 and below 1")
         if not 0 < self.clip < float("inf"):
-            raise RegistryError(f"clip {self.clip} must be a length above 0")
+            raise SettingError(f"clip {self.clip} must be a length above 0")
 
     @property
     def noise(self) -> float:

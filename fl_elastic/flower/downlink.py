@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower.incremental_grid import IncrementalGrid
 from fl_elastic.flower.records import instruction
 from fl_elastic.flower.stock_clients import StockClients, group_of
@@ -108,9 +108,9 @@ def _same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def check_downlink_codec(codec: str) -> None:
-    """Raise RegistryError for a codec that cannot encode a model."""
+    """Raise SettingError for a codec that cannot encode a model."""
     if not CODECS.make(codec).for_weights:
-        raise RegistryError(
+        raise SettingError(
             f"codec {codec!r} writes updates only: send models as fp32, fp16 or bf16"
         )
 
@@ -129,7 +129,7 @@ class Downlink:
 
     Raises
     ------
-    RegistryError
+    SettingError
         If the codec is unknown, or writes updates only.
     """
 

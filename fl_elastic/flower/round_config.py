@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.errors import PlanError, SettingError
 from fl_elastic.given import is_real, whole
 from fl_elastic.readout.place import Reading
 
@@ -74,7 +74,7 @@ class RoundConfig:
 
     Raises
     ------
-    RegistryError
+    SettingError
         If a value is invalid, or values contradict each other.
 
     Notes
@@ -103,40 +103,40 @@ class RoundConfig:
             from fl_elastic.flower.deadline import Deadline
 
             if not isinstance(self.deadline, Deadline):
-                raise RegistryError(
+                raise SettingError(
                     f"deadline {self.deadline!r} is no Deadline: give Deadline(seconds=...)"
                 )
         if (solves := whole(self.solve_every)) is None or solves < 0:
-            raise RegistryError(
+            raise SettingError(
                 f"solve_every {self.solve_every!r} must be a whole number, and not be negative"
             )
         if self.read not in (_NONE, _LAST):
             try:
                 Reading.parse(self.read)
             except PlanError as error:
-                raise RegistryError(
+                raise SettingError(
                     f"read: {error}; known are none, last and auto besides"
                 ) from None
         if self.plan not in _PLANS:
-            raise RegistryError(f"plan {self.plan!r}: known are {', '.join(_PLANS)}")
+            raise SettingError(f"plan {self.plan!r}: known are {', '.join(_PLANS)}")
         if self.plan == "none" and not self.solves_head:
-            raise RegistryError(
+            raise SettingError(
                 "with plan='none' nothing but a head in closed form is learned: set read='auto' as well"
             )
         if self.cut not in ("none", "moving") and not self.cut_group:
-            raise RegistryError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
+            raise SettingError(f"cut {self.cut!r}: known are none, fixed:GROUP, moving")
         known = isinstance(self.forget, bool) or is_real(self.forget)
         if not known or not 0 <= self.forget < float("inf"):
-            raise RegistryError(
+            raise SettingError(
                 f"forget {self.forget!r} must be True, False, or a number above 0 such as 3"
             )
         if self.sums_privacy is not None and (not self.solves_head or self.solve_every):
-            raise RegistryError(
+            raise SettingError(
                 "sums_privacy is for one solve of the head, and each later solve would spend its epsilon again: "
                 "use it with read='last' and solve_every=0"
             )
         if self.sums_privacy is not None and self.reads_inside:
-            raise RegistryError(
+            raise SettingError(
                 f"read {self.read!r} is chosen from features without noise: {GIVEN_PLACES}"
             )
 

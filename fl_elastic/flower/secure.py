@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.closed_form.secret_sums import FixedPoint
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower._compat import (
     ClientManager,
     ClientProxy,
@@ -70,7 +70,7 @@ class SecurePartialUpdates(LegacyStrategy):
 
     Raises
     ------
-    RegistryError
+    SettingError
         If the config asks for what is impossible under secure aggregation.
     """
 
@@ -85,22 +85,22 @@ class SecurePartialUpdates(LegacyStrategy):
         self._workflow = workflow
         self.fleet = ClientRegistry(replace(config or RoundConfig(), plan="server"))
         if self.fleet.config.sends_changes:
-            raise RegistryError(
+            raise SettingError(
                 "under secure aggregation clients are sent the whole model: leave out delta_downlink and cut"
             )
         if self.fleet.config.forget:
-            raise RegistryError(
+            raise SettingError(
                 "forgetting takes squared gradients of each client, which secure aggregation hides: forget=False"
             )
         if self.fleet.config.reads_inside:
-            raise RegistryError(
+            raise SettingError(
                 f"read {self.fleet.config.read!r} is chosen from features that the server sees: {GIVEN_PLACES}"
             )
         self._arrays: list[NDArray[Any]] = []
         self._fixed: FixedPoint | None = None
         if self.fleet.config.solves_head:
             if self.fleet.config.solve_every:
-                raise RegistryError(
+                raise SettingError(
                     "under secure aggregation the head is solved for once: give solve_every=0 in the config"
                 )
             self._fixed = FixedPoint(

@@ -21,7 +21,7 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
 )
 from fl_elastic.aggregation.change_clipper import ChangeClipper
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.deadline import Deadline, reply_timeout
@@ -126,7 +126,7 @@ class PartialUpdates(Strategy):
 
     Raises
     ------
-    RegistryError
+    SettingError
         If the rule or codec is unknown, a setting is of another kind or has no effect under differential privacy,
         or the inner strategy is not linear.
 
@@ -167,7 +167,7 @@ class PartialUpdates(Strategy):
             preset=(preset, UnequalDevices),
         )
         if wrong:
-            raise RegistryError(wrong)
+            raise SettingError(wrong)
         show_log()
         self.inner = inner
         self.limits = limits or Limits()
@@ -196,7 +196,7 @@ class PartialUpdates(Strategy):
         if self._each_seen:
             refuse_what_each_seen_ignores(self.merge, settings.server_optimizer)
             if self.config.uncovered:
-                raise RegistryError(self.config.uncovered)
+                raise SettingError(self.config.uncovered)
         # For the grid: whether late updates are merged, which clients answer, and how fast.
         self.merges_late = self.merge.late == "merge"
         self.fleet = ClientRegistry(self.config)

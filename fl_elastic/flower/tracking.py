@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.flower.round import RoundRecord
 
 _ODD_FOR_MLFLOW = re.compile(r"[^\w\-. /:]")
@@ -117,6 +117,4 @@ def _needed(module: str, package: str) -> ModuleType:
     try:
         return import_module(module)
     except ImportError as error:
-        raise RegistryError(
-            f"{package} is not installed ({error}): pip install {package}"
-        ) from None
+        raise SettingError(f"{package} is not installed ({error}): pip install {package}") from None

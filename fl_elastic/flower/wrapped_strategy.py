@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
-from fl_elastic.errors import CheckpointError, ElasticError, RegistryError
+from fl_elastic.errors import CheckpointError, ElasticError, SettingError
 from fl_elastic.flower.completed_metrics import completed_metrics, mean_metrics
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.strategy_parameters import parameters_of
@@ -56,34 +56,34 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
 
     Raises
     ------
-    RegistryError
+    SettingError
         If it is no strategy, or partial updates cannot be merged under it, or not by this rule.
     """
     check_strategy(inner)
     for strategy in chain(inner):
         if why := getattr(strategy, "not_inside", ""):
-            raise RegistryError(f"PartialUpdates cannot be put around {why}")
+            raise SettingError(f"PartialUpdates cannot be put around {why}")
     for strategy in chain(inner):
         if isinstance(strategy, _NOT_LINEAR):
             names = dict.fromkeys(type(each).__name__ for each in (inner, strategy))
-            raise RegistryError(
+            raise SettingError(
                 f"{' around '.join(names)} is not a linear mean, so partial updates cannot be merged under it; "
                 "use FedAvg, FedAvgM, FedAdam, FedYogi, FedAdagrad or FedProx"
             )
         if isinstance(strategy, _CLIENT_DP):
-            raise RegistryError(
+            raise SettingError(
                 f"{type(strategy).__name__} needs dense replies clipped by a client mod; "
                 "use the server-side wrapper with packed updates"
             )
     keys = {str(getattr(each, "weighted_by_key", "num-examples")) for each in _innermost(inner)}
     if len(keys) > 1:
-        raise RegistryError(
+        raise SettingError(
             f"{type(inner).__name__} holds strategies that weight replies by different metrics, "
             f"{' and '.join(sorted(keys))}: let them have one weighted_by_key"
         )
     if sees_each_client(inner):
         if rule is not None and RULES.name_of(rule) != "all":
-            raise RegistryError(
+            raise SettingError(
                 f"rule {RULES.name_of(rule)!r} lets one client's data into others' completed updates, which voids "
                 "the privacy guarantee; under differential privacy use rule 'all'"
             )
@@ -92,12 +92,12 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
 
 
 def check_strategy(inner: object) -> None:
-    """Raise RegistryError unless this is a strategy object of flwr.serverapp."""
+    """Raise SettingError unless this is a strategy object of flwr.serverapp."""
     if isinstance(inner, Strategy):
         return
     if isinstance(inner, type):
-        raise RegistryError(f"the strategy {inner.__name__} is a class: give {inner.__name__}(...)")
-    raise RegistryError(
+        raise SettingError(f"the strategy {inner.__name__} is a class: give {inner.__name__}(...)")
+    raise SettingError(
         f"{type(inner).__name__} is no strategy of flwr.serverapp.strategy: give one of these, such as FedAvg()"
     )
 
@@ -142,7 +142,7 @@ def sees_each_client(inner: Strategy) -> bool:
 
 
 def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimizer | None) -> None:
-    """Raise RegistryError for settings without effect if the inner strategy merges the replies itself."""
+    """Raise SettingError for settings without effect if the inner strategy merges the replies itself."""
     ignored = {
         "server_optimizer": optimizer is not None,
         "weighting='uniform'": merge.weighting != "examples",
@@ -151,7 +151,7 @@ def refuse_what_each_seen_ignores(merge: MergeOptions, optimizer: ServerOptimize
     }
     for name, is_given in ignored.items():
         if is_given:
-            raise RegistryError(
+            raise SettingError(
                 f"{name} has no effect under differential privacy, where the inner strategy merges the clipped "
                 "replies: leave it out; for a server optimiser put FedAvgM, FedAdam or FedYogi inside"
             )
@@ -179,16 +179,16 @@ def say_what_it_sees(inner: Strategy) -> None:
 def refuse_other_contents(
     inner: Strategy, messages: Iterable[Message], arrays: ArrayRecord
 ) -> None:
-    """Raise RegistryError for a message with another model than ``arrays``, or more than model and settings."""
+    """Raise SettingError for a message with another model than ``arrays``, or more than model and settings."""
     for content in {id(each.content): each.content for each in messages}.values():
         models, settings = list(content.array_records.values()), len(content.config_records)
         if len(models) > 1 or settings > 1 or len(content) > len(models) + settings:
-            raise RegistryError(
+            raise SettingError(
                 f"{type(inner).__name__} puts {', '.join(content)} into its messages, but PartialUpdates sends the "
                 "model and one record of settings: put everything else into these"
             )
         if models and models[0] is not arrays and dict(models[0]) != dict(arrays):
-            raise RegistryError(
+            raise SettingError(
                 f"{type(inner).__name__} puts another model into its messages than it is given, but PartialUpdates "
                 "sends the one of the last round: change it in aggregate_train"
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import SettingError
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
 # Largest error, as a share of an example's greatest value. A larger one means a value beyond the range of fp16.
@@ -39,7 +39,7 @@ class FeatureCodec:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise BudgetError(
+            raise SettingError(
                 f"feature precision {self.precision!r} is unknown, use {', '.join(PRECISIONS)}"
             )
 

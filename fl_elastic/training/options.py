@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fl_elastic.errors import BudgetError, ProfileError
+from fl_elastic.errors import SettingError
 from fl_elastic.given import is_real, whole
 from fl_elastic.groups.batch import CountExamples
 from fl_elastic.planning.importance import IMPORTANCES, Importance
@@ -47,7 +47,7 @@ class ForwardOptions:
     def __post_init__(self) -> None:
         FeatureCodec(self.precision, (1,))
         if self.feature_bytes < 0:
-            raise BudgetError(f"feature_bytes {self.feature_bytes} must not be negative")
+            raise SettingError(f"feature_bytes {self.feature_bytes} must not be negative")
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class Timing:
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
-            raise ProfileError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
+            raise SettingError(f"clock {self.clock!r} is unknown: use {', '.join(CLOCKS)}")
         for name in ("profile_seconds", "planning_seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise BudgetError(f"{name} {getattr(self, name)} must not be negative")
+                raise SettingError(f"{name} {getattr(self, name)} must not be negative")
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         IMPORTANCES.check(self.importance)
         if (whole(self.accumulate) or 0) < 1:
-            raise BudgetError(
+            raise SettingError(
                 f"accumulate {self.accumulate!r} must be a whole number, at least 1 batch"
             )
         for name in ("full_update_every", "seed"):
             value = getattr(self, name)
             if whole(value) is None or value < 0:
-                raise BudgetError(f"{name} {value!r} must be a whole number, and not be negative")
+                raise SettingError(f"{name} {value!r} must be a whole number, and not be negative")
         if not is_real(self.proximal) or not 0 <= self.proximal < float("inf"):
-            raise BudgetError(f"proximal {self.proximal!r} must be a number, and not be negative")
+            raise SettingError(f"proximal {self.proximal!r} must be a number, and not be negative")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.aggregation import ModelAverage
 from fl_elastic.aggregation.averaging import AverageState
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.state.codec import from_archive, to_archive
 
 
@@ -69,5 +69,5 @@ def test_what_is_handed_out_is_no_view_of_it() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, float("nan")])
 def test_an_impossible_decay_is_refused(decay: float) -> None:
-    with pytest.raises(RegistryError, match="between 0 and 1"):
+    with pytest.raises(SettingError, match="between 0 and 1"):
         ModelAverage(decay)

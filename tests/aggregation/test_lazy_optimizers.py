@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import RegistryError, SettingError, UpdateError
 
 BASE = {"w": np.array([1.0, -2.0], np.float32), "v": np.array([3.0], np.float32)}
 
@@ -84,5 +84,5 @@ def test_a_refused_step_leaves_no_trace(name: str) -> None:
 
 
 def test_a_negative_rate_is_refused() -> None:
-    with pytest.raises(UpdateError, match="learning rate"):
+    with pytest.raises(SettingError, match="learning rate"):
         SERVER_OPTIMIZERS.make("sgd", -1.0)

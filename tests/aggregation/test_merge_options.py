@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import MergeOptions, PartialMean
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -141,7 +141,7 @@ def test_uniform_weights_count_clients() -> None:
     "options", [{"weighting": "size"}, {"staleness_power": -1.0}, {"staleness_power": np.nan}]
 )
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(RegistryError, match=next(iter(options))):
+    with pytest.raises(SettingError, match=next(iter(options))):
         MergeOptions(**options)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.aggregation import MergeOptions, PartialMean
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role
 
@@ -145,5 +145,5 @@ def test_krum_looks_at_parts() -> None:
 
 def test_an_impossible_share_is_refused() -> None:
     for share in (-0.1, 0.5, float("nan")):
-        with pytest.raises(RegistryError, match="bad_share"):
+        with pytest.raises(SettingError, match="bad_share"):
             MergeOptions(bad_share=share)

@@ -29,7 +29,7 @@ from fl_elastic.closed_form.sums_privacy import (
     noised,
     private_head,
 )
-from fl_elastic.errors import RegistryError, TrainingError, UpdateError
+from fl_elastic.errors import SettingError, TrainingError, UpdateError
 from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import Kind, pack
@@ -250,7 +250,7 @@ def test_frames_that_hold_something_else_are_refused(header: Any, payload: bytes
               {"clip": float("inf")}, {"epsilon": float("nan")}],
 )  # fmt: skip
 def test_privacy_that_means_nothing_is_refused(given: dict[str, float]) -> None:
-    with pytest.raises(RegistryError, match="must be"):
+    with pytest.raises(SettingError, match="must be"):
         SumsPrivacy(**({"epsilon": 1.0, "clip": 1.0} | given))
 
 

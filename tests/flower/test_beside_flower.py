@@ -47,7 +47,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import ModelAverage
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -289,7 +289,7 @@ def test_metrics_that_a_users_strategy_adds_are_kept() -> None:
 
 
 def test_what_a_users_wrapper_hides_is_seen() -> None:
-    with pytest.raises(RegistryError, match="Around around FedMedian is not a linear mean"):
+    with pytest.raises(SettingError, match="Around around FedMedian is not a linear mean"):
         PartialUpdates(Around(strategy_of(FedMedian)))
 
     def private() -> Strategy:
@@ -350,7 +350,7 @@ class SameModel(FedAvg):
 )
 def test_what_a_strategy_sends_is_sent_or_refused(kind: type[FedAvg], reason: str) -> None:
     start(PartialUpdates(strategy_of(SameModel)), fleet(elastic))
-    with pytest.raises(RegistryError, match=reason):
+    with pytest.raises(SettingError, match=reason):
         start(PartialUpdates(strategy_of(kind)), fleet(elastic))
 
 
@@ -529,9 +529,9 @@ class OneOf(Around):
 @pytest.mark.parametrize("held", [lambda each: each, lambda each: [each], lambda each: {1: each}])
 def test_each_of_the_strategies_that_a_wrapper_holds_is_seen(held: Callable[..., Any]) -> None:
     for others in ((FedAvg(), FedMedian()), (FedMedian(), FedAvg())):
-        with pytest.raises(RegistryError, match="FedMedian is not a linear mean"):
+        with pytest.raises(SettingError, match="FedMedian is not a linear mean"):
             PartialUpdates(OneOf(held(others[0]), others[1]))
-    with pytest.raises(RegistryError, match="by different metrics, mine and num-examples"):
+    with pytest.raises(SettingError, match="by different metrics, mine and num-examples"):
         PartialUpdates(OneOf(held(FedAvg(weighted_by_key="mine")), FedAvg()))
 
 

@@ -35,7 +35,7 @@ from small_federation import (
 )
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import RegistryError, SettingError
 from fl_elastic.flower import PartialUpdates, RoundRecord
 from fl_elastic.update import PartialUpdate
 
@@ -172,7 +172,7 @@ def test_an_update_that_changes_nothing_does_not_end_the_run() -> None:
     ids=["fixed", "adaptive"],
 )
 def test_another_rule_is_refused(strategy: Strategy, rule: str) -> None:
-    with pytest.raises(RegistryError, match="use rule 'all'") as refused:
+    with pytest.raises(SettingError, match="use rule 'all'") as refused:
         PartialUpdates(strategy, rule=rule)
     assert "\n" not in str(refused.value)
     assert PartialUpdates(strategy, rule="all").rule == PartialUpdates(strategy).rule == "all"
@@ -185,7 +185,7 @@ def test_strategies_that_are_no_mean_are_refused(kind: type[FedAvg], wrapped: bo
     strategy: Strategy = quiet(kind, **options)
     if wrapped:
         strategy = DifferentialPrivacyServerSideFixedClipping(strategy, 0.0, 1.0, 4)
-    with pytest.raises(RegistryError, match=kind.__name__) as refused:
+    with pytest.raises(SettingError, match=kind.__name__) as refused:
         PartialUpdates(strategy)
     assert "not a linear mean" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -200,7 +200,7 @@ def test_strategies_that_are_no_mean_are_refused(kind: type[FedAvg], wrapped: bo
     ids=["fixed", "adaptive"],
 )
 def test_client_side_privacy_is_refused(strategy: Strategy) -> None:
-    with pytest.raises(RegistryError, match="use the server-side wrapper") as refused:
+    with pytest.raises(SettingError, match="use the server-side wrapper") as refused:
         PartialUpdates(strategy)
     assert "\n" not in str(refused.value)
 
@@ -215,7 +215,7 @@ def test_client_side_privacy_is_refused(strategy: Strategy) -> None:
     ],
 )
 def test_settings_without_effect_on_single_replies_are_refused(ignored: dict[str, Any]) -> None:
-    with pytest.raises(RegistryError, match="no effect under differential privacy"):
+    with pytest.raises(SettingError, match="no effect under differential privacy"):
         PartialUpdates(fixed(1.0), **ignored)
     assert PartialUpdates(quiet(), **ignored)
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import ModelAverage
-from fl_elastic.errors import RegistryError, TrainingError, UpdateError
+from fl_elastic.errors import SettingError, TrainingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -309,10 +309,10 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
 
 def test_privacy_by_noise_and_numbers_that_mean_nothing_are_refused() -> None:
     private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
-    with pytest.raises(RegistryError, match="differential privacy does not cover"):
+    with pytest.raises(SettingError, match="differential privacy does not cover"):
         PartialUpdates(private, config=RoundConfig(forget=3))
     for value in (-1.0, math.inf, math.nan):
-        with pytest.raises(RegistryError, match="forget"):
+        with pytest.raises(SettingError, match="forget"):
             RoundConfig(forget=value)
 
 

@@ -20,7 +20,7 @@ from test_fleet_cut import build
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -283,6 +283,6 @@ def test_its_state_is_put_back() -> None:
 
 def test_it_is_refused_where_noise_must_cover_what_clients_say() -> None:
     noisy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4)
-    with pytest.raises(RegistryError, match="differential privacy does not cover"):
+    with pytest.raises(SettingError, match="differential privacy does not cover"):
         PartialUpdates(noisy, config=MOVING)
     PartialUpdates(noisy, config=RoundConfig(cut="fixed:6"))

@@ -22,7 +22,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.sums_privacy import SumsPrivacy
-from fl_elastic.errors import CheckpointError, RegistryError
+from fl_elastic.errors import CheckpointError, SettingError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -280,7 +280,7 @@ def test_cameras_of_different_sizes_take_part_in_one_fleet(
 
 @pytest.mark.parametrize("read", ["features", "a@grid4+a@grid4", "@grid2", "x@"])
 def test_what_is_no_place_is_refused_at_once(read: str) -> None:
-    with pytest.raises(RegistryError, match="read"):
+    with pytest.raises(SettingError, match="read"):
         RoundConfig(read=read)
 
 
@@ -289,10 +289,10 @@ def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_cle
     read: str,
 ) -> None:
     privacy = SumsPrivacy(epsilon=4.0, delta=1e-5, clip=20.0)
-    with pytest.raises(RegistryError, match=r"without noise: give server and clients a .*Readout"):
+    with pytest.raises(SettingError, match=r"without noise: give server and clients a .*Readout"):
         RoundConfig(solve_every=0, read=read, sums_privacy=privacy)
     terms = RoundConfig(plan="server", solve_every=0, read=read)
-    with pytest.raises(RegistryError, match=r"the server sees: give server and clients"):
+    with pytest.raises(SettingError, match=r"the server sees: give server and clients"):
         SecurePartialUpdates(LegacyFedAvg(), config=terms, workflow=SecAggPlusWorkflow(3, 2))
 
 

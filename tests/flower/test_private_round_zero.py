@@ -21,7 +21,7 @@ from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.secret_sums import with_held_out
 from fl_elastic.closed_form.sums_privacy import SumsPrivacy, noised
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
@@ -210,7 +210,7 @@ def test_noise_is_on_the_total_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_be_done_is_said_before_a_run() -> None:
     workflow = SecAggPlusWorkflow(5, 3)
-    with pytest.raises(RegistryError, match="solved for once"):
+    with pytest.raises(SettingError, match="solved for once"):
         terms = RoundConfig(plan="server", read="last")
         SecurePartialUpdates(FedAvg(), config=terms, workflow=workflow)
     with pytest.raises(UpdateError, match="too coarse"):

@@ -24,7 +24,7 @@ from small_models import flat_profile
 from trainer_settings import free_probes, options_of
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.records import IMPORTANCE, PACKED, read_instruction
@@ -59,7 +59,7 @@ GROUPS, KEEP = map(config_key, ("groups", "keep"))
     ],
 )
 def test_a_bad_config_is_refused(config: dict[str, Any], word: str) -> None:
-    with pytest.raises(RegistryError, match=word):
+    with pytest.raises(SettingError, match=word):
         RoundConfig(**config)
 
 
@@ -238,5 +238,5 @@ def test_who_is_told_the_same_shares_one_message() -> None:
     ],
 )
 def test_a_setting_of_another_kind_is_refused_at_once(name: str, given: Any) -> None:
-    with pytest.raises(RegistryError, match=f"{name} .* is no "):
+    with pytest.raises(SettingError, match=f"{name} .* is no "):
         PartialUpdates(FedAvg(), **{name: given})

@@ -29,7 +29,7 @@ from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
-from fl_elastic.errors import RegistryError, UpdateError
+from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -247,7 +247,7 @@ def test_claimed_examples_do_not_outvote_the_others() -> None:
 
 def test_it_does_not_go_with_differential_privacy() -> None:
     inner = DifferentialPrivacyServerSideFixedClipping(quiet(), 0.1, 1.0, 4)
-    with pytest.raises(RegistryError, match="differential privacy"):
+    with pytest.raises(SettingError, match="differential privacy"):
         PartialUpdates(inner, config=TERMS)
 
 
@@ -415,7 +415,7 @@ def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
     [({"solve_every": -1}, "solve_every -1"), ({"cut": "fixed:"}, "none, fixed:GROUP"), ({"cut": "low"}, "'low'")],
 )  # fmt: skip
 def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) -> None:
-    with pytest.raises(RegistryError, match=said):
+    with pytest.raises(SettingError, match=said):
         RoundConfig(**terms)
 
 

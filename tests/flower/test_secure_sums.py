@@ -17,7 +17,7 @@ from small_federation import EXAMPLES, build, elastic_client, local_data, plain_
 from small_models import flat_profile
 
 from fl_elastic import Budget
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
@@ -153,7 +153,7 @@ def test_a_sum_that_the_workflow_cannot_take_changes_nothing(
     [RoundConfig(delta_downlink=True), RoundConfig(cut="fixed:11"), RoundConfig(forget=True)],
 )
 def test_a_config_that_cannot_be_kept_is_refused(config: RoundConfig) -> None:
-    with pytest.raises(RegistryError, match="secure aggregation"):
+    with pytest.raises(SettingError, match="secure aggregation"):
         SecurePartialUpdates(FedAvg(), workflow=SecAggPlusWorkflow(3, 2), config=config)
 
 

@@ -10,7 +10,7 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 from small_federation import arrays_of, build, elastic_client, run
 
-from fl_elastic.errors import RegistryError
+from fl_elastic.errors import SettingError
 from fl_elastic.flower import PartialUpdates, elastic_client_app
 from fl_elastic.flower.tracking import RoundMetrics, to_mlflow, to_tensorboard, to_wandb
 
@@ -98,5 +98,5 @@ def test_what_is_not_installed_says_what_to_install(
     module: str, make: Any, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RegistryError, match=word):
+    with pytest.raises(SettingError, match=word):
         make()

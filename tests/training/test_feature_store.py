@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, SettingError
 from fl_elastic.state.rows import Rows, page_for, room_of
 from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
 from fl_elastic.training.feature_store import FeatureStore
@@ -89,7 +89,7 @@ def test_no_examples_come_back_as_none(precision: str, shape: tuple[int, ...]) -
 
 
 def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(BudgetError, match="'fp8' is unknown, use fp32, fp16, int8"):
+    with pytest.raises(SettingError, match="'fp8' is unknown, use fp32, fp16, int8"):
         FeatureCodec("fp8", (1,))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from trainer_settings import state_with
 
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import SettingError
 from fl_elastic.training import TrainerOptions
 
 NAMES = ("head", "middle", "stem")
@@ -27,5 +27,5 @@ def test_without_scores_a_group_is_worth_its_presence() -> None:
 
 
 def test_a_pull_below_none_is_refused() -> None:
-    with pytest.raises(BudgetError, match="proximal"):
+    with pytest.raises(SettingError, match="proximal"):
         TrainerOptions(proximal=-1.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
-from fl_elastic.errors import RegistryError, ScenarioError
+from fl_elastic.errors import RegistryError, ScenarioError, SettingError
 from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
@@ -43,7 +43,7 @@ def check_methods(scenario: Scenario) -> None:
                 problems.append(f"method {method.name}: {error}")
         try:
             check_downlink_codec(method.downlink_codec)
-        except RegistryError as error:
+        except SettingError as error:
             problems.append(f"method {method.name}: {error}")
         if method.peer is not None and method.cut != "none":
             problems.append(
@@ -51,7 +51,7 @@ def check_methods(scenario: Scenario) -> None:
             )
         try:
             _round_config(method)
-        except RegistryError as error:
+        except SettingError as error:
             problems.append(f"method {method.name}: {error}")
         if method.read != "last" and method.peer is not None:
             problems.append(
@@ -65,7 +65,7 @@ def _round_config(method: MethodSection) -> RoundConfig:
     """Return the round settings of a method: where its head reads, and who plans its rounds."""
     solves = method.round_zero != "none"
     if not solves and method.read != "last":
-        raise RegistryError(
+        raise SettingError(
             f"read {method.read!r} is where a head in closed form reads: set round_zero='closed_form' as well"
         )
     plan: Any = method.plan
