@@ -23,6 +23,7 @@ from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.optimizers import OptimizerFn
+from fl_elastic.profiling.bytes_beside import with_bytes_beside
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
@@ -86,6 +87,7 @@ def profile_model(
             saved=saved,
             node_lean=lean_kinds(edges.graph, model),
         )
+        raw = with_bytes_beside(raw, edges, model, loss_fn, [batch], 1.0)
         # The trace is freed here: its saved activations would take the memory of the passes below.
         profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
         return measure_prefix(profile, model, batch, timer)

@@ -179,12 +179,33 @@ def _most_at_once(
     lean : bool
         Whether lean layers run, which unpack bits and bytes for a moment.
     """
+    gradients = np.zeros(len(held))
+    gradients[_table(profile).first] = _FLOAT * numbers
+    forward, backward = _at_nodes(
+        profile, held, again, numbers, np.cumsum(gradients), running, passing, lean=lean
+    )
+    # The optimiser needs about one more tensor, and so does the difference that becomes the update.
+    last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
+    most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
+    return max(most - inference_bytes(profile), 0.0)
+
+
+def _at_nodes(
+    profile: CostProfile,
+    held: Seconds,
+    again: Seconds | None,
+    numbers: Seconds,
+    gradients: Seconds,
+    running: Mask,
+    passing: Mask,
+    *,
+    lean: bool,
+) -> tuple[Seconds, Seconds]:
+    """Return the bytes while each node runs forward, and while it runs backward beside the ``gradients``."""
     table = _table(profile)
     flight = table.flight
     below = np.cumsum(held[::-1])[::-1]
-    gradients = np.zeros(len(held))
-    gradients[table.first] = _FLOAT * numbers
-    backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
+    backward = below + gradients + np.where(passing, flight.passing, flight.ending)
     # Only if weights are trained, not just a bias.
     of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
     backward += np.where(of_weights, flight.training, 0.0)
@@ -199,11 +220,27 @@ def _most_at_once(
         forward += np.where(running, table.work, 0.0)
     if again is not None:
         backward += np.cumsum(again[::-1])[::-1]
+    forward += np.where(running, table.beside[0], 0.0)
+    backward += table.beside[1]
     backward[~running] = 0.0
-    # The optimiser needs about one more tensor, and so does the difference that becomes the update.
-    last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
-    most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
-    return max(most - flight.inference, 0.0)
+    return forward, backward
+
+
+def taken_at_nodes(profile: CostProfile) -> Seconds:
+    """Return the bytes while each node runs forward, and while it runs backward, shape (2, M).
+
+    Of a plain step that trains everything and frees each gradient once it is complete.
+    """
+    everything = np.ones(len(profile), dtype=bool)
+    running, passing = profile.running_nodes(everything)
+    held = _kept(profile, [Mode.FULL] * len(profile), running, lean=False).held_at_nodes()
+    numbers, gradients = profile.parameter_bytes / _FLOAT, np.zeros(len(held))
+    for own, nodes in zip(profile.parameter_bytes, _table(profile).owners, strict=True):
+        # From a shared weight's first use to its last.
+        gradients[nodes[0] : nodes[-1] + 1] += own
+    return np.stack(
+        _at_nodes(profile, held, None, numbers, gradients, running, passing, lean=False)
+    )
 
 
 def recompute_seconds(profile: CostProfile, block: Block) -> float:
@@ -310,6 +347,7 @@ class _Table:
     whole_if_lean: Mask
     extra: Seconds
     work: Seconds
+    beside: Seconds
     flight: InFlight
     totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
 
@@ -367,6 +405,7 @@ def _table(profile: CostProfile) -> _Table:
         # One byte per unit behind a gate, and eight per maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
         # Computed here once per profile, because hashing a graph goes over all of its nodes.
         in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
     )
