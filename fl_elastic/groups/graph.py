@@ -44,7 +44,7 @@ class TensorGroup:
         How often an update holds each parameter: once for each name of a tied one; empty if once each.
     statistics : int
         Number of running statistics, which a norm updates, and an update holds, once it is trained. The head counts
-        those of norms without parameters, too, which move whatever is trained.
+        everything else that a forward pass moves, such as a queue in a buffer, which travels whatever is trained.
     """
 
     name: str

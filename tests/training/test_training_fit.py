@@ -25,8 +25,9 @@ from small_models import (
     vectors,
     weights_of,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 from trainer_settings import free_probes, settings_of, state_with
 
 from fl_elastic.budget import Budget
@@ -220,13 +221,31 @@ def freely_normed_net() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net])
+class Remembering(nn.Module):
+    """Keeps its last features, in a buffer that it assigns anew, and their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 16, 1), parametrizations.spectral_norm(nn.Linear(16, 3))
+        self.register_buffer("last", torch.zeros(16))
+        self.register_buffer("centre", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.body(x)).mean((2, 3))
+        if self.training:
+            self.last = y[0].detach().clone()
+            self.centre.lerp_(y.detach().mean(0), 0.1)
+        out: Tensor = self.head(y - self.centre + 0.1 * self.last)
+        return out
+
+
+@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net, Remembering])
 @pytest.mark.parametrize("policy", ["elastic", "last_k", "random"])
 def test_an_uplink_is_that_of_all_that_travels(policy: str, make: Callable[[], nn.Module]) -> None:
     """A tied weight travels under each of its names, and a norm's statistics beside its weights."""
     torch.manual_seed(0)
     model, batches = make(), [(torch.randn(8, 3, 8, 8), torch.arange(8) % 3) for _ in range(3)]
-    for uplink in (450, 900, 5_000, 9_000):
+    for uplink in (450, 500, 900, 5_000, 9_000):
         trainer = ElasticTrainer(
             deepcopy(model), cross_entropy, sgd, budget=Budget(uplink=uplink), policy=policy
         )
