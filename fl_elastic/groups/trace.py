@@ -106,7 +106,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
             "would compile anew: give it without compile(), or call torch.compile on the whole model"
         )
     before = {name for name, _ in model.named_parameters()}
-    still = _without_gradient(model)
+    still = _movable(model)
     with recorded_calls(model) as calls:
         loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -169,7 +169,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
     widths = () if unused else find_widths(model, nodes, groups)
     live = [None if node in unused else node for node in live]
-    moved = [each for key, each in _without_gradient(model).items() if key not in still]
+    moved = [each for key, each in _movable(model).items() if key not in still]
     graph = _with_moved(BackwardGraph(groups, nodes, cuts, blocks, widths), model, moved)
     return Trace(graph, loss, tuple(live), weight_nodes)
 
@@ -355,31 +355,40 @@ def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
     return sum(b.numel() for b in found if b is not None and b.is_floating_point())
 
 
-def _without_gradient(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
-    """Return what a forward pass may move, by its identity, how often it was written, and its sum.
+def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
+    """Return what a forward pass may move, by its identity, how often it was written, and the sum of a buffer.
 
-    Floating buffers, but not those of a norm with parameters, and parameters without a gradient.
+    All parameters, and floating buffers, but not those of a norm with parameters.
     """
-    found = [each for each in model.parameters() if not each.requires_grad]
-    for module in model.modules():
-        if not isinstance(module, NormWithStatistics) or next(module.parameters(), None) is None:
-            found += [each for each in own_buffers(module).values() if each is not None]
-    # Torch does not count how often a norm writes its statistics.
-    return {
-        (id(each), version_of(each), str(each.detach().sum().item())): each
-        for each in found
-        if each.is_floating_point()
+    found: dict[tuple[int, int | None, str], Tensor] = {
+        (id(each), version_of(each), ""): each for each in model.parameters()
     }
+    for module in model.modules():
+        if isinstance(module, NormWithStatistics) and next(module.parameters(), None) is not None:
+            continue
+        for each in own_buffers(module).values():
+            if each is not None and each.is_floating_point():
+                # Torch does not count how often a norm writes its statistics.
+                found[id(each), version_of(each), str(each.detach().sum().item())] = each
+    return found
 
 
 def _with_moved(graph: BackwardGraph, model: nn.Module, moved: Iterable[Tensor]) -> BackwardGraph:
     """Return the graph with what the forward pass moved at the head, which every plan trains."""
     names = ModelState.of(model).names
-    numbers, head = sum(each.numel() * len(names.get(id(each), ())) for each in moved), graph.head
-    if not numbers:
+    sizes = {id(each): each.numel() * len(names.get(id(each), ())) for each in moved}
+    if not sizes:
         return graph
     groups = list(graph.groups)
-    groups[head] = replace(groups[head], statistics=groups[head].statistics + numbers)
+    for index, group in enumerate(groups):
+        own = [id(model.get_parameter(name)) in sizes for name in group.parameters]
+        if any(own):
+            # Counted once, though it may be trained as well, as an embedding that a call scales down.
+            before = group.copies or (1,) * len(own)
+            copies = tuple(0 if at else times for at, times in zip(own, before, strict=True))
+            groups[index] = replace(group, copies=copies)
+    head = groups[graph.head]
+    groups[graph.head] = replace(head, statistics=head.statistics + sum(sizes.values()))
     return replace(graph, groups=tuple(groups))
 
 

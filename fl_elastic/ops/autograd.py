@@ -39,7 +39,7 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
             return found
         outputs = found if isinstance(found, tuple) else (found,)
         given = [each.detach().requires_grad_() for each in outputs if each is not None]
-        marked = iter(_NoSecond.apply(*given))  # type: ignore[no-untyped-call]
+        marked = iter(_NoSecond.apply(*given))
         return tuple(None if each is None else next(marked) for each in outputs)
 
     return once

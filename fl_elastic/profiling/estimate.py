@@ -172,7 +172,9 @@ def _estimated(
         profile = _scaled(profile, scale)
         if memory is not None:
             parts = [part] if part is batch else [part, part_of(batch, times=2)[0]]
-            fits &= trial_bytes(_scaled(trial, len(parts))) + _RECORD_BYTES * count <= memory
+            # The record is no part of the model, and counts as code does.
+            trial = replace(trial, code_bytes=trial.code_bytes + _RECORD_BYTES * count)
+            fits &= trial_bytes(_scaled(trial, len(parts))) <= memory
             profile = with_bytes_beside(
                 profile, edges, model, loss_fn, parts if fits else [], scale
             )

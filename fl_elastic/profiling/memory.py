@@ -18,6 +18,8 @@ from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 _FLOAT = 4
+# A buffer is kept as it was before the fit, and as it was before the steps by the present plan.
+_STATISTIC = 8
 _PROFILES = 8
 
 
@@ -35,8 +37,8 @@ class StepMemory:
     largest_block : float
         The part of the activations that the largest recomputed block keeps while it runs again.
     copies : float
-        Copies of the trained parameters from before: the update is the difference to them, and a fit that fails
-        restores them.
+        Copies of the trained parameters, and of the buffers that move, from before: the update is the difference to
+        them, and a fit that fails restores them.
     moment : float
         The most, at one moment, of everything temporary beyond what inference takes: activations, which the
         backward pass frees as it goes, gradients, which it creates, and tensors on their way between operations.
@@ -87,6 +89,9 @@ def step_memory(
     groups = profile.graph.groups
     numbers = np.array([_trained_numbers(g, m) for g, m in zip(groups, modes, strict=True)], float)
     weights = float(numbers.sum())
+    statistics = float(
+        sum(g.statistics for g, m in zip(groups, modes, strict=True) if not m.is_frozen)
+    )
     running, passing = profile.running_nodes(mask)
     stored = running.copy()
     largest, again = 0.0, np.zeros(len(running)) if recomputed else None
@@ -105,7 +110,7 @@ def step_memory(
         gradients=_FLOAT * weights,
         optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
-        copies=_FLOAT * weights,
+        copies=_FLOAT * weights + _STATISTIC * statistics,
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
@@ -133,6 +138,7 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
     kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
+    kept_on += _STATISTIC * float(table.statistics[mask].sum())
     return with_code(kept_on + moment, profile.code_bytes)
 
 
@@ -342,6 +348,7 @@ class _Table:
     tensors: NDArray[np.int64]
     owners: tuple[tuple[int, ...], ...]
     first: NDArray[np.int64]
+    statistics: NDArray[np.int64]
     group: NDArray[np.int64]
     whole_if_plain: Mask
     whole_if_lean: Mask
@@ -398,6 +405,7 @@ def _table(profile: CostProfile) -> _Table:
         saved.tensors[order],
         owners,
         np.array([each[0] for each in owners]),
+        np.array([each.statistics for each in profile.graph.groups]),
         np.array([-1 if node.group is None else node.group for node in nodes]),
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
