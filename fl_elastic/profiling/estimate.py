@@ -57,6 +57,8 @@ _TENSOR_SECONDS = 5e-6
 _NODE_BYTES = 3_000.0
 # Bytes that the record of a step takes for one node.
 _RECORD_BYTES = 15_000.0
+# Bytes of a record that is made under any budget.
+_SMALL_RECORD = 2e6
 # Products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
@@ -172,9 +174,8 @@ def _estimated(
         profile = _scaled(profile, scale)
         if memory is not None:
             parts = [part] if part is batch else [part, part_of(batch, times=2)[0]]
-            # The record is no part of the model, and counts as code does.
-            trial = replace(trial, code_bytes=trial.code_bytes + _RECORD_BYTES * count)
-            fits &= trial_bytes(_scaled(trial, len(parts))) <= memory
+            left = memory - trial_bytes(_scaled(trial, len(parts)))
+            fits &= left >= 0 and _RECORD_BYTES * count <= max(left, _SMALL_RECORD)
             profile = with_bytes_beside(
                 profile, edges, model, loss_fn, parts if fits else [], scale
             )
