@@ -8,15 +8,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.torch_private import number_of, recorded_allocations
+from fl_elastic.groups.untouched import preserved_rng
+from fl_elastic.optimizers import alike
 from fl_elastic.profiling.memory import taken_at_nodes
 from fl_elastic.profiling.node_timer import TracedEdges
 from fl_elastic.profiling.profile import CostProfile, Seconds, model_device
 
+_FLOAT, _NUMBERS = 4.0, 4096
 # How autograd's engine names a node that begins.
 _ENGINE = "autograd::engine::evaluate_function"
 
@@ -60,6 +64,23 @@ def with_bytes_beside(
     more = (most - taken_at_nodes(profile)).clip(min=0.0)
     known = ["Convolution" in node.name for node in profile.graph.nodes]
     return replace(profile, saved=replace(profile.saved, beside=np.where(known, 0.0, more)))
+
+
+def optimizer_moment(made: torch.optim.Optimizer, device: torch.device) -> float:
+    """Return the bytes per number that an optimiser takes while it steps, besides what it keeps; 4 if not known."""
+    weight = nn.Parameter(torch.zeros(_NUMBERS, device=device))
+    try:
+        with preserved_rng():
+            optimizer = alike(made, weight)
+            for _ in range(2):
+                weight.grad = torch.full_like(weight, 1e-6)
+                with recorded_allocations() as events:
+                    optimizer.step()
+    except Exception:
+        # For example one for matrices only.
+        return _FLOAT
+    taken = np.cumsum([change for _, _, change in events])
+    return float(taken.max(initial=0.0)) / _NUMBERS if events else _FLOAT
 
 
 def _most_at_nodes(edges: TracedEdges, model: nn.Module, loss_fn: LossFn, batch: Batch) -> Seconds:

@@ -21,7 +21,7 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import preserved_rng, same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.optimizers import OptimizerFn, alike, made_by
-from fl_elastic.profiling.bytes_beside import gradients_let_go, with_bytes_beside
+from fl_elastic.profiling.bytes_beside import gradients_let_go, optimizer_moment, with_bytes_beside
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
@@ -185,9 +185,8 @@ def _estimated(
     if memory is not None:
         within = max(memory / _BYTES_OF_NUMBER, _FEWEST_NUMBERS)
         most = int(min(within, _MOST_UNDER_LIMIT))
-    optimizer, state = _optimizer_costs(
-        graph, made_by(optimizer_fn, model), timer, most, model_device(model)
-    )
+    made = made_by(optimizer_fn, model)
+    optimizer, state = _optimizer_costs(graph, made, timer, most, model_device(model))
     profile = replace(
         profile,
         node_update_seconds=update,
@@ -196,6 +195,7 @@ def _estimated(
         forward_seconds=np.full(len(graph.groups), forward * scale),
         fixed_seconds=max(backward * scale - float(nodes.sum()) * scale, 0.0),
         optimizer_bytes_per_weight=state,
+        optimizer_moment_per_weight=optimizer_moment(made, model_device(model)),
         node_lean=lean_kinds(graph, model),
         estimated=True,
     )

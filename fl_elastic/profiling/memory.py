@@ -190,8 +190,9 @@ def _most_at_once(
     forward, backward = _at_nodes(
         profile, held, again, numbers, np.cumsum(gradients), running, passing, lean=lean
     )
-    # The optimiser needs about one more tensor, and so does the difference that becomes the update.
-    last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
+    # The difference that becomes the update needs one more tensor, the optimiser may need more.
+    largest = max(_FLOAT, profile.optimizer_moment_per_weight) * float(numbers.max(initial=0.0))
+    last = _FLOAT * float(numbers.sum()) + largest
     most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
     return max(most - inference_bytes(profile), 0.0)
 

@@ -196,6 +196,8 @@ class CostProfile:
         node that keeps it.
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
+    optimizer_moment_per_weight : float
+        Bytes that the optimiser takes for a moment per scalar weight of the tensor that it steps.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
         Time of the forward pass up to each of the graph's cuts: frozen but otherwise unchanged, and as inference
         with BatchNorm folded; empty if not measured.
@@ -233,6 +235,7 @@ class CostProfile:
     saved: SavedTensors | None = None
     node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
     estimated: bool = False
+    optimizer_moment_per_weight: float = 4.0
     code_bytes: float = 0.0
 
     def __post_init__(self) -> None:

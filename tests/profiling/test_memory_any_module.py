@@ -488,6 +488,20 @@ def test_what_operations_take_for_a_moment_is_concluded_from_a_part_of_the_batch
     assert 0.9 * taken <= in_flight(profile.graph).inference + moment <= 1.2 * taken
 
 
+def test_an_optimiser_that_computes_through_two_tensors_is_charged_for_both(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1000), nn.ReLU(), nn.Linear(1000, 3))
+    batch = torch.randn(4, 64), torch.arange(4) % 3
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=torch.optim.Adam)
+    budget = Budget(memory=1.02 * mask_bytes(profile, np.ones(len(profile), dtype=bool)))
+    trainer = ElasticTrainer(model, loss_fn, torch.optim.Adam, budget=budget, profile=profile)
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model(batch[0]), tmp_path)
+    taken = peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path)
+    assert trainer.plan is not None and trainer.plan.mask.all()
+    assert taken <= inference + budget.memory  # type: ignore[operator]
+
+
 def test_costs_without_a_record_do_not_serve_a_memory_budget() -> None:
     torch.manual_seed(0)
     batch = torch.randn(40, 20, 48), torch.arange(40) % 3
