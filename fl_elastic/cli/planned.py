@@ -158,7 +158,7 @@ class _Requests:
             profile=self._profile,
             budget=self._budget,
             importance=self._worth_for(policy),
-            fidelity=self._known_fidelity() if policy.needs.modes else None,
+            fidelity=self._known_fidelity() if policy.needs.fidelity else None,
             generator=np.random.default_rng(self._seed),
         )
 

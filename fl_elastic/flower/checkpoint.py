@@ -40,7 +40,7 @@ from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE, places_of
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint", 4)
+_KIND = Kind("fl_elastic.checkpoint", 5)
 _MOST_ROUNDS = 999_999
 # More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
 _KEPT = 2

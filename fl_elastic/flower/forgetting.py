@@ -41,14 +41,29 @@ _MARGIN, _NOTHING = 0.1, 0.1
 
 @dataclass(frozen=True)
 class TriedRequests:
-    """State of `UnlearningRequests`: by digest, the round after which a request was met; 0 if it cannot be met."""
+    """State of `UnlearningRequests`.
+
+    Attributes
+    ----------
+    rounds : dict of str to int
+        By digest, the round after which a request was met; 0 if it cannot be met.
+    failures : dict of str to int
+        By digest, how often a client did not send what its request needs.
+    waits : dict of int to (int, int)
+        By node, its requests that were taken up, and the rounds until its next one may be.
+    """
 
     rounds: dict[str, int]
+    failures: dict[str, int]
+    waits: dict[int, tuple[int, int]]
 
     def __post_init__(self) -> None:
-        digests = all(_WISH.fullmatch(each) for each in self.rounds)
+        digests = all(_WISH.fullmatch(each) for each in (*self.rounds, *self.failures))
         if len(self.rounds) > _MOST_REMEMBERED or not digests:
             raise ValueError("what was forgotten is not all digests")
+        counts = (*self.failures.values(), *(each for wait in self.waits.values() for each in wait))
+        if min(counts, default=0) < 0:
+            raise ValueError("a number of attempts is negative")
 
 
 class UnlearningRequests:
@@ -125,12 +140,18 @@ class UnlearningRequests:
             )
 
     def to_state(self) -> TriedRequests:
-        """Return the state to be stored: which requests were tried. Nodes repeat what they want."""
-        return TriedRequests(dict(self._tried))
+        """Return the state to be stored: which requests were tried, and how often. Nodes repeat what they want."""
+        waits = {node: (each.attempts, each.left) for node, each in self._waits.items()}
+        return TriedRequests(dict(self._tried), dict(self._failures), waits)
 
     def restore(self, state: TriedRequests) -> None:
         """Restore what `to_state` returned."""
         self._wants, self._tried = {}, dict(state.rounds)
+        self._failures = Counter(state.failures)
+        self._waits = {
+            node: Backoff(_LONGEST_WAIT, 1, attempts, min(left, _LONGEST_WAIT))
+            for node, (attempts, left) in state.waits.items()
+        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -117,8 +117,9 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
     inputs, targets = as_pair(batch)
     if count_examples is not None:
         return _checked(count_examples(inputs, targets))
-    if _is_listed(inputs) and _is_listed(targets):
-        if len(inputs) == len(targets) and not _of_all_examples([*inputs, *targets]):
+    if _is_listed(inputs) and _is_listed(targets) and len(inputs) == len(targets):
+        alike = _of_one_kind(inputs) and _of_one_kind(targets)
+        if alike and not _of_all_examples([*inputs, *targets]):
             return len(inputs)
     told, given = list(lengths_in(targets)), list(lengths_in(inputs))
     if _is_listed(targets) and len(targets) in given:
@@ -133,7 +134,10 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
         # The shortest tensor counts: the inputs of an EmbeddingBag are one offset per bag, and more words.
         return min(given, default=1)
     if len(set(told)) > 1:
-        told = [each for each in told if each in given] or [min(told)]
+        found = [each for each in told if each in given] or [min(told)]
+        # Of sequences with the time first, labels one after the other may be as many as there are times.
+        columns = _second_lengths(inputs, axes=3)
+        told = [min(each for each in told if each in columns or each == found[0])]
     count = told[0]
     if not given or count <= max(given) or count in _second_lengths(inputs):
         return count
@@ -278,16 +282,16 @@ def lengths_in(value: Any) -> Iterator[int]:
         ]
 
 
-def _second_lengths(inputs: Any) -> set[int]:
-    """Return the lengths of the second axes of tensors, where examples are if time comes first."""
+def _second_lengths(inputs: Any, axes: int = 2) -> set[int]:
+    """Return the lengths of the second axes of tensors of so many axes, where examples are if time comes first."""
     if isinstance(inputs, Tensor):
-        return {inputs.size(1)} if inputs.dim() > 1 and not inputs.is_nested else set()
+        return {inputs.size(1)} if inputs.dim() >= axes and not inputs.is_nested else set()
     if isinstance(inputs, PackedSequence):
         return set()
     entries = inputs.values() if isinstance(inputs, Mapping) else inputs
     if not isinstance(inputs, (Mapping, tuple, list)):
         return set()
-    return set().union(*map(_second_lengths, entries))
+    return set().union(*(_second_lengths(each, axes) for each in entries))
 
 
 def all_ignored(targets: Any, ignored: int = IGNORED) -> bool:
@@ -313,6 +317,14 @@ def is_ignored(targets: Tensor, ignored: int) -> Tensor:
 
 def _is_listed(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and not isinstance(value, PackedSequence)
+
+
+def _of_one_kind(entries: Sequence[Any]) -> bool:
+    """Return whether entries may be examples: signals beside their lengths are not."""
+    kinds = {
+        (each.dtype, each.dim()) if isinstance(each, Tensor) else type(each) for each in entries
+    }
+    return len(kinds) == 1
 
 
 def _of_all_examples(entries: Sequence[Any]) -> bool:

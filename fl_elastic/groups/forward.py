@@ -293,7 +293,8 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
     versions: list[tuple[Tensor, int]] = []
 
     def watched(tensor: Tensor) -> Tensor:
-        given = tensor if writes is False else tensor.clone()
+        # One with a node is a copy already, see `loss_from_inputs`; another copy would be a node of the graph.
+        given = tensor if writes is False or tensor.grad_fn is not None else tensor.clone()
         versions.append((given, writes_to(given)))
         return given
 

@@ -41,10 +41,11 @@ class TensorGroup:
     kind : GroupKind
         The operation that owns them.
     copies : tuple of int
-        How often an update holds each parameter: once for each name of a tied one; empty if once each.
+        How often an update holds each parameter: once for each name of a tied one; empty if once each. Not at all
+        if a forward pass moves it, which counts for the head.
     statistics : int
         Number of running statistics, which a norm updates, and an update holds, once it is trained. The head counts
-        those of norms without parameters, too, which move whatever is trained.
+        everything else that a forward pass moves, such as a queue in a buffer, which travels whatever is trained.
     """
 
     name: str

@@ -180,13 +180,14 @@ def put_content_back(value: Any, copied: Any) -> None:
 
 
 def write(tensor: Tensor, value: Tensor) -> None:
-    """Write a value into a tensor that is no part of a graph afterwards.
-
-    A tensor that a pass has written differentiable inputs into would let the next backward pass run through that
-    pass, too.
-    """
+    """Write a value into a tensor that is no part of a graph afterwards."""
     with torch.no_grad():
         tensor.copy_(value)
+    let_go(tensor)
+
+
+def let_go(tensor: Tensor) -> None:
+    """Take a tensor out of the graph of the pass that wrote it, through which later backward passes would run."""
     if tensor.grad_fn is not None and tensor._base is None:
         tensor.detach_()
 

@@ -37,6 +37,7 @@ __all__ = [
     "own_buffers",
     "own_parameters",
     "own_parts",
+    "recorded_allocations",
     "spared_group_norms",
     "steps_alone",
     "uncompiled",
@@ -283,3 +284,32 @@ def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
 def version_of(tensor: Tensor) -> int | None:
     """Return a number that grows with each change of a tensor in place; None for one that does not count them."""
     return None if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def recorded_allocations() -> Iterator[list[tuple[str, int, int]]]:
+    """Record what a CPU's allocator gives and takes back inside the block, and between which operations.
+
+    The list is filled at the end, in order: an operation or node that begins, with its name and its number as from
+    `number_of`, -1 if it has none; or no name, and the bytes of an allocation, negative once it is freed. It stays
+    empty in a torch release without such records, and while another profiler runs.
+    """
+    events: list[tuple[str, int, int]] = []
+    profiler: Any = torch.autograd
+    if not hasattr(profiler, "_enable_profiler_legacy") or profiler._profiler_enabled():
+        yield events
+        return
+    state, more = profiler.ProfilerState.CPU, torch._C._profiler._ExperimentalConfig()
+    # Of shapes, memory, stacks, operations' costs and modules, only memory.
+    profiler._enable_profiler_legacy(
+        profiler.ProfilerConfig(state, False, True, False, False, False, more)
+    )
+    try:
+        yield events
+    finally:
+        for thread in profiler._disable_profiler_legacy():
+            events += [
+                (event.name(), event.sequence_nr(), event.cpu_memory_usage())
+                for event in thread
+                if event.kind() in ("push", "memory_alloc")
+            ]

@@ -15,6 +15,7 @@ from fl_elastic.groups.cuts import find_blocks, find_cuts
 from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup
+from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import (
     NormWithStatistics,
     compiled_parts,
@@ -22,6 +23,7 @@ from fl_elastic.groups.torch_private import (
     output_shape,
     own_buffers,
     uncompiled,
+    version_of,
 )
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.groups.widths import find_widths
@@ -104,6 +106,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
             "would compile anew: give it without compile(), or call torch.compile on the whole model"
         )
     before = {name for name, _ in model.named_parameters()}
+    still = _movable(model)
     with recorded_calls(model) as calls:
         loss, sources = loss_from_inputs(model, loss_fn, batch)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -166,7 +169,8 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
     widths = () if unused else find_widths(model, nodes, groups)
     live = [None if node in unused else node for node in live]
-    graph = _with_free_statistics(BackwardGraph(groups, nodes, cuts, blocks, widths), model)
+    moved = [each for key, each in _movable(model).items() if key not in still]
+    graph = _with_moved(BackwardGraph(groups, nodes, cuts, blocks, widths), model, moved)
     return Trace(graph, loss, tuple(live), weight_nodes)
 
 
@@ -346,24 +350,45 @@ def _name_groups(
 def _statistics(model: nn.Module, parameters: Iterable[str]) -> int:
     """Return the number of running statistics of the norms that own these parameters."""
     owners = {model.get_submodule(name.rpartition(".")[0]) for name in parameters}
-    return sum(map(_statistics_of, owners))
-
-
-def _statistics_of(module: nn.Module) -> int:
-    if not isinstance(module, NormWithStatistics):
-        return 0
-    found = own_buffers(module).values()
+    norms = [each for each in owners if isinstance(each, NormWithStatistics)]
+    found = [buffer for each in norms for buffer in own_buffers(each).values()]
     return sum(b.numel() for b in found if b is not None and b.is_floating_point())
 
 
-def _with_free_statistics(graph: BackwardGraph, model: nn.Module) -> BackwardGraph:
-    """Return the graph with the statistics of norms without parameters at the head, which every plan trains."""
-    free = [m for m in model.modules() if m.training and next(m.parameters(), None) is None]
-    moving, head = sum(map(_statistics_of, free)), graph.head
-    if not moving:
+def _movable(model: nn.Module) -> dict[tuple[int, int | None, str], Tensor]:
+    """Return what a forward pass may move, by its identity, how often it was written, and the sum of a buffer.
+
+    All parameters, and floating buffers, but not those of a norm with parameters.
+    """
+    found: dict[tuple[int, int | None, str], Tensor] = {
+        (id(each), version_of(each), ""): each for each in model.parameters()
+    }
+    for module in model.modules():
+        if isinstance(module, NormWithStatistics) and next(module.parameters(), None) is not None:
+            continue
+        for each in own_buffers(module).values():
+            if each is not None and each.is_floating_point():
+                # Torch does not count how often a norm writes its statistics.
+                found[id(each), version_of(each), str(each.detach().sum().item())] = each
+    return found
+
+
+def _with_moved(graph: BackwardGraph, model: nn.Module, moved: Iterable[Tensor]) -> BackwardGraph:
+    """Return the graph with what the forward pass moved at the head, which every plan trains."""
+    names = ModelState.of(model).names
+    sizes = {id(each): each.numel() * len(names.get(id(each), ())) for each in moved}
+    if not sizes:
         return graph
     groups = list(graph.groups)
-    groups[head] = replace(groups[head], statistics=groups[head].statistics + moving)
+    for index, group in enumerate(groups):
+        own = [id(model.get_parameter(name)) in sizes for name in group.parameters]
+        if any(own):
+            # Counted once, though it may be trained as well, as an embedding that a call scales down.
+            before = group.copies or (1,) * len(own)
+            copies = tuple(0 if at else times for at, times in zip(own, before, strict=True))
+            groups[index] = replace(group, copies=copies)
+    head = groups[graph.head]
+    groups[graph.head] = replace(head, statistics=head.statistics + sum(sizes.values()))
     return replace(graph, groups=tuple(groups))
 
 

@@ -19,6 +19,7 @@ from fl_elastic.groups.held_state import (
     Attributes,
     content_of,
     followers,
+    let_go,
     put_content_back,
     write,
 )
@@ -112,7 +113,13 @@ def same_start(model: nn.Module) -> Iterator[None]:
     Passes that measure the costs of a step then take the same path. Inside, attributes of modules must not be set.
     """
     held = Attributes.of(model)
-    handle = model.register_forward_pre_hook(lambda *_: held.put_back())
+
+    def begin(*_: Any) -> None:
+        held.put_back()
+        for buffer in model.buffers():
+            let_go(buffer)
+
+    handle = model.register_forward_pre_hook(begin)
     try:
         with repeated_rng(model):
             yield

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 from fl_elastic.ops.packed_masks import Layout, gate, pack_bits, unpack_bits
 
 _SAMPLE = 4096

@@ -1,12 +1,16 @@
-"""Call a custom autograd function so that it keeps nothing where gradients are switched off."""
+"""What custom autograd functions share: they keep nothing without gradients, and have no second derivative."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+from fl_elastic.errors import TrainingError
 
 
 def apply_function(function: type[Function], *arguments: Any) -> Tensor:
@@ -19,3 +23,38 @@ def apply_function(function: type[Function], *arguments: Any) -> Tensor:
         arguments = tuple(a.detach() if isinstance(a, Tensor) else a for a in arguments)
     output: Tensor = function.apply(*arguments)
     return output
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backward pass of a custom autograd function; whoever differentiates its gradients gets an error.
+
+    Torch's decorator of this name does not raise if the gradient that comes in depends on nothing, as that of a
+    sum, although the one that goes out depends on weights and activations: the second derivative is then missing.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *gradients)
+        if not torch.is_grad_enabled():
+            return found
+        outputs = found if isinstance(found, tuple) else (found,)
+        given = [each.detach().requires_grad_() for each in outputs if each is not None]
+        marked = iter(_NoSecond.apply(*given))
+        return tuple(None if each is None else next(marked) for each in outputs)
+
+    return once
+
+
+class _NoSecond(Function):
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(each.view_as(each) for each in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise TrainingError(
+            "a gradient was differentiated again, as for a gradient penalty, and the layers that a plan runs to "
+            "keep less, or to train a part of a weight, have no second derivative: plan without a memory budget, "
+            "with policy 'elastic' or 'full'"
+        )

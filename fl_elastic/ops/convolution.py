@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 from fl_elastic.ops.channels import ChannelBlock, ChannelSubset, take
 from fl_elastic.ops.geometry import ConvGeometry
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fl_elastic.groups.mode import Axis
 from fl_elastic.groups.torch_private import no_view
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 from fl_elastic.ops.channels import checked_channels
 
 

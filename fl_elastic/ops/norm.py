@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fl_elastic.groups.torch_private import BatchNorm
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 
 
 def is_frozen_norm(norm: BatchNorm) -> bool:

@@ -28,14 +28,17 @@ class Needs:
     importance : bool or str
         Whether it reads ``request.importance``; a text names the registered score that defines the policy.
     modes : tuple of Mode
-        Modes besides frozen, bias and full that it may choose; their costs and fidelity are measured.
+        Modes besides frozen, bias and full that it may choose; their costs are measured.
     channel_score : str, optional
         Registered channel score that defines the policy; by default the trainer's is used.
+    fidelity : bool
+        Whether it reads ``request.fidelity``, for which a probe takes a step that keeps the input of each layer.
     """
 
     importance: bool | str = False
     modes: tuple[Mode, ...] = ()
     channel_score: str | None = None
+    fidelity: bool = False
 
     @property
     def own_importance(self) -> str | None:

@@ -21,6 +21,7 @@ from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import preserved_rng, same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
 from fl_elastic.optimizers import OptimizerFn, alike, made_by
+from fl_elastic.profiling.bytes_beside import gradients_let_go, optimizer_moment, with_bytes_beside
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
@@ -54,6 +55,10 @@ _BYTES_OF_NUMBER = 32.0
 _TENSOR_SECONDS = 5e-6
 # Bytes of Python's and torch's objects for one node of the graph.
 _NODE_BYTES = 3_000.0
+# Bytes that the record of a step takes for one node.
+_RECORD_BYTES = 15_000.0
+# Bytes of a record that is made under any budget.
+_SMALL_RECORD = 2e6
 # Products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
@@ -157,34 +162,40 @@ def _estimated(
         del trace
         profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
-        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * len(edges.names) <= memory
-        if fits and timer() - began <= tracing:
+        count = len(edges.names)
+        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * count <= memory
+        fits &= timer() - began <= tracing
+        if fits:
             # Allocating and freeing all gradients of a large model is part of a step's time.
-            with nullcontext() if memory is None else _gradients_let_go(model):
+            with nullcontext() if memory is None else gradients_let_go(model):
                 forward, backward, nodes = _time_step(model, loss_fn, part, edges, timer)
         else:
             forward, backward, nodes = _by_operations(model, loss_fn, part, traced_graph, timer)
-        graph = _scaled_graph(traced_graph, scale)
-    saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
+        profile = _scaled(profile, scale)
+        if memory is not None:
+            parts = [part] if part is batch else [part, part_of(batch, times=2)[0]]
+            left = memory - trial_bytes(_scaled(trial, len(parts)))
+            fits &= left >= 0 and _RECORD_BYTES * count <= max(left, _SMALL_RECORD)
+            profile = with_bytes_beside(
+                profile, edges, model, loss_fn, parts if fits else [], scale
+            )
+    graph = profile.graph
     update, path = _split(graph, nodes * scale, model_device(model))
     most = _MOST_NUMBERS
     if memory is not None:
         within = max(memory / _BYTES_OF_NUMBER, _FEWEST_NUMBERS)
         most = int(min(within, _MOST_UNDER_LIMIT))
-    optimizer, state = _optimizer_costs(
-        graph, made_by(optimizer_fn, model), timer, most, model_device(model)
-    )
+    made = made_by(optimizer_fn, model)
+    optimizer, state = _optimizer_costs(graph, made, timer, most, model_device(model))
     profile = replace(
         profile,
-        graph=graph,
         node_update_seconds=update,
         node_path_seconds=path,
         optimizer_seconds=optimizer,
         forward_seconds=np.full(len(graph.groups), forward * scale),
         fixed_seconds=max(backward * scale - float(nodes.sum()) * scale, 0.0),
-        node_saved_bytes=saved_bytes_by_node(graph, saved),
         optimizer_bytes_per_weight=state,
-        saved=saved,
+        optimizer_moment_per_weight=optimizer_moment(made, model_device(model)),
         node_lean=lean_kinds(graph, model),
         estimated=True,
     )
@@ -307,34 +318,16 @@ def _collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-@contextmanager
-def _gradients_let_go(model: nn.Module) -> Iterator[None]:
-    """Free each parameter's gradient as soon as it is computed: all of them take as much memory as the weights."""
-
-    def drop(parameter: Tensor) -> None:
-        parameter.grad = None
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:
-    """Return the graph with shapes scaled to the whole batch."""
-    if scale == 1.0:
-        return graph
+def _scaled(profile: CostProfile, scale: float) -> CostProfile:
+    """Return the profile with shapes and bytes scaled to the whole batch."""
+    graph, saved = profile.graph, profile.saved
+    if scale == 1.0 or saved is None:
+        return profile
 
     def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
         return (round(shape[0] * scale), *shape[1:]) if shape else shape
 
-    return replace(
+    graph = replace(
         graph,
         nodes=tuple(replace(node, shape=whole(node.shape)) for node in graph.nodes),
         cuts=tuple(
@@ -342,6 +335,9 @@ def _scaled_graph(graph: BackwardGraph, scale: float) -> BackwardGraph:
             for cut in graph.cuts
         ),
     )
+    saved = replace(saved, tensor_bytes=saved.tensor_bytes * scale)
+    of_nodes = saved_bytes_by_node(graph, saved)
+    return replace(profile, graph=graph, saved=saved, node_saved_bytes=of_nodes)
 
 
 def _split(graph: BackwardGraph, seconds: Seconds, device: torch.device) -> tuple[Seconds, Seconds]:

@@ -18,6 +18,8 @@ _SAME_STORAGE = (
     "View", "UnsafeView", "Reshape", "Transpose", "TBackward", "Permute", "Squeeze", "Unsqueeze",
     "Add", "Clone", "Alias",
 )  # fmt: skip
+# These hand on parts of the error gradient, all of which stays while any of them is needed.
+_PARTS = ("Cat", "Stack")
 # These operations need their whole input and output at the same time, in any mode of the model.
 _WHOLE_STEPS = (
     "Convolution", "Addmm", "Mm", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm",
@@ -84,7 +86,7 @@ def in_flight(
                 continue
             # The first node that reads this output creates its error gradient.
             first[below] = index
-            if hands_on and sizes[below] == sizes[index]:
+            if node.name.startswith(_PARTS) or (hands_on and sizes[below] == sizes[index]):
                 storage[below] = storage[index]
                 end[storage[index]] = max(end[storage[index]], below)
         if node.name.startswith(_WHOLE_STEPS):

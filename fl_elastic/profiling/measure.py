@@ -9,6 +9,8 @@ pass.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -23,7 +25,8 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.trainable import flags_kept
 from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.ops.lean_kind import lean_kinds
-from fl_elastic.optimizers import OptimizerFn
+from fl_elastic.optimizers import OptimizerFn, made_by
+from fl_elastic.profiling.bytes_beside import optimizer_moment, with_bytes_beside
 from fl_elastic.profiling.calibrate import calibrate, time_steps
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
@@ -87,6 +90,10 @@ def profile_model(
             saved=saved,
             node_lean=lean_kinds(edges.graph, model),
         )
+        raw = with_bytes_beside(raw, edges, model, loss_fn, [batch], 1.0)
+        if optimizer_fn is not None:
+            moment = optimizer_moment(made_by(optimizer_fn, model), model_device(model))
+            raw = replace(raw, optimizer_moment_per_weight=moment)
         # The trace is freed here: its saved activations would take the memory of the passes below.
         profile = calibrate(raw, time_steps(model, loss_fn, batch, raw, optimizer_fn, timer))
         return measure_prefix(profile, model, batch, timer)

@@ -18,6 +18,8 @@ from fl_elastic.profiling.in_flight import InFlight, in_flight
 from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
 
 _FLOAT = 4
+# A buffer is kept as it was before the fit, and as it was before the steps by the present plan.
+_STATISTIC = 8
 _PROFILES = 8
 
 
@@ -35,8 +37,8 @@ class StepMemory:
     largest_block : float
         The part of the activations that the largest recomputed block keeps while it runs again.
     copies : float
-        Copies of the trained parameters from before: the update is the difference to them, and a fit that fails
-        restores them.
+        Copies of the trained parameters, and of the buffers that move, from before: the update is the difference to
+        them, and a fit that fails restores them.
     moment : float
         The most, at one moment, of everything temporary beyond what inference takes: activations, which the
         backward pass frees as it goes, gradients, which it creates, and tensors on their way between operations.
@@ -87,6 +89,9 @@ def step_memory(
     groups = profile.graph.groups
     numbers = np.array([_trained_numbers(g, m) for g, m in zip(groups, modes, strict=True)], float)
     weights = float(numbers.sum())
+    statistics = float(
+        sum(g.statistics for g, m in zip(groups, modes, strict=True) if not m.is_frozen)
+    )
     running, passing = profile.running_nodes(mask)
     stored = running.copy()
     largest, again = 0.0, np.zeros(len(running)) if recomputed else None
@@ -105,7 +110,7 @@ def step_memory(
         gradients=_FLOAT * weights,
         optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
-        copies=_FLOAT * weights,
+        copies=_FLOAT * weights + _STATISTIC * statistics,
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
@@ -133,6 +138,7 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
     kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
+    kept_on += _STATISTIC * float(table.statistics[mask].sum())
     return with_code(kept_on + moment, profile.code_bytes)
 
 
@@ -179,12 +185,34 @@ def _most_at_once(
     lean : bool
         Whether lean layers run, which unpack bits and bytes for a moment.
     """
+    gradients = np.zeros(len(held))
+    gradients[_table(profile).first] = _FLOAT * numbers
+    forward, backward = _at_nodes(
+        profile, held, again, numbers, np.cumsum(gradients), running, passing, lean=lean
+    )
+    # The difference that becomes the update needs one more tensor, the optimiser may need more.
+    largest = max(_FLOAT, profile.optimizer_moment_per_weight) * float(numbers.max(initial=0.0))
+    last = _FLOAT * float(numbers.sum()) + largest
+    most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
+    return max(most - inference_bytes(profile), 0.0)
+
+
+def _at_nodes(
+    profile: CostProfile,
+    held: Seconds,
+    again: Seconds | None,
+    numbers: Seconds,
+    gradients: Seconds,
+    running: Mask,
+    passing: Mask,
+    *,
+    lean: bool,
+) -> tuple[Seconds, Seconds]:
+    """Return the bytes while each node runs forward, and while it runs backward beside the ``gradients``."""
     table = _table(profile)
     flight = table.flight
     below = np.cumsum(held[::-1])[::-1]
-    gradients = np.zeros(len(held))
-    gradients[table.first] = _FLOAT * numbers
-    backward = below + np.cumsum(gradients) + np.where(passing, flight.passing, flight.ending)
+    backward = below + gradients + np.where(passing, flight.passing, flight.ending)
     # Only if weights are trained, not just a bias.
     of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
     backward += np.where(of_weights, flight.training, 0.0)
@@ -199,11 +227,27 @@ def _most_at_once(
         forward += np.where(running, table.work, 0.0)
     if again is not None:
         backward += np.cumsum(again[::-1])[::-1]
+    forward += np.where(running, table.beside[0], 0.0)
+    backward += table.beside[1]
     backward[~running] = 0.0
-    # The optimiser needs about one more tensor, and so does the difference that becomes the update.
-    last = _FLOAT * (float(numbers.sum()) + float(numbers.max(initial=0.0)))
-    most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
-    return max(most - flight.inference, 0.0)
+    return forward, backward
+
+
+def taken_at_nodes(profile: CostProfile) -> Seconds:
+    """Return the bytes while each node runs forward, and while it runs backward, shape (2, M).
+
+    Of a plain step that trains everything and frees each gradient once it is complete.
+    """
+    everything = np.ones(len(profile), dtype=bool)
+    running, passing = profile.running_nodes(everything)
+    held = _kept(profile, [Mode.FULL] * len(profile), running, lean=False).held_at_nodes()
+    numbers, gradients = profile.parameter_bytes / _FLOAT, np.zeros(len(held))
+    for own, nodes in zip(profile.parameter_bytes, _table(profile).owners, strict=True):
+        # From a shared weight's first use to its last.
+        gradients[nodes[0] : nodes[-1] + 1] += own
+    return np.stack(
+        _at_nodes(profile, held, None, numbers, gradients, running, passing, lean=False)
+    )
 
 
 def recompute_seconds(profile: CostProfile, block: Block) -> float:
@@ -305,11 +349,13 @@ class _Table:
     tensors: NDArray[np.int64]
     owners: tuple[tuple[int, ...], ...]
     first: NDArray[np.int64]
+    statistics: NDArray[np.int64]
     group: NDArray[np.int64]
     whole_if_plain: Mask
     whole_if_lean: Mask
     extra: Seconds
     work: Seconds
+    beside: Seconds
     flight: InFlight
     totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
 
@@ -360,6 +406,7 @@ def _table(profile: CostProfile) -> _Table:
         saved.tensors[order],
         owners,
         np.array([each[0] for each in owners]),
+        np.array([each.statistics for each in profile.graph.groups]),
         np.array([-1 if node.group is None else node.group for node in nodes]),
         kinds != LeanKind.PRODUCT,
         kinds == LeanKind.NONE,
@@ -367,6 +414,7 @@ def _table(profile: CostProfile) -> _Table:
         # One byte per unit behind a gate, and eight per maximum.
         np.where(kinds == LeanKind.GATE, sizes, 0.0)
         + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
         # Computed here once per profile, because hashing a graph goes over all of its nodes.
         in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
     )

@@ -15,9 +15,18 @@ from fl_elastic.groups.forward import is_sparse, map_tensors
 _FEWEST_EXAMPLES = 2
 
 
-def part_of(batch: Batch) -> tuple[Batch, float]:
+def part_of(batch: Batch, times: int = 1) -> tuple[Batch, float]:
     """Return a sixteenth of the batch, at least two examples, and how many times larger the whole batch is.
 
+    Parameters
+    ----------
+    batch : tuple
+        The whole batch, which is returned itself if it cannot be cut.
+    times : int
+        How many times as many examples to take.
+
+    Examples
+    --------
     >>> import torch
     >>> part_of((torch.zeros(64, 3), torch.zeros(64)))[0][0].shape
     torch.Size([4, 3])
@@ -28,7 +37,7 @@ def part_of(batch: Batch) -> tuple[Batch, float]:
     inputs, targets = as_pair(batch)
     axes: set[int | None] = set()
     whole = batch_size(batch)
-    count = max(_FEWEST_EXAMPLES, whole // 16)
+    count = times * max(_FEWEST_EXAMPLES, whole // 16)
 
     def note(tensor: Tensor) -> Tensor:
         axes.add(_axis_of_examples(tensor, whole))

@@ -125,6 +125,9 @@ class SavedTensors:
         The tensor that a node outputs; -1 if not known.
     channels_last : array of int, shape (M,)
         1 if a node keeps a map or weight stored channels last, else 0; zeros by default.
+    beside : array, shape (2, M)
+        Bytes that each node took for a moment beyond what shapes tell, forward and backward, see
+        `with_bytes_beside`; empty if no step was recorded.
     """
 
     nodes: NDArray[np.int64]
@@ -132,6 +135,7 @@ class SavedTensors:
     tensor_bytes: Seconds
     outputs: NDArray[np.int64]
     channels_last: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    beside: Seconds = field(default_factory=lambda: np.zeros((2, 0)))
 
     @classmethod
     def of_nodes(cls, node_bytes: Seconds) -> SavedTensors:
@@ -145,12 +149,14 @@ class SavedTensors:
         inside &= max(self.tensors.max(initial=-1), self.outputs.max(initial=-1)) < len(
             self.tensor_bytes
         )
+        inside &= self.beside.shape in ((2, 0), (2, len(self.outputs)))
         inside &= len(self.channels_last) in (0, len(self.outputs))
         inside &= bool(np.isin(self.channels_last, (0, 1)).all())
         if self.nodes.shape != self.tensors.shape or not inside:
             raise ProfileError("the table of kept tensors names nodes or tensors that do not exist")
-        if not (np.isfinite(self.tensor_bytes).all() and (self.tensor_bytes >= 0).all()):
-            raise ProfileError("tensor_bytes holds a negative or non-finite size")
+        sizes = np.append(self.tensor_bytes, self.beside)
+        if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
+            raise ProfileError("tensor_bytes or beside holds a negative or non-finite size")
 
     def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
         """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.
@@ -164,7 +170,8 @@ class SavedTensors:
         np.maximum.at(share, self.tensors, nodes[self.nodes])
         known = self.outputs >= 0
         share[self.outputs[known]] = outputs[known]
-        return replace(self, tensor_bytes=self.tensor_bytes * share)
+        beside = self.beside * nodes if self.beside.size else self.beside
+        return replace(self, tensor_bytes=self.tensor_bytes * share, beside=beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +197,8 @@ class CostProfile:
         node that keeps it.
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
+    optimizer_moment_per_weight : float
+        Bytes that the optimiser takes for a moment per scalar weight of the tensor that it steps.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
         Time of the forward pass up to each of the graph's cuts: frozen but otherwise unchanged, and as inference
         with BatchNorm folded; empty if not measured.
@@ -227,6 +236,7 @@ class CostProfile:
     saved: SavedTensors | None = None
     node_lean: Seconds = field(default_factory=lambda: np.zeros(0))
     estimated: bool = False
+    optimizer_moment_per_weight: float = 4.0
     code_bytes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -249,6 +259,11 @@ class CostProfile:
     def group_names(self) -> tuple[str, ...]:
         """Names of the groups in backward order."""
         return tuple(group.name for group in self.graph.groups)
+
+    @property
+    def memory_recorded(self) -> bool:
+        """Whether a step was recorded to see what its operations take, as far as what they keep is known."""
+        return self.saved is None or self.saved.beside.size > 0
 
     @cached_property
     def parameter_bytes(self) -> Seconds:

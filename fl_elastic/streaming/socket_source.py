@@ -8,7 +8,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _MOST_UNFINISHED = 4 * LONGEST_LINE
 _PATIENCE_SECONDS = 60.0
 _LONGEST_NAME = 100
 _MOST_ID = 2**63
+_NUMBERED = "numbered"
 _NO_ID = "the id is no whole number and no short name"
 _WHOSE_NUMBER = (
     "samples came with numbers for ids of their senders' own, and this may be one of them or a sample_id: let "
@@ -46,7 +47,7 @@ def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Ite
     answers is not read from. There is no authentication: listen on the loopback interface, or behind something that
     authenticates.
     """
-    del after, follow
+    del follow
     host, _, port = where.rpartition(":")
     if not port.isdecimal():
         raise StreamError(f"cannot listen on {where!r}: give HOST:PORT")
@@ -54,7 +55,7 @@ def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Ite
         listening = socket.create_server((host or "127.0.0.1", int(port)))
     except (OSError, ValueError, OverflowError) as error:
         raise StreamError(f"cannot listen on {where}: {error}") from None
-    return _Door(listening).readings()
+    return _Door(listening, numbered=bool(after.get(_NUMBERED))).readings()
 
 
 @dataclass(eq=False)
@@ -146,11 +147,11 @@ class _Client:
 class _Door:
     """The listening socket and its clients."""
 
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(self, listening: socket.socket, *, numbered: bool) -> None:
         self._listening = listening
         self._clients: list[_Client] = []
-        # Whether a sender has given a sample a number for its own id.
-        self._numbered = False
+        # Whether a sender has ever given a sample a number for its own id.
+        self._numbered = numbered
 
     def readings(self) -> Iterator[Reading]:
         """Yield the clients' lines for ever, one of each client in turn."""
@@ -173,7 +174,8 @@ class _Door:
         self._numbered |= reading.name is not None and reading.name.lstrip("-").isdecimal()
         if self._numbered and isinstance(reading.sample_id, int):
             return Reading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)
-        return reading
+        # Kept with the sample, so that it is known after a restart.
+        return replace(reading, position={_NUMBERED: True}) if self._numbered else reading
 
     def _looked(self, seconds: float) -> bool:
         """Accept, receive and send; return whether there was anything to receive."""

@@ -46,6 +46,7 @@ def costs_for(
     profile, measured = known, options.timing.closed_loop
     if profile is None or (
         profile.key != profile_key(model, batch, optimizer_fn)
+        or (budget.memory is not None and not profile.memory_recorded)
         if measured
         else profile.key.model != model_digest(model)
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -435,22 +435,22 @@ class Fit:
         self.control.predicted += seconds
 
     def _statistics(self, trained: Container[str] = ()) -> dict[str, Tensor]:
-        """Return copies of what training may change without a gradient: buffers that travel, and followers."""
+        """Return copies of what training may change without a gradient."""
+        return {name: each.detach().clone() for name, each in self._movable(trained)}
+
+    def _movable(self, trained: Container[str] = ()) -> Iterable[tuple[str, Tensor]]:
+        """Return what training may change without a gradient: buffers that travel, and followers."""
         buffers = [
             (name, each)
             for name, each in self.step.model.named_buffers()
             if self.start.travels(name)
         ]
         others = [item for item in self.start.followers.items() if item[0] not in trained]
-        return {
-            name: each.detach().clone()
-            for name, each in (*buffers, *others)
-            if each.is_floating_point()
-        }
+        return [item for item in (*buffers, *others) if item[1].is_floating_point()]
 
     def _moved(self, before: Mapping[str, Tensor]) -> list[str]:
         """Return the names of the tensors that have changed since ``before`` and can travel."""
-        now = self._statistics()
+        now = dict(self._movable())
         changed = [
             name
             for name, value in before.items()

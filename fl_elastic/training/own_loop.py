@@ -121,7 +121,7 @@ def plan_for(
     planner.begin(
         planned_with(whole, None, above, options.part.kept_head), steps, batches, whole=whole
     )
-    if planner.policy.needs.importance or planner.policy.needs.modes:
+    if planner.policy.needs.importance:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
     planner.state.remember(planner.memory)

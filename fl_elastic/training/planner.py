@@ -289,9 +289,9 @@ class Planner:
         self.memory = self.policy.after_backward(parameters, optimizer, self.memory)
 
     def measure_fidelity(self, batch: Batch) -> None:
-        """Measure how much of the gradient the policy's cheaper modes keep now."""
-        if self.policy.needs.modes:
-            # Imported here: few policies have cheaper modes.
+        """Measure how much of the gradient the policy's cheaper modes keep now, if it reads that."""
+        if self.policy.needs.fidelity:
+            # Imported here: few policies read it.
             from fl_elastic.planning.importance.fidelity import measure_fidelity
 
             self._fidelity = measure_fidelity(

@@ -90,5 +90,5 @@ def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
     tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
     rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
     parts = zip(*(torch.split(each, rows) for each in tensors), strict=True)
-    sums = [torch.sum(g * (w - b.to(w)), dtype=torch.float32) for g, w, b in parts]
+    sums = [torch.sum((w - b.to(w)).mul_(g), dtype=torch.float32) for g, w, b in parts]
     return float(torch.stack(sums).sum())

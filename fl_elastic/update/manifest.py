@@ -325,7 +325,10 @@ class Manifest:
 def _sendable(dtypes: Mapping[str, str]) -> tuple[str, ...]:
     for name, dtype in dtypes.items():
         if dtype not in FLOATS + _WHOLE:
-            raise UpdateError(f"tensor {name!r} has dtype {dtype}, which cannot be sent")
+            raise UpdateError(
+                f"tensor {name!r} has dtype {dtype}, which cannot be sent: keep it as float32, a complex one by "
+                "torch.view_as_real, or register a buffer with persistent=False, so that it stays on the device"
+            )
     return tuple(dtypes.values())
 
 

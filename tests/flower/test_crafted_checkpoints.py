@@ -25,7 +25,7 @@ from fl_elastic.flower import (
 )
 from fl_elastic.state.archive import Kind, read_archive
 
-KIND, VERSION = "fl_elastic.checkpoint", 4
+KIND, VERSION = "fl_elastic.checkpoint", 5
 
 
 def strategy() -> PartialUpdates:

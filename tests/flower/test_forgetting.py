@@ -282,6 +282,20 @@ def test_a_wish_is_tried_again_after_a_failure_and_given_up_after_three(known: A
     assert not clients[2].forgotten
 
 
+def test_a_server_that_starts_again_has_not_forgotten_how_often_it_tried(
+    known: ArrayRecord, tmp_path: Path
+) -> None:
+    asked = []
+    for rounds in range(1, 7):
+        _, records, _ = start(
+            known, epochs=1, rounds=rounds, alter=breaking({2}, 9),
+            wrap=lambda strategy: Checkpointed(strategy, tmp_path),
+        )  # fmt: skip
+        asked += [each.server_round for each in records if not each.trains]
+    _, records, _ = start(known, epochs=1, rounds=6, alter=breaking({2}, 9))
+    assert asked == [each.server_round for each in records if not each.trains] == [1, 2, 4]
+
+
 def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
     known: ArrayRecord,
 ) -> None:

@@ -95,6 +95,18 @@ BATCHES: dict[str, tuple[Any, int]] = {
         (torch.zeros(2, 8, 4), (torch.zeros(8), torch.zeros(8))),
         8,
     ),
+    "as many letters one after the other as times": (
+        (torch.zeros(20, 8, 5), (torch.ones(20), torch.full((8,), 2))),
+        8,
+    ),
+    "the same beside the length of each": (
+        ((torch.zeros(20, 8, 5), torch.full((8,), 20)), (torch.ones(20), torch.full((8,), 2))),
+        8,
+    ),
+    "as many letters as times, examples first": (
+        (torch.zeros(8, 20, 5), (torch.ones(20), torch.full((8,), 2))),
+        8,
+    ),
     "nothing": ((torch.zeros(0, 3), classes(0)), 0),
     "no packed sequence but words": (((torch.zeros(0), torch.zeros(0)), classes(0)), 0),
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.groups import torch_private
-from fl_elastic.groups.torch_private import spared_group_norms
+from fl_elastic.groups.torch_private import number_of, recorded_allocations, spared_group_norms
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import profile_model
@@ -68,3 +68,27 @@ def test_group_norms_above_what_is_frozen_train_in_any_layout(policy: str) -> No
             options=TrainerOptions(part=TrainablePart(cut=cut), timing=Timing(closed_loop=False)),
         )  # fmt: skip
         assert trainer.fit(batches).steps == 3
+
+
+def test_allocations_are_recorded_between_the_operations_that_made_them() -> None:
+    weight, x = torch.randn(300, 100, requires_grad=True), torch.randn(50, 100)
+    with recorded_allocations() as events, recorded_allocations() as inside:
+        product = x @ weight.t()
+        number = number_of(product.grad_fn)
+        product.sum().backward()
+        weight.grad = None
+        del product
+    assert not inside
+    sizes = [size for name, _, size in events if not name]
+    # The product, and the gradient of the weight, which are freed again.
+    assert {4 * 50 * 300, 4 * 300 * 100, -4 * 50 * 300, -4 * 300 * 100} <= set(sizes)
+    assert sum(sizes) == 0
+    named = [name for name, each, _ in events if each == number]
+    assert named == ["aten::matmul", "aten::mm", "MmBackward0"]
+
+
+def test_without_a_record_nothing_is_said_of_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.autograd, "_enable_profiler_legacy")
+    with recorded_allocations() as events:
+        torch.ones(9)
+    assert not events

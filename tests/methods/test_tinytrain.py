@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peak_bytes import peak_bytes
 from published_nets import chain_of, lean_kind
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
@@ -25,11 +27,12 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, choose_channels
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.profiling import CostProfile
+from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.macs import backward_macs, group_macs
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.profile import ModeCosts, ProfileKey
 from fl_elastic.testing import made_up_profile
-from fl_elastic.training import ElasticTrainer
+from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 
 LAYERS = PUBLISHED_MODELS[1].layers
 SHAPE = (2, 3, 64, 64)
@@ -251,3 +254,24 @@ def test_one_pass_tells_layers_and_their_channels(
     # Weights have changed since: what was found does not count any more.
     trainer.planner.plan(1.0)
     assert len(passes) == 2
+
+
+@pytest.mark.parametrize("policy", ["tinytrain", "tinytrain_in"])
+def test_a_probe_takes_no_more_than_the_memory_budget(policy: str, tmp_path: Path) -> None:
+    """It passes examples through one at a time, and keeps no layer's input of the whole batch."""
+    torch.manual_seed(0)
+    convolutions = [
+        layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
+    ]
+    model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+    batch = torch.randn(64, 16, 16, 16), torch.arange(64) % 3
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model(batch[0]), tmp_path)
+    profile = profile_model(model, cross_entropy, batch, optimizer_fn=sgd)
+    memory = 0.5 * mask_bytes(profile, np.ones(len(profile), dtype=bool))
+    trainer = ElasticTrainer(
+        model, cross_entropy, sgd, budget=Budget(memory=memory), policy=policy,
+        profile=profile, options=TrainerOptions(timing=Timing(closed_loop=False)),
+    )  # fmt: skip
+    taken = peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path)
+    assert taken <= inference + memory

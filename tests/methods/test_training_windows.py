@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from peak_bytes import peak_bytes
 from small_models import (
     adam,
     chain,
@@ -29,6 +31,8 @@ from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.methods.windows.steps import retake_statistics
 from fl_elastic.methods.windows.windows import Windows
 from fl_elastic.planning import PlanRequest
+from fl_elastic.profiling import profile_model
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.training import ElasticTrainer, apply_plan
 from fl_elastic.training.measured import measure_plan
 from fl_elastic.update import Manifest, decode, encode
@@ -204,3 +208,21 @@ def test_a_measured_plan_is_taken_in_windows_and_leaves_no_trace() -> None:
     found = measure_plan(model, loss_fn, batch, sgd, plan, repeats=2)
     assert {shape[1] for shape in shapes} >= {1, 4} and found.step_seconds > 0
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_copies_of_the_whole_weights_are_part_of_a_memory_budget(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 1), nn.Conv2d(16, 512, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(512, 16, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+    batch = torch.randn(4, 3, 6, 6), torch.arange(4) % 3
+    profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
+    memory = 0.8 * mask_bytes(profile, np.ones(len(profile), dtype=bool))
+    trainer = ElasticTrainer(
+        model, loss_fn, sgd, budget=Budget(memory=memory), policy="slice_out_fit", profile=profile
+    )
+    with torch.no_grad():
+        inference = peak_bytes(lambda: model(batch[0]), tmp_path)
+    taken = peak_bytes(lambda: trainer.fit([batch] * 2), tmp_path)
+    assert taken <= inference + 1.05 * memory

@@ -8,7 +8,7 @@ from kept_bytes import gradients, kept_bytes
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_elastic.errors import PlanError
+from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups.mode import Axis
 from fl_elastic.ops.linear import FeatureSubset, bias_linear, channel_linear
 
@@ -47,6 +47,18 @@ def test_bias_only() -> None:
     _, ours = gradients(bias_linear, x, weight, bias)
     torch.testing.assert_close([ours[0], ours[2]], [dense[0], dense[2]])
     assert not ours[1].any()
+
+
+def test_a_penalty_on_the_gradient_is_refused_and_a_graph_that_nobody_follows_is_not() -> None:
+    x, layer = torch.randn(6, 7, requires_grad=True), nn.Linear(7, 1)
+    subset = FeatureSubset.of([1, 5], "in", layer.weight.shape)
+    scores = channel_linear(x, layer.weight, layer.bias, subset)
+    # What comes in depends on nothing, what goes out is the weight.
+    (of_input,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    torch.testing.assert_close(of_input, layer.weight.expand(6, 7))
+    with pytest.raises(TrainingError, match="gradient penalty"):
+        of_input.square().sum().backward()
+    assert layer.weight.grad is None
 
 
 def test_only_the_needed_features_are_kept() -> None:

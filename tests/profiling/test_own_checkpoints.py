@@ -23,6 +23,7 @@ from fl_elastic.planning import Plan, PlanRequest
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.estimate import estimate_profile
 from fl_elastic.profiling.memory import step_memory
+from fl_elastic.profiling.store import load_profile, save_profile
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.training.apply_plan import plan_applied
 
@@ -161,6 +162,16 @@ def test_a_step_takes_no_more_memory_than_is_said(measured: bool, tmp_path: Path
             model.zero_grad(set_to_none=True)
         said = step_memory(profile, plan.modes).moment
         assert taken <= 1.01 * said + beside, (groups, taken, said)
+
+
+@pytest.mark.parametrize("memory", [None, 1e9])
+def test_what_was_learnt_of_a_new_model_fits_its_graph(
+    memory: float | None, tmp_path: Path
+) -> None:
+    """The first call of a model copies its inputs, which was a node of the graph with blocks alone."""
+    profile = estimate_profile(*stack("again"), optimizer_fn=sgd, memory=memory)
+    loaded = load_profile(save_profile(profile, tmp_path / "costs"))
+    assert loaded.graph == profile.graph
 
 
 def test_a_block_that_runs_again_keeps_its_input_whichever_part_of_it_is_trained() -> None:

@@ -22,6 +22,7 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming import StreamLearner
+from fl_elastic.streaming.source_position import SourcePosition
 from fl_elastic.streaming.sources import LONGEST_LINE, Reading, open_source
 
 
@@ -403,3 +404,28 @@ def test_a_label_for_a_number_of_the_senders_own_goes_to_no_other_sample(service
     assert "give their own ids as text" in client.ask({"id": 1, "y": 1})["refused"]
     assert client.ask({"id": "1", "y": 1})["sample_id"] == 2
     client.close()
+
+
+def test_that_senders_use_numbers_of_their_own_is_known_after_a_restart(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        spec = f"socket:127.0.0.1:{free.getsockname()[1]}"
+
+    def heard(line: bytes) -> Reading:
+        readings = open_source(spec, after=learner.positions.get(spec))
+        next(readings)
+        with socket.create_connection(("127.0.0.1", int(spec.rpartition(":")[2]))) as sender:
+            sender.sendall(line)
+            found = next(each for each in islice(readings, 50) if not each.is_silence)
+        readings.close()
+        return found
+
+    learner = learner_in(tmp_path)
+    x = blobs(1)[0][0]
+    reading = heard(json.dumps({"id": 2, "x": x.tolist()}).encode() + b"\n")
+    assert reading.position is not None
+    position = SourcePosition(spec, reading.position)
+    learner.observe_batch([x], None, names=[reading.name], position=position)
+    closed(learner)
+    learner = learner_in(tmp_path)
+    assert "give their own ids as text" in heard(b'{"id": 1, "y": 1}\n').x
+    closed(learner)

@@ -575,6 +575,7 @@ class Normalised(nn.Module):
 def test_what_a_model_writes_its_inputs_into_belongs_to_no_graph_of_a_probe(budget: Budget) -> None:
     model = Normalised()
     twin = copy.deepcopy(model)
+    profile_model(model, cross_entropy, data()[0], optimizer_fn=sgd)
     expected = by_hand(twin, sgd, data())
     ElasticTrainer(model, cross_entropy, sgd, budget=budget, policy="full").fit(data())
     assert not model.mean.requires_grad and not model.last.requires_grad

@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peak_bytes import peak_bytes
 from small_models import (
     adam,
     chain,
@@ -25,12 +27,15 @@ from small_models import (
     vectors,
     weights_of,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrizations
 from trainer_settings import free_probes, settings_of, state_with
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.groups import Mode
+from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import (
@@ -220,13 +225,31 @@ def freely_normed_net() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net])
+class Remembering(nn.Module):
+    """Keeps its last features, in a buffer that it assigns anew, and their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 16, 1), parametrizations.spectral_norm(nn.Linear(16, 3))
+        self.register_buffer("last", torch.zeros(16))
+        self.register_buffer("centre", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.body(x)).mean((2, 3))
+        if self.training:
+            self.last = y[0].detach().clone()
+            self.centre.lerp_(y.detach().mean(0), 0.1)
+        out: Tensor = self.head(y - self.centre + 0.1 * self.last)
+        return out
+
+
+@pytest.mark.parametrize("make", [tied_net, normed_net, freely_normed_net, Remembering])
 @pytest.mark.parametrize("policy", ["elastic", "last_k", "random"])
 def test_an_uplink_is_that_of_all_that_travels(policy: str, make: Callable[[], nn.Module]) -> None:
     """A tied weight travels under each of its names, and a norm's statistics beside its weights."""
     torch.manual_seed(0)
     model, batches = make(), [(torch.randn(8, 3, 8, 8), torch.arange(8) % 3) for _ in range(3)]
-    for uplink in (450, 900, 5_000, 9_000):
+    for uplink in (450, 500, 900, 5_000, 9_000):
         trainer = ElasticTrainer(
             deepcopy(model), cross_entropy, sgd, budget=Budget(uplink=uplink), policy=policy
         )
@@ -234,6 +257,41 @@ def test_an_uplink_is_that_of_all_that_travels(policy: str, make: Callable[[], n
             trainer.fit(batches)
             sent = sum(delta.nbytes for delta in trainer.update().deltas.values())
             assert 0 < sent <= uplink
+
+
+class Looking(nn.Module):
+    """Looks up words that are scaled down where they are longer than one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(2000, 16, max_norm=1.0), nn.Linear(16, 3)
+        self.register_buffer("seen", torch.zeros(4000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen[:2000] += torch.bincount(x.flatten(), minlength=2000)
+        out: Tensor = self.head(self.words(x).mean(1))
+        return out
+
+
+def test_what_moves_without_being_trained_counts_where_it_travels_and_is_kept(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model, batch = Looking(), (torch.randint(0, 2000, (8, 5)), torch.arange(8) % 3)
+    trainer = ElasticTrainer(
+        model, cross_entropy, sgd, budget=Budget(memory=1e9), policy="head",
+        options=TrainerOptions(full_update_every=0),
+    )  # fmt: skip
+    trainer.fit([batch] * 3)
+    assert trainer.plan is not None
+    pairs = list(zip(trainer.plan.groups, trainer.plan.modes, strict=True))
+    sent = sum(delta.nbytes for delta in trainer.update().deltas.values())
+    assert sum(sent_bytes(*each) for each in pairs) == sent == 4 * (2000 * 16 + 4000 + 51)
+    # With everything trained as well: the words count once.
+    assert sum(sent_bytes(group, Mode.FULL) for group, _ in pairs) == sent
+    taken = peak_bytes(lambda: trainer.fit([batch] * 3), tmp_path)
+    assert taken <= 1.1 * trainer.plan.predicted_step_bytes
 
 
 def test_parameters_that_were_frozen_by_the_user_stay_out() -> None:

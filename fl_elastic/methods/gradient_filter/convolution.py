@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fl_elastic.methods.gradient_filter.gradients import (
     filtered_input_gradient,
@@ -15,7 +14,7 @@ from fl_elastic.methods.gradient_filter.gradients import (
     pooled_input,
 )
 from fl_elastic.methods.gradient_filter.patches import patch_sums
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 from fl_elastic.ops.geometry import ConvGeometry
 
 

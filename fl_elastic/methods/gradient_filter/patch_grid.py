@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fl_elastic.methods.gradient_filter.gradients import (
     filtered_weight_gradient,
@@ -23,7 +22,7 @@ from fl_elastic.methods.gradient_filter.gradients import (
 from fl_elastic.methods.gradient_filter.patch_chain import PatchChain
 from fl_elastic.methods.gradient_filter.patches import CellGrid, patch_counts, patch_sums
 from fl_elastic.ops.activations import open_units
-from fl_elastic.ops.autograd import apply_function
+from fl_elastic.ops.autograd import apply_function, once_differentiable
 from fl_elastic.ops.geometry import ConvGeometry, Pair
 from fl_elastic.ops.packed_masks import Layout, gate, pack_bits
 

@@ -45,7 +45,7 @@ class JointPolicy(Policy):
     `fl_elastic.planning.request.STEP_GAIN_EXPONENT`), as policy "elastic" does.
     """
 
-    needs = Needs(importance=True, modes=STANDARD_MODES)
+    needs = Needs(importance=True, modes=STANDARD_MODES, fidelity=True)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Return the best plan found."""

@@ -190,10 +190,10 @@ def _sent(request: PlanRequest, narrow: PlanRequest, windows: Windows, modes: li
 
 
 def _memory(request: PlanRequest, narrow: PlanRequest, modes: list[Mode]) -> float:
-    """Return the bytes of a step on windows; the optimiser keeps the state of the whole model."""
+    """Return the bytes of a step on windows; state and copies from before are those of the whole model."""
     weights = [float(each.profile.parameter_bytes.sum()) / 4 for each in (request, narrow)]
-    state = request.profile.optimizer_bytes_per_weight * (weights[0] - weights[1])
-    return float(step_memory(narrow.profile, modes).total + state)
+    kept = (request.profile.optimizer_bytes_per_weight + 4) * (weights[0] - weights[1])
+    return float(step_memory(narrow.profile, modes).total + kept)
 
 
 def _fits_bytes(
