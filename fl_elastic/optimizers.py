@@ -112,6 +112,22 @@ class KeptOptimizer:
             for group, known in zip(made.param_groups, before.param_groups, strict=True):
                 group.update({n: v for n, v in known.items() if n not in ("params", "param_names")})
 
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of the state that the optimiser holds for its parameters."""
+        return 0.0 if self.made is None else state_bytes(self.made)
+
+    def begin_anew(self) -> bool:
+        """Forget the state of all parameters, but not the settings; return whether that was possible."""
+        before = self.made
+        made = made_by(self._optimizer_fn, self._model)
+        if before is None or made is before or not moves_by_gradient(before):
+            return False
+        # Some optimisers make their state when they are made.
+        before.state.clear()
+        before.state.update(made.state)
+        return True
+
     def __call__(self) -> torch.optim.Optimizer:
         """Return the optimiser; raise TrainingError as `made_by` does."""
         if self.made is None:
@@ -178,6 +194,12 @@ def moves_by_gradient(optimizer: torch.optim.Optimizer) -> bool:
     True
     """
     return type(optimizer).__module__.startswith("torch.optim.") and steps_alone(optimizer)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> float:
+    """Return the bytes of an optimiser's state, without counts of steps and such."""
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return float(sum(v.nbytes for v in values if isinstance(v, Tensor) and v.numel() > 1))
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

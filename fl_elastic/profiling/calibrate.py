@@ -14,7 +14,7 @@ from torch import nn
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.torch_private import BatchNorm
-from fl_elastic.optimizers import OptimizerFn, made_by
+from fl_elastic.optimizers import OptimizerFn, made_by, state_bytes
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
@@ -124,9 +124,7 @@ def _state_bytes_per_weight(
 ) -> float:
     if optimizer is None:
         return 0.0
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    total = sum(v.nbytes for v in states if isinstance(v, torch.Tensor) and v.numel() > 1)
-    return total / max(sum(parameter.numel() for parameter in parameters), 1)
+    return state_bytes(optimizer) / max(sum(parameter.numel() for parameter in parameters), 1)
 
 
 def calibrate(raw: CostProfile, steps: StepTimes) -> CostProfile:

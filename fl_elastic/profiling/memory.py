@@ -38,7 +38,7 @@ class StepMemory:
         The part of the activations that the largest recomputed block keeps while it runs again.
     copies : float
         Copies of the trained parameters, and of the buffers that move, from before: the update is the difference to
-        them, and a fit that fails restores them.
+        them, and a fit that fails restores them. State that an optimiser holds from earlier fits counts here.
     moment : float
         The most, at one moment, of everything temporary beyond what inference takes: activations, which the
         backward pass frees as it goes, gradients, which it creates, and tensors on their way between operations.
@@ -110,7 +110,7 @@ def step_memory(
         gradients=_FLOAT * weights,
         optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
-        copies=_FLOAT * weights + _STATISTIC * statistics,
+        copies=_FLOAT * weights + _STATISTIC * statistics + profile.held_bytes,
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
@@ -138,7 +138,7 @@ def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
     kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
-    kept_on += _STATISTIC * float(table.statistics[mask].sum())
+    kept_on += profile.held_bytes + _STATISTIC * float(table.statistics[mask].sum())
     return with_code(kept_on + moment, profile.code_bytes)
 
 

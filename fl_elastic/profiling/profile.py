@@ -217,6 +217,9 @@ class CostProfile:
     code_bytes : float
         Code that a process has yet to load for its first steps; not a property of the model, and not stored with
         it.
+    held_bytes : float
+        What an optimiser holds from earlier fits, beside a copy of it or the state of other weights; not stored,
+        either.
     """
 
     key: ProfileKey
@@ -238,6 +241,7 @@ class CostProfile:
     estimated: bool = False
     optimizer_moment_per_weight: float = 4.0
     code_bytes: float = 0.0
+    held_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         lengths = {"node": len(self.graph.nodes), "cut": len(self.graph.cuts)}

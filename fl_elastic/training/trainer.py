@@ -137,6 +137,7 @@ class ElasticTrainer:
         self._trained: Trained | None = None
         # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
+        self._held_bytes = 0.0
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -187,6 +188,7 @@ class ElasticTrainer:
             needed, clock, deadline, timed=timed,
         )  # fmt: skip
         log = StepLog(data.shape, clock, began if timed else clock())
+        self._hold_state()
         start = FitStart(self.model, self.manifest, self._optimizing)
         self._trained = Trained(start.weights)
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
@@ -210,6 +212,20 @@ class ElasticTrainer:
             self.manifest = self._given_manifest or Manifest.of(self.model)
             self._optimizing.follow()
 
+    def _hold_state(self) -> None:
+        """Begin the optimiser's state anew if a memory budget has no room for it beside a fit like the last one.
+
+        A fit that fails puts the state back, and so keeps a copy of what it changes; the rest is held beside it.
+        """
+        memory, last, before = self.budget.memory, self.plan, self._held_bytes
+        self._held_bytes = 0.0
+        if memory is None or last is None:
+            return
+        held = self._optimizing.state_bytes
+        if held and held + last.predicted_step_bytes - before > memory:
+            held = 0.0 if self._optimizing.begin_anew() else held
+        self._held_bytes = held
+
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
         """Price the steps, train phase by phase, and take over what the fit has shown."""
         options, clock, steps = self.options, log.clock, data.requested_steps
@@ -224,6 +240,7 @@ class ElasticTrainer:
             estimating_seconds = clock() - copied if priced is not known else 0.0
         profile = accumulated(priced, options.accumulate)
         profile = with_loading(profile, data.loading_seconds or 0.0)
+        profile = replace(profile, held_bytes=self._held_bytes)
         above = profile.graph.groups_above(options.part.cut) if options.part.cut else None
         runs_prefix = options.forward is not None or self.planner.policy.needs_eval_prefix
         with self._prefix(data, above, clock) if runs_prefix else nullcontext() as forward:

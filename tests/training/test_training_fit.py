@@ -37,6 +37,8 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.optimizers import OptimizerFn
+from fl_elastic.profiling import profile_model
+from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import (
     ElasticTrainer,
@@ -292,6 +294,35 @@ def test_what_moves_without_being_trained_counts_where_it_travels_and_is_kept(
     assert sum(sent_bytes(group, Mode.FULL) for group, _ in pairs) == sent
     taken = peak_bytes(lambda: trainer.fit([batch] * 3), tmp_path)
     assert taken <= 1.1 * trainer.plan.predicted_step_bytes
+
+
+def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(120, 120), nn.ReLU())]
+    model, batch = (
+        nn.Sequential(*layers, nn.Linear(120, 3)),
+        (torch.randn(4, 120), torch.arange(4) % 3),
+    )
+    profile = profile_model(model, cross_entropy, batch, optimizer_fn=torch.optim.Adam)
+    memory = 0.6 * mask_bytes(profile, np.ones(len(profile), dtype=bool))
+    trainer = ElasticTrainer(
+        model, cross_entropy, torch.optim.Adam, budget=Budget(memory=memory), policy="random",
+        profile=profile,
+    )  # fmt: skip
+    trained, held = set[str](), 0
+    for _ in range(6):
+        taken = peak_bytes(lambda: trainer.fit([batch] * 3), tmp_path)
+        assert trainer.plan is not None and trainer.optimizer is not None
+        trained |= set(trainer.plan.trained_parameters)
+        # Without what was there before, and may have been let go.
+        assert taken <= memory
+        held = sum(
+            value.nbytes for state in trainer.optimizer.state.values() for value in state.values()
+        )
+        assert held <= memory / 2
+    assert len(trained) > 10 and held > 0
 
 
 def test_parameters_that_were_frozen_by_the_user_stay_out() -> None:
