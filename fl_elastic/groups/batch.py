@@ -150,7 +150,7 @@ def batch_size(batch: Any, count_examples: CountExamples | None = None) -> int:
 def counted(
     loader: Iterable[Any], count_examples: CountExamples | None = None
 ) -> Iterator[tuple[Any, int]]:
-    """Yield the batches of a loader, each with its number of examples.
+    """Yield the batches of a loader that have examples, each with their number.
 
     The number is at most that of the examples that a DataLoader draws, if it says so. The targets alone may give a
     larger one: for tokens their first axis may be time.
@@ -168,7 +168,9 @@ def counted(
     drawn = None if count_examples is not None else _drawn_sizes(loader)
     for batch in loader:
         size = batch_size(batch, count_examples)
-        yield batch, size if drawn is None else min(size, next(drawn, size))
+        size = size if drawn is None else min(size, next(drawn, size))
+        if size:
+            yield batch, size
 
 
 @dataclass(frozen=True)

@@ -227,8 +227,6 @@ def _pass_over(
             for given, size in within(to_the_end(), seconds):
                 seen.clear()
                 batch = to_device(as_pair(given), model_device(model))
-                if not size:
-                    continue
                 inputs, targets = as_pair(batch)
                 if running is None and lay_out is None:
                     small = few_of((inputs, targets))

@@ -116,8 +116,6 @@ def place_sample(
         with torch.no_grad(), ExitStack() as stack:
             for given, size in within(counted(loader), seconds):
                 batch = to_device(as_pair(given), model_device(model))
-                if not size:
-                    continue
                 if size > left:
                     batch = tuple(take_examples(part, slice(left)) for part in batch)
                 with refusing_misfits(batch):

@@ -15,8 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.forward import LossFn, to_device
+from fl_elastic.groups.forward import LossFn
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.readout.chosen_reading import candidate_features
 from fl_elastic.readout.first_pass import FirstPass
@@ -24,6 +23,7 @@ from fl_elastic.readout.place import MOST_FEATURES, Place, Reading
 from fl_elastic.readout.readout import kept_tensors
 from fl_elastic.readout.wire import PlacesReply, sample_bytes
 from fl_elastic.training.evaluate import MetricsFn, of_a_batch
+from fl_elastic.training.loader import first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.sums_size import features_in_memory, sums_bytes
@@ -76,8 +76,8 @@ def places_reply(
     if not asked.places:
         most = asked.width or MOST_FEATURES
         if budget.uplink is not None:
-            first = to_device(as_pair(next(iter(loader))), model_device(model))
-            outputs = FirstPass.of(model, as_pair(first)).outputs
+            (first,) = first_batches(loader, 1, model_device(model))
+            outputs = FirstPass.of(model, first).outputs
             sent = partial(sums_bytes, outputs=outputs, examples=of_all)
             most = bisect_right(range(1, most + 1), budget.uplink, key=sent)
         if budget.memory is not None:

@@ -110,7 +110,7 @@ def _checked(ids: Iterable[int], count: int) -> frozenset[int]:
 def _rows(batch: Batch) -> int:
     size = batch_size(batch)
     try:
-        fits = count_rows(batch) == size
+        fits = not size or count_rows(batch) == size
     except ModelError:
         fits = False
     if not fits:

@@ -18,6 +18,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
+from fl_elastic.methods.dampening.forget import digest_of
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.model_head import solve_head
 from fl_elastic.training.read_out import read_out
@@ -529,3 +530,19 @@ def test_a_loss_that_weighs_what_is_there_is_said_to_be_another(
     loss = nn.BCEWithLogitsLoss(pos_weight=torch.full((CLASSES,), weight))
     solve_head(nn.Linear(FEATURES, CLASSES), in_batches(inputs, labels), loss_fn=loss)
     assert ("weights its classes" in caplog.text) == (weight != 1.0)
+
+
+@pytest.mark.parametrize("empty", [None, []], ids=["none", "list"])
+@pytest.mark.parametrize("read", ["last", "auto"])
+def test_a_batch_without_examples_is_passed_over_wherever_it_comes(read: str, empty: Any) -> None:
+    data: list[Any] = in_batches(torch.randn(32, 4), torch.arange(32) % 3, 8)
+
+    def error(batches: list[Any]) -> float:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        return read_out(model, batches, read=read).head.error
+
+    expected = error(data)
+    for place in (0, 2, 4):
+        assert error([*data[:place], empty, *data[place:]]) == expected
+    assert digest_of([empty, *data], "") == digest_of(data, "")

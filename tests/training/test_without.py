@@ -108,3 +108,11 @@ def test_batches_in_dicts_are_taken_apart() -> None:
 def test_what_cannot_be_parted_is_refused(loader: Any, ids: Any, why: str) -> None:
     with pytest.raises(TrainingError, match=why):
         parted(loader, ids)
+
+
+def test_a_batch_without_examples_has_no_numbers() -> None:
+    pair = (torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]))
+    given: Any = [None, pair, [], pair]
+    rest, gone = parted(given, [2])
+    assert [x.tolist() for x, _ in rest] == [[[0.0], [1.0]], [[1.0]]]
+    assert [x.tolist() for x, _ in gone] == [[[0.0]]]

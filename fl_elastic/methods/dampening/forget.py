@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.batch import as_pair, counted
 from fl_elastic.groups.forward import compute_loss, example_counter, to_device
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
@@ -117,7 +117,7 @@ def digest_of(loader: Iterable[Batch], client: str) -> str:
     >>> digest_of([(x, y)], "") == digest_of([(x[2:], y[2:]), (x[:2].flip(0), y[:2].flip(0))], "")
     True
     """
-    examples = sorted(each for batch in loader for each in sample_ids(as_pair(batch)))
+    examples = sorted(each for batch, _ in counted(loader) for each in sample_ids(as_pair(batch)))
     found = hashlib.blake2b(client.encode(), digest_size=16)
     found.update(repr(examples).encode())
     return found.hexdigest()
