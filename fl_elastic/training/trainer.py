@@ -135,7 +135,7 @@ class ElasticTrainer:
         self._trained: Trained | None = None
         # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
-        self._held_bytes = 0.0
+        self._held_bytes, self._began_anew = 0.0, False
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -220,8 +220,15 @@ class ElasticTrainer:
         if memory is None or last is None:
             return
         held = self._optimizing.state_bytes
-        if held and held + last.predicted_step_bytes - before > memory:
-            held = 0.0 if self._optimizing.begin_anew() else held
+        beside = last.predicted_step_bytes - before
+        if held and held + beside > memory and self._optimizing.begin_anew():
+            if not self._began_anew:
+                _LOG.warning(
+                    "the optimiser begins anew in each fit: what it holds, %.3g MB, has no room beside a fit of "
+                    "%.3g MB in a memory budget of %.3g MB",
+                    held / 1e6, beside / 1e6, memory / 1e6,
+                )  # fmt: skip
+            held, self._began_anew = 0.0, True
         self._held_bytes = held
 
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:

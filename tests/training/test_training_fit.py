@@ -297,7 +297,7 @@ def test_what_moves_without_being_trained_counts_where_it_travels_and_is_kept(
 
 
 def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(120, 120), nn.ReLU())]
@@ -323,6 +323,7 @@ def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
         )
         assert held <= memory / 2
     assert len(trained) > 10 and held > 0
+    assert caplog.text.count("begins anew") == 1
 
 
 def test_parameters_that_were_frozen_by_the_user_stay_out() -> None:
