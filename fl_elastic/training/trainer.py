@@ -186,7 +186,6 @@ class ElasticTrainer:
             needed, clock, deadline, timed=timed,
         )  # fmt: skip
         log = StepLog(data.shape, clock, began if timed else clock())
-        self._hold_state()
         start = FitStart(self.model, self.manifest, self._optimizing)
         self._trained = Trained(start.weights)
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
@@ -210,17 +209,16 @@ class ElasticTrainer:
             self.manifest = self._given_manifest or Manifest.of(self.model)
             self._optimizing.follow()
 
-    def _hold_state(self) -> None:
-        """Begin the optimiser's state anew if a memory budget has no room for it beside a fit like the last one.
+    def _hold_state(self, last: Plan) -> None:
+        """Forget the optimiser's state after a fit if a memory budget has no room for it beside another like that.
 
         A fit that fails puts the state back, and so keeps a copy of what it changes; the rest is held beside it.
         """
-        memory, last, before = self.budget.memory, self.plan, self._held_bytes
-        self._held_bytes = 0.0
-        if memory is None or last is None:
+        memory = self.budget.memory
+        if memory is None:
             return
         held = self._optimizing.state_bytes
-        beside = last.predicted_step_bytes - before
+        beside = last.predicted_step_bytes - self._held_bytes
         if held and held + beside > memory and self._optimizing.begin_anew():
             if not self._began_anew:
                 _LOG.warning(
@@ -328,6 +326,7 @@ class ElasticTrainer:
             )
         fit.start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
+        self._hold_state(fit.plan)
         plans = tuple(each for _, each in fit.plans)
         held = {} if step.opener is None else step.opener.held
         self._trained = Trained(
