@@ -137,7 +137,7 @@ class ElasticTrainer:
         self._trained: Trained | None = None
         # Time that the last fit took after its last step; the next fit reserves as much.
         self._closing_seconds: float | None = None
-        self._held_bytes = 0.0
+        self._held_bytes, self._began_anew = 0.0, False
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -188,7 +188,6 @@ class ElasticTrainer:
             needed, clock, deadline, timed=timed,
         )  # fmt: skip
         log = StepLog(data.shape, clock, began if timed else clock())
-        self._hold_state()
         start = FitStart(self.model, self.manifest, self._optimizing)
         self._trained = Trained(start.weights)
         kept = held_in_eval(self.model) if self.options.part.keep_statistics else nullcontext()
@@ -212,18 +211,24 @@ class ElasticTrainer:
             self.manifest = self._given_manifest or Manifest.of(self.model)
             self._optimizing.follow()
 
-    def _hold_state(self) -> None:
-        """Begin the optimiser's state anew if a memory budget has no room for it beside a fit like the last one.
+    def _hold_state(self, last: Plan) -> None:
+        """Forget the optimiser's state after a fit if a memory budget has no room for it beside another like that.
 
         A fit that fails puts the state back, and so keeps a copy of what it changes; the rest is held beside it.
         """
-        memory, last, before = self.budget.memory, self.plan, self._held_bytes
-        self._held_bytes = 0.0
-        if memory is None or last is None:
+        memory = self.budget.memory
+        if memory is None:
             return
         held = self._optimizing.state_bytes
-        if held and held + last.predicted_step_bytes - before > memory:
-            held = 0.0 if self._optimizing.begin_anew() else held
+        beside = last.predicted_step_bytes - self._held_bytes
+        if held and held + beside > memory and self._optimizing.begin_anew():
+            if not self._began_anew:
+                _LOG.warning(
+                    "the optimiser begins anew in each fit: what it holds, %.3g MB, has no room beside a fit of "
+                    "%.3g MB in a memory budget of %.3g MB",
+                    held / 1e6, beside / 1e6, memory / 1e6,
+                )  # fmt: skip
+            held, self._began_anew = 0.0, True
         self._held_bytes = held
 
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
@@ -323,6 +328,7 @@ class ElasticTrainer:
             )
         fit.start.check_moves(fit.log.tensor_steps)
         self.plan = fit.plan
+        self._hold_state(fit.plan)
         plans = tuple(each for _, each in fit.plans)
         held = {} if step.opener is None else step.opener.held
         self._trained = Trained(

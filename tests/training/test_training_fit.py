@@ -297,7 +297,7 @@ def test_what_moves_without_being_trained_counts_where_it_travels_and_is_kept(
 
 
 def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(6) for layer in (nn.Linear(120, 120), nn.ReLU())]
@@ -311,7 +311,7 @@ def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
         model, cross_entropy, torch.optim.Adam, budget=Budget(memory=memory), policy="random",
         profile=profile,
     )  # fmt: skip
-    trained, held = set[str](), 0
+    trained = set[str]()
     for _ in range(6):
         taken = peak_bytes(lambda: trainer.fit([batch] * 3), tmp_path)
         assert trainer.plan is not None and trainer.optimizer is not None
@@ -322,7 +322,8 @@ def test_what_an_optimiser_holds_from_earlier_fits_is_part_of_a_memory_budget(
             value.nbytes for state in trainer.optimizer.state.values() for value in state.values()
         )
         assert held <= memory / 2
-    assert len(trained) > 10 and held > 0
+    assert len(trained) > 10
+    assert caplog.text.count("begins anew") == 1
 
 
 def test_parameters_that_were_frozen_by_the_user_stay_out() -> None:
