@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from documents import DOCUMENTS, ROOT
 
+from fl_elastic.profiling import load_profile
 from fl_elastic_simulations.benchmarks.bad_clients import LIES
 from fl_elastic_simulations.benchmarks.benchmark import Results, fill
 from fl_elastic_simulations.cli.bench import BENCHMARKS, load
+from fl_elastic_simulations.engine.choosing import ChoosingCosts
 
 RESULTS = ROOT / "simulations" / "results"
 FAULTS = (ROOT / "docs" / "measured" / "real-fleets.md").read_text()
@@ -43,6 +45,18 @@ def test_every_benchmark_has_rows_and_a_table_in_a_document(name: str) -> None:
     used = {path.stem for path in RESULTS.glob("*.json")}
     files = {load(each).file or each.replace("-", "_") for each in BENCHMARKS}
     assert used == files | {"demo", "faults"}
+
+
+COSTS = sorted(RESULTS.glob("federation/*.json"))
+
+
+@pytest.mark.parametrize("path", COSTS, ids=named)
+def test_costs_that_rows_share_can_be_read(path: Path) -> None:
+    """Otherwise a new row would measure them anew, without a word, and differ from the rows beside it."""
+    if path.stem.endswith("-choosing"):
+        assert ChoosingCosts.load(path) != ChoosingCosts()
+    else:
+        assert load_profile(path).memory_recorded
 
 
 def test_the_demos_table_is_the_committed_summary() -> None:
