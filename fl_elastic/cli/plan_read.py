@@ -14,6 +14,7 @@ from fl_elastic.cli.planned import random_batch
 from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import ModelError
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch import counted
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
@@ -153,7 +154,7 @@ def _loader(data: str, shape: tuple[int, ...], batch_size: int) -> Iterable[Batc
 
 def _refuse_other_inputs(data: str, loader: Iterable[Batch], wanted: tuple[int, ...]) -> None:
     """Raise ModelError if the first input tensor of a loader has examples of another shape."""
-    found = next((batch_shape(batch)[1:] for batch in loader), wanted)
+    found = next((batch_shape(batch)[1:] for batch, _ in counted(loader)), wanted)
     if found != wanted:
         shape = ",".join(map(str, found))
         raise ModelError(

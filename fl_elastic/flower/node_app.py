@@ -31,6 +31,7 @@ from fl_elastic.flower.records import (
 )
 from fl_elastic.flower.tasks.task import DEADLINE
 from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups.batch import counted
 from fl_elastic.monitoring import Journal
 from fl_elastic.monitoring.journal import log_to_file, read_journal
 from fl_elastic.profiling.execution import (
@@ -231,7 +232,7 @@ def use_fastest_execution(
     if node.threads:
         Execution(node.threads).apply(model)
         return
-    batch = next(iter(batches), None)
+    batch = next((batch for batch, _ in counted(batches)), None)
     if batch is None:
         # Training on these batches will report the error.
         return

@@ -37,6 +37,7 @@ def spots():
 
 
 def once():
+    yield []
     yield from spots()
 
 

@@ -169,6 +169,16 @@ def test_without_a_batch_one_sentence_says_so(tmp_path: Path, threads: int) -> N
     assert all("the loader gave no batch" in reason for reason in reasons), reasons
 
 
+def test_a_first_batch_without_examples_is_passed_over(tmp_path: Path) -> None:
+    def sparse(context: Context) -> ElasticClient:
+        client = own_client(context)
+        client.train_loader = [[], *client.train_loader]
+        return client
+
+    (record,) = rounds_of(tmp_path, sparse, config=lambda node: {"threads": 0})
+    assert len(record.accepted) == NODES, record.rejected
+
+
 def test_a_node_that_is_set_up_wrongly_says_what_is_missing(tmp_path: Path) -> None:
     (record,) = rounds_of(
         tmp_path, config=lambda node: {"state-dir": ""} if node == 1 else {"threads": 1}
