@@ -47,7 +47,7 @@ def test_every_benchmark_has_rows_and_a_table_in_a_document(name: str) -> None:
     assert used == files | {"demo", "faults"}
 
 
-COSTS = sorted(RESULTS.glob("federation/*.json"))
+COSTS = sorted([*RESULTS.glob("federation/*.json"), *RESULTS.glob("*/*.state")])
 
 
 @pytest.mark.parametrize("path", COSTS, ids=named)

@@ -76,6 +76,7 @@ def say_what_loss_keeps(model: nn.Module, loss_fn: object) -> None:
 def whole_epochs(epochs: object) -> int:
     """Return a number of epochs as int; raise TrainingError if it is not a positive whole number.
 
+    >>> import numpy as np
     >>> whole_epochs(np.int64(2))
     2
     """

@@ -11,7 +11,7 @@ from small_models import chain, flat_profile, loss_fn, sgd, vectors
 from trainer_settings import options_of, settings_of, state_with
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, SettingError
 from fl_elastic.groups import Batch
 from fl_elastic.training import ElasticTrainer, FitReport, Timing
 from fl_elastic.training.planner import Planner
@@ -118,7 +118,7 @@ def test_where_times_are_measured_nothing_is_charged_besides() -> None:
 
 def test_seconds_below_none_are_refused() -> None:
     for name in ("profile_seconds", "planning_seconds"):
-        with pytest.raises(BudgetError, match=f"{name} -1"):
+        with pytest.raises(SettingError, match=f"{name} -1"):
             Timing(**{name: -1.0})
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from trainer_settings import free_probes, state_with
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.errors import SettingError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.profiling.prefix import StoreTerms, elastic_forward
 from fl_elastic.state.rows import room_of
@@ -120,7 +120,7 @@ def test_a_cache_too_small_for_one_example_is_refused_and_training_goes_on(
     )
     assert report.forward is not None and report.steps == 4
     assert "allow at least" in report.forward.refused
-    with pytest.raises(BudgetError):
+    with pytest.raises(SettingError):
         ForwardOptions(feature_bytes=-1)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fl_elastic
 from fl_elastic import Budget
 from fl_elastic.closed_form.head import closed_form_head
-from fl_elastic.errors import BudgetError, ElasticError, PlanError, TrainingError
+from fl_elastic.errors import ElasticError, PlanError, SettingError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.losses import own_loss
@@ -328,7 +328,7 @@ def test_whatever_fails_the_model_is_as_before(passes: int) -> None:
     ("change", "error", "message"),
     [
         (lambda given: given.update(cut="nowhere"), PlanError, "nowhere"),
-        (lambda given: given.update(feature_bytes=-1), BudgetError, "feature_bytes -1"),
+        (lambda given: given.update(feature_bytes=-1), SettingError, "feature_bytes -1"),
         (lambda given: given.update(loader=[]), TrainingError, "gave no batch"),
         (
             lambda given: given.update(loader=(batch for batch in images(4))),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_elastic.errors import PlanError, RegistryError
+from fl_elastic.errors import PlanError, SettingError
 from fl_elastic.flower import RoundConfig
 from fl_elastic.readout.chosen_reading import choose_reading
 from fl_elastic.readout.place import AUTO, Reading
@@ -72,7 +72,7 @@ def test_a_bound_that_means_nothing_is_refused_as_it_was_given(read: str) -> Non
     x, y = stripes(8, 0)
     with pytest.raises(PlanError, match=f"'{read}' gives no number of features"):
         read_out(network(), [(x, y)], read=read)
-    with pytest.raises(RegistryError, match=f"'{read}' gives no number of features"):
+    with pytest.raises(SettingError, match=f"'{read}' gives no number of features"):
         RoundConfig(read=read)
 
 

@@ -20,7 +20,7 @@ from small_models import (
 )
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.errors import SettingError, TrainingError
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
 
@@ -103,5 +103,5 @@ def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
     ],
 )
 def test_impossible_options_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(BudgetError, match=message):
+    with pytest.raises(SettingError, match=message):
         TrainerOptions(**settings)

@@ -88,11 +88,11 @@ def test_anybodys_model_and_data_are_a_task(tmp_path: Path) -> None:
     (title,) = {name.split(" | ")[0] for name in rows}
     assert title.startswith("digits_cnn on digits, 1 passes in batches of 16")
     assert len(list(tmp_path.glob("mine/*-costs.state"))) == 1
-    assert "policy 'bsr' leaves tokens" in rows[f"{title} | bsr | 0"]["refused"]
+    assert "policy 'bsr' drops tokens" in rows[f"{title} | bsr | 0"]["refused"]
     _, _, *lines = table_of(rows, title)
     methods = [line.split(" | ")[0] for line in lines if line.startswith("| ")]
     assert methods == ["| full", "| solved head", f"| {REFERENCE}"]
-    assert lines[-1].startswith("Not here: `bsr`: policy 'bsr' leaves tokens")
+    assert lines[-1].startswith("Not here: `bsr`: policy 'bsr' drops tokens")
     # 64 examples are four batches of 16.
     assert rows[f"{title} | full | 0"]["steps"] <= 4
     with pytest.raises(ScenarioError, match="a table of its own"):

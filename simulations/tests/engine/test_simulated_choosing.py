@@ -249,5 +249,5 @@ def test_a_policy_that_cannot_train_the_model_is_refused_before_the_first_round(
     section = json.loads(scenario(profile).to_json())
     section["method"]["fewer"]["policy"] = "e_vit"
     made = Scenario.from_json(json.dumps(section))
-    with pytest.raises(PlanError, match="policy 'e_vit' leaves tokens"):
+    with pytest.raises(PlanError, match="policy 'e_vit' drops tokens"):
         measure_choosing(made, None, profile)
