@@ -96,6 +96,7 @@ def test_a_name_that_a_module_will_register_is_taken_already() -> None:
             pass
 
 
+@pytest.mark.slow
 def test_a_name_that_a_folder_of_methods_lists_is_taken_and_loaded_alone_when_asked_for() -> None:
     """Whether the folder came with the library or somebody put it there, as the example's."""
     example = Path(__file__).parents[1] / "examples" / "own_method"

@@ -18,6 +18,7 @@ def run(clients: int, **config: str) -> None:
     server_app(InProcessGrid(clients, client_app), context)
 
 
+@pytest.mark.slow
 def test_settings_of_the_run_reach_the_scenario(tmp_path: Path) -> None:
     changes = "training.rounds=1; seeds=0; methods=head; target.method=head; training.local_steps=1"
     run(10, scenario="demo", set=changes, output=str(tmp_path / "out"))

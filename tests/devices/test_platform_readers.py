@@ -35,6 +35,7 @@ SERVICE = "0::/system.slice/fl-elastic-node.service"
 FOLDER = "sys/fs/cgroup/system.slice/fl-elastic-node.service"
 
 
+@pytest.mark.slow
 @given(st.text(max_size=300))
 def test_any_text_is_read(text: str) -> None:
     assert all(value >= 0 for value in parse_meminfo(text).values())

@@ -47,6 +47,7 @@ def run_of(folder: Path, *, rounds: int, nodes: int) -> tuple[InProcessGrid, Con
     return grid, own
 
 
+@pytest.mark.slow
 def test_its_app_trains_and_writes_down_what_the_status_shows(place: Path, tmp_path: Path) -> None:
     from fleet_of_three import server_app
 

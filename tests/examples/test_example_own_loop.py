@@ -10,6 +10,7 @@ import pytest
 from example_copies import EXAMPLES, copied, ran
 
 
+@pytest.mark.slow
 def test_it_trains_by_a_plan_and_reads_its_update_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,7 @@ def test_both_learn(flwr_run: Run) -> None:
     assert accuracies(elastic)[-1] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "elastic"])
 def test_a_model_of_transformers_is_trained(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

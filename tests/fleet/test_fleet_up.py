@@ -147,6 +147,7 @@ def test_nothing_stays_after_an_interruption(
         assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.deploy
 def test_a_method_that_nothing_can_run_is_refused_before_anything_is_started(
     tmp_path: Path,

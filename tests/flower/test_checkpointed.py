@@ -123,6 +123,7 @@ class Privately(Around):
         return self._within
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", [lambda each: each, Around, Privately])
 def test_a_schedule_in_a_strategy_goes_on_where_it_was(
     wrapper: Callable[..., Strategy], tmp_path: Path

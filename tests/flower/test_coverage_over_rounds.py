@@ -91,6 +91,7 @@ class Node:
 EVERYTHING = frozenset(n for n in MANIFEST.names if MANIFEST.role(n) is Role.PARAMETER)
 
 
+@pytest.mark.slow
 def test_random_choices_differ_between_rounds_and_clients(tmp_path: Path) -> None:
     seen = []
     for number in (1, 2):

@@ -95,6 +95,7 @@ def test_what_lies_below_stays_as_it_is_under_every_policy(tmp_path: Path, polic
     assert trained and not any(below(name) for name in trained)
 
 
+@pytest.mark.slow
 def test_a_round_has_as_many_passes_as_take_as_long_as_one_over_everything(
     tmp_path: Path, passes: list[int]
 ) -> None:

@@ -153,6 +153,7 @@ def told(
     return start(known)
 
 
+@pytest.mark.slow
 def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(
     known: ArrayRecord, untold: Untold, told: Any
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: Arr
     assert clients[2].forgotten and not clients[3].forgotten
 
 
+@pytest.mark.slow
 def test_a_wish_is_tried_again_after_a_failure_and_given_up_after_three(known: ArrayRecord) -> None:
     _, records, clients = start(known, epochs=1, rounds=3, alter=breaking({2}, 1))
     asked = [each for each in records if not each.trains]

@@ -124,6 +124,7 @@ class AnyOrder(InProcessGrid):
         return [found[place] for place in self._draw.permutation(len(found))]
 
 
+@pytest.mark.slow
 def test_who_answers_first_does_not_decide_where_a_head_reads() -> None:
     """On data without a best place, where it matters which examples are held out."""
     places = set()
@@ -171,6 +172,7 @@ def test_models_of_other_precision_are_read_inside_too(kind: torch.dtype, read: 
     assert float((model(images.to(kind)).argmax(1) == classes).float().mean()) > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("read", "cut", "apart"),
     [("1@grid4", "none", 1), ("mirrored:input@grid4+1@grid4", "moving", 2)],

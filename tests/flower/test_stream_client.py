@@ -317,6 +317,7 @@ def test_settings_that_mean_nothing_are_refused(tmp_path: Path) -> None:
             client_of(tmp_path, **wrong)
 
 
+@pytest.mark.slow
 def test_devices_with_other_classes_each_learn_all_of_them_together(tmp_path: Path) -> None:
     seen = [(0, 1), (1, 2), (2, 0)]
     learners = [learner_in(tmp_path / str(n), net()) for n in range(3)]

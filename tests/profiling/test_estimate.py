@@ -296,6 +296,7 @@ def test_a_model_that_takes_gradients_in_its_forward_pass_is_looked_at_again() -
     assert (small.update_seconds > 0).all()
 
 
+@pytest.mark.slow
 def test_of_nodes_alike_a_few_are_timed_and_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 

@@ -169,6 +169,7 @@ def test_late_labels_count_and_corrected_ones_move_the_sample(tmp_path: Path) ->
     closed(learner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remember", [None, 100])
 def test_to_forget_is_never_to_have_seen(remember: float | None, tmp_path: Path) -> None:
     how = ClosedForm(remember)

@@ -265,6 +265,7 @@ def test_a_label_of_a_sample_that_the_store_gave_up_is_scored_and_said_not_to_be
     closed(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [None, ClosedForm()])
 def test_labels_that_come_too_late_to_be_scored_are_learned_as_any_others(
     head: ClosedForm | None,

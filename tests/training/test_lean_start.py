@@ -88,6 +88,7 @@ def run(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_neither_planning_nor_training_loads_the_compiler() -> None:
     """By none of these: one process takes them one after the other.
 

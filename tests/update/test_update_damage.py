@@ -476,6 +476,7 @@ def test_lies_about_changed_tensors_are_refused(lie: str) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     changes=st.dictionaries(st.sampled_from(sorted(header_of(CHANGED))), json_values, min_size=1),

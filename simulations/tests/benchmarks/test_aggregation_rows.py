@@ -11,6 +11,7 @@ from fl_elastic_simulations.benchmarks.benchmark import Request
 from fl_elastic_simulations.engine.merging_cost import FLOWER, MERGED, WRITTEN, tensors_cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MERGED)
 def test_a_round_of_two_replies_is_merged(kind: str) -> None:
     found = BENCHMARK.run(kind, 2)

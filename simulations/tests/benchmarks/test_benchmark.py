@@ -77,6 +77,7 @@ def add(results: Results, cells: dict[str, tuple[Any, ...]], **more: Any) -> lis
     return heard
 
 
+@pytest.mark.slow
 def test_every_case_is_run_once_and_kept(tmp_path: Path) -> None:
     results = Results(tmp_path / "table.json")
     cells = {f"cell {number}": (str(tmp_path), number, 0.0) for number in range(3)}
@@ -94,6 +95,7 @@ def test_a_case_may_have_a_process_of_its_own(tmp_path: Path) -> None:
     assert len({row["process"] for row in results.rows.values()}) == 2
 
 
+@pytest.mark.slow
 def test_a_failing_case_is_heard_of_and_ends_the_others(tmp_path: Path) -> None:
     cells = {"bad": (str(tmp_path), 99, 0.0), "long": (str(tmp_path), 1, 600.0)}
     with pytest.raises(ValueError, match="own mind"):
@@ -145,6 +147,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_cases_that_follow_from_rows_come_after_them(tmp_path: Path) -> None:
     results, heard = Results(tmp_path / "table.json"), list[str]()
     Squares().measure(results, Request(tmp_path), 1, heard.append)

@@ -222,6 +222,7 @@ def test_a_longer_run_goes_by_the_clock_of_the_task_that_it_lengthens(folder: Pa
         assert method.name in {method_key(each) for each in short.methods}
 
 
+@pytest.mark.slow
 def test_a_task_with_costlier_data_gets_the_time_of_the_task_that_it_is_compared_with(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_costs_are_measured_once_beside_the_table(
     assert made == ["birds-costs.state"]
 
 
+@pytest.mark.slow
 def test_anybodys_model_and_data_are_a_task(tmp_path: Path) -> None:
     request = Request(
         tmp_path / "mine", methods=["full", REFERENCE, "solved head", "bsr"],

@@ -29,6 +29,7 @@ def test_time_of_other_processes_counts_that_this_one_started() -> None:
     assert 0.4 < counted < 0.5 + time.process_time()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [LOOP, FULL])
 def test_each_way_handles_all_client_rounds(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(throughput.TASKS["linear"], clients=6, each_round=3, rounds=4)
@@ -50,6 +51,7 @@ def test_each_way_handles_all_client_rounds(way: str, monkeypatch: pytest.Monkey
     assert row["wall_ms"] > 0 and row["first_reply_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_the_bare_loop_is_plain_sgd() -> None:
     throughput._of_task.cache_clear()
     shared = throughput._of_task("linear")

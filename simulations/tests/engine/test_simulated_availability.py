@@ -91,6 +91,7 @@ def test_a_trace_in_which_nobody_goes_away_changes_nothing(tmp_path: Path) -> No
         assert (traced[method].accepted, traced[method].rejected) == (cell.accepted, cell.rejected)
 
 
+@pytest.mark.slow
 def test_who_goes_away_in_a_round_is_lost_and_who_is_away_is_not_asked(
     tmp_path: Path, profile: CostProfile
 ) -> None:

@@ -129,6 +129,7 @@ def test_charges_are_inside_the_deadline(method: str, tmp_path: Path, profile: C
         assert len(slow[1]) <= len(slow[0])
 
 
+@pytest.mark.slow
 def test_a_slower_planner_leaves_fewer_steps(tmp_path: Path, profile: CostProfile) -> None:
     """A policy that always trains the head: nothing but the number of steps can change."""
     made = scenario(profile, slowest=12.0)
@@ -164,6 +165,7 @@ def test_a_first_fit_that_is_lost_to_its_profile_lasts_to_the_deadline(
     assert cell.rows()[1]["simulated_seconds"] >= STEPS * full * (1 + SENDING) * 0.99
 
 
+@pytest.mark.slow
 def test_a_deadline_below_one_full_step_is_not_overrun(
     tmp_path: Path, profile: CostProfile
 ) -> None:

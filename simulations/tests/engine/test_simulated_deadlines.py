@@ -143,6 +143,7 @@ def test_a_run_ends_with_its_simulated_time(tmp_path: Path, profile: CostProfile
     assert found.history[-1]["simulated_seconds"] >= limit
 
 
+@pytest.mark.slow
 def test_the_local_engine_gives_a_summary(tmp_path: Path) -> None:
     made = scenario(methods=["wait", "elastic"])
     summary = simulate(Simulation(made, tmp_path), LoggedProgress(), engine="local")

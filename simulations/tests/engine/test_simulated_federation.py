@@ -162,6 +162,7 @@ def test_a_second_run_in_the_same_folder_is_not_swayed_by_the_first(
     assert results(simulated(tmp_path)) == whole
 
 
+@pytest.mark.slow
 def test_resume_takes_finished_cells_and_their_costs_as_they_are(
     tmp_path: Path, profile: CostProfile, monkeypatch: pytest.MonkeyPatch, whole: list[Any]
 ) -> None:

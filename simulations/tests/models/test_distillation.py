@@ -199,6 +199,7 @@ def test_a_killed_run_ends_with_the_same_student(tmp_path: Path, last: str) -> N
     assert not any((tmp_path / "parts").iterdir())
 
 
+@pytest.mark.slow
 def test_what_another_recipe_or_a_broken_disk_left_is_not_used(tmp_path: Path) -> None:
     def kill(line: str) -> None:
         if line.startswith("epoch 2"):
@@ -216,6 +217,7 @@ def test_what_another_recipe_or_a_broken_disk_left_is_not_used(tmp_path: Path) -
     assert result == run(tmp_path / "other")[1]
 
 
+@pytest.mark.slow
 def test_a_student_learns_its_teachers_features(tmp_path: Path) -> None:
     student, found = run(tmp_path, Recipe(epochs=12, batch_size=16))
     assert found.losses[-1] < 0.6 * found.losses[0]

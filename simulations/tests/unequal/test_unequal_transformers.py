@@ -63,6 +63,7 @@ def client_app() -> ClientApp:
     return app
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_takes_the_time_of_its_devices() -> None:
     grid = UnequalGrid(InProcessGrid(2, client_app()), fleet(1.0, 8.0, costs={}))
     result = FedAvg(fraction_evaluate=0.0).start(
