@@ -106,6 +106,7 @@ def test_own_data_say_their_shape_themselves(plan: Plan) -> None:
     assert found["examples"] == 96 and found["best"]
 
 
+@pytest.mark.slow
 def test_a_data_set_of_the_laboratory_has_a_name(plan: Plan) -> None:
     found = result(plan("digits_cnn", *SMALL, "--data", "digits", "--json"))
     assert found["examples"] == 640 and found["best"]

@@ -77,6 +77,7 @@ def check_summary(summary: dict[str, Any], rounds: int) -> None:
             assert all(0 <= share <= 1 for shares in by_round for share in shares)
 
 
+@pytest.mark.slow
 def test_the_demo_writes_its_summary_and_report(tmp_path: Path) -> None:
     """In one process: those of Flower's engine run below, and take longer."""
     process = start(

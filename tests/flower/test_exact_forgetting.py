@@ -223,6 +223,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     assert len(trained) == 3 and found.clients[2].forgotten and not all(told[2:4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [True, False])
 def test_examples_that_are_simply_gone_are_in_no_later_head(frozen: bool) -> None:
     """Without a wish; where nothing else is trained the head is due all the same."""
@@ -252,6 +253,7 @@ def test_who_leaves_is_in_no_later_head(easy: bool) -> None:
     assert found.strategy.solved.nodes == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("read", "layer"), [("last", "2"), ("1@flat", "head")])
 def test_spoiled_features_go_back_under_a_head_of_those_who_are_there(
     read: str, layer: str

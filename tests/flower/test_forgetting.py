@@ -168,6 +168,7 @@ def test_a_class_of_one_client_is_forgotten_and_the_others_are_kept(
     assert asked.downlink_total_bytes > 0 and all(each.uplink_bytes for each in asked.accepted)
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_models_forgets_as_well(known: ArrayRecord, told: Any) -> None:
     """Of the models before, which knew it, nothing is left in what is tested and returned."""
     alone, _, _ = told
@@ -481,6 +482,7 @@ def pointing(message: Message) -> Message:
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "lie"),
     [(1, claiming(2, 1.0)), (1, claiming(2, 1e6)), (3, claiming(2, 1e6)), (1, pointing)],
@@ -508,6 +510,7 @@ def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
     assert "nothing is forgotten: the losses of" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("squares", [0.0, 1e-42, 1e-36])
 def test_squares_next_to_nothing_end_no_round(
     known: ArrayRecord, untold: Untold, squares: float
@@ -519,6 +522,7 @@ def test_squares_next_to_nothing_end_no_round(
     assert accuracy(after, 0, 1, 2, 3) > accuracy(untold(2), 0, 1, 2, 3) - 0.02
 
 
+@pytest.mark.slow
 def test_a_node_that_always_wants_something_else_forgotten_is_heard_ever_more_rarely(
     known: ArrayRecord,
 ) -> None:

@@ -171,6 +171,7 @@ def test_a_client_keeps_the_adapters_and_is_sent_what_changed(tmp_path: Path) ->
         assert all(each.uplink_bytes <= above_bytes + HEADER for each in record.accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, FedAdam])
 def test_a_checkpoint_holds_the_adapters_and_knows_the_base(
     tmp_path: Path, kind: type[FedAvg]

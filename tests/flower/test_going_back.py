@@ -100,6 +100,7 @@ def after(strategy: PartialUpdates, rounds: int, **options: Any) -> dict[str, np
     return as_weights(result.arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "value"), [(1, 9e29), (3, 1e4)])
 def test_an_inner_optimisers_moments_are_not_poisoned_for_good(when: int, value: float) -> None:
     def strategy() -> PartialUpdates:

@@ -295,6 +295,7 @@ def test_a_full_disk_costs_the_features_and_not_the_round(
     assert "No space left on device; free some space" in nothing.refused
 
 
+@pytest.mark.slow
 def test_a_client_killed_at_any_moment(tmp_path: Path) -> None:
     draw, found = random.Random(2), 0
     for _ in range(5):

@@ -174,6 +174,7 @@ def test_the_preset_sees_whether_a_model_was_trained_before(name: str) -> None:
     assert cuts == ["none", "none", "moving", "moving", "none", "moving"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_start_decides_where_nobody_said_whether_the_model_was_trained(

@@ -126,6 +126,7 @@ def test_orders_without_training_tell_nothing_of_drift(
     assert journal(tmp_path, 1)[-1]["measured_again"]
 
 
+@pytest.mark.slow
 def test_what_loading_took_is_off_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_of_unequal_depth_travel_alone_and_are_merged(kind: str) -> None:
     build, data, loss_fn = KINDS[kind]

@@ -79,6 +79,7 @@ def check_groups(name: str) -> None:
     assert all(graph.group_nodes())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAST)
 def test_groups_of_a_torchvision_model(name: str) -> None:
     check_groups(name)

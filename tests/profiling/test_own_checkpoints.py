@@ -111,6 +111,7 @@ def choices(profile: CostProfile) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @SUBJECTS
 def test_a_plan_trains_what_it_would_train_without(make: Callable[[str], Subject]) -> None:
     model, loss_fn, batch = make("again")

@@ -121,6 +121,7 @@ def test_a_table(batch: int, solved: tuple[str, ...], kills: int, tmp_path: Path
     each_once(tmp_path, written, nonsense)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", KILLS)
 def test_a_folder(kills: int, tmp_path: Path) -> None:
     draw, place, written = random.Random(kills), tmp_path / "in", 0

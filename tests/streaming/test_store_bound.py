@@ -198,6 +198,7 @@ def read_until_told(path: Path, told: Connection) -> None:
     told.recv()
 
 
+@pytest.mark.slow
 def test_one_who_reads_for_ever_costs_samples_and_not_the_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

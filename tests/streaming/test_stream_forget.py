@@ -65,6 +65,7 @@ def test_a_class_is_forgotten_and_the_others_are_kept(tmp_path: Path) -> None:
     closed(learner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["raw", "int8"])
 def test_its_bytes_are_in_no_file_of_the_learner(tmp_path: Path, encoding: str) -> None:
     learner, ids = taught(tmp_path, encoding=encoding, guard=Guard(every=4))
@@ -150,6 +151,7 @@ def test_all_that_is_known_cannot_be_forgotten(tmp_path: Path) -> None:
     closed(learner)
 
 
+@pytest.mark.slow
 def test_a_file_that_somebody_reads_is_said_not_to_be_rewritten(tmp_path: Path) -> None:
     learner, ids = taught(tmp_path, 100)
     import sqlite3

@@ -183,6 +183,7 @@ def test_a_record_comes_back_with_its_labels() -> None:
     assert from_archive(StreamRecord, to_archive(record)) == record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [None, ClosedForm()])
 @pytest.mark.parametrize("size", [1, 9])
 def test_a_label_that_comes_with_a_sample_sent_again_is_its_label(

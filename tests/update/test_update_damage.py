@@ -395,6 +395,7 @@ def test_random_parts_are_an_update_or_refused(
         assert all(np.array_equal(again.deltas[n], update.deltas[n]) for n in update.deltas)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     changes=st.dictionaries(
