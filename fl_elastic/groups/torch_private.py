@@ -295,15 +295,10 @@ def recorded_allocations() -> Iterator[list[tuple[str, int, int]]]:
     empty in a torch release without such records, and while another profiler runs.
     """
     events: list[tuple[str, int, int]] = []
-    profiler: Any = torch.autograd
-    if not hasattr(profiler, "_enable_profiler_legacy") or profiler._profiler_enabled():
+    if not _recording_begins():
         yield events
         return
-    state, more = profiler.ProfilerState.CPU, torch._C._profiler._ExperimentalConfig()
-    # Of shapes, memory, stacks, operations' costs and modules, only memory.
-    profiler._enable_profiler_legacy(
-        profiler.ProfilerConfig(state, False, True, False, False, False, more)
-    )
+    profiler: Any = torch.autograd
     try:
         yield events
     finally:
@@ -313,3 +308,19 @@ def recorded_allocations() -> Iterator[list[tuple[str, int, int]]]:
                 for event in thread
                 if event.kind() in ("push", "memory_alloc")
             ]
+
+
+def _recording_begins() -> bool:
+    """Start torch's profiler for memory; return False if it cannot be started."""
+    profiler: Any = torch.autograd
+    try:
+        if profiler._profiler_enabled():
+            return False
+        state, more = profiler.ProfilerState.CPU, torch._C._profiler._ExperimentalConfig()
+        # Of shapes, memory, stacks, operations' costs and modules, only memory.
+        config = profiler.ProfilerConfig(state, False, True, False, False, False, more)
+        profiler._enable_profiler_legacy(config)
+    except (AttributeError, TypeError):
+        # These names and parameters are torch's own and may be others in another release.
+        return False
+    return True

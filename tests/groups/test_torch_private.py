@@ -87,8 +87,14 @@ def test_allocations_are_recorded_between_the_operations_that_made_them() -> Non
     assert named == ["aten::matmul", "aten::mm", "MmBackward0"]
 
 
-def test_without_a_record_nothing_is_said_of_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.autograd, "_enable_profiler_legacy")
+@pytest.mark.parametrize("other", ["_enable_profiler_legacy", "ProfilerConfig", "ProfilerState"])
+def test_in_a_torch_release_with_other_profilers_nothing_is_recorded(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def takes_nothing() -> None:
+        """Called with any argument it raises a TypeError; it has no attribute CPU."""
+
+    monkeypatch.setattr(torch.autograd, other, takes_nothing)
     with recorded_allocations() as events:
-        torch.ones(9)
-    assert not events
+        torch.zeros(100)
+    assert events == []
