@@ -88,13 +88,17 @@ def test_allocations_are_recorded_between_the_operations_that_made_them() -> Non
 
 
 @pytest.mark.parametrize("other", ["_enable_profiler_legacy", "ProfilerConfig", "ProfilerState"])
+@pytest.mark.parametrize("missing", [False, True])
 def test_in_a_torch_release_with_other_profilers_nothing_is_recorded(
-    other: str, monkeypatch: pytest.MonkeyPatch
+    missing: bool, other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def takes_nothing() -> None:
         """Called with any argument it raises a TypeError; it has no attribute CPU."""
 
-    monkeypatch.setattr(torch.autograd, other, takes_nothing)
+    if missing:
+        monkeypatch.delattr(torch.autograd, other)
+    else:
+        monkeypatch.setattr(torch.autograd, other, takes_nothing)
     with recorded_allocations() as events:
         torch.zeros(100)
     assert events == []
