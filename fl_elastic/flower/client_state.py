@@ -202,7 +202,8 @@ class ClientState:
         path = self._path("selection", "state")
         try:
             if path is not None and (wanted or self.selection.remembers or path.exists()):
-                write_state(path, SELECTION, self.selection)
+                # A round need not wait for the disk: if power is lost, importance is computed anew.
+                write_state(path, SELECTION, self.selection, durable=False)
         except OSError as error:
             _LOG.warning("cannot keep importance in %s: %s", path, error.strerror)
 

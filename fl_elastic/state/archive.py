@@ -85,6 +85,8 @@ def write_archive(
     facts: Mapping[str, Any],
     arrays: Mapping[str, Any] | None = None,
     mode: int | None = OWNER_ONLY,
+    *,
+    durable: bool = True,
 ) -> Path:
     """Replace the file at ``path`` by an archive, by default readable by its owner only; see `write_atomically`.
 
@@ -95,7 +97,7 @@ def write_archive(
     OSError
         If the disk does not take it; the old file is then still there.
     """
-    return write_atomically(path, _parts(kind, facts, arrays or {}), mode)
+    return write_atomically(path, _parts(kind, facts, arrays or {}), mode, durable=durable)
 
 
 def archive_bytes(kind: Kind, archive: Archive) -> bytes:

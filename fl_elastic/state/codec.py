@@ -85,10 +85,12 @@ def from_archive(kind: type[T], archive: Archive) -> T:
     return found
 
 
-def write_state(path: str | os.PathLike[str], kind: Kind, state: Any) -> Path:
+def write_state(
+    path: str | os.PathLike[str], kind: Kind, state: Any, *, durable: bool = True
+) -> Path:
     """Write a dataclass to a file; see `to_archive` and `write_archive`."""
     archive = to_archive(state)
-    return write_archive(path, kind, archive.facts, archive.arrays)
+    return write_archive(path, kind, archive.facts, archive.arrays, durable=durable)
 
 
 def read_state(form: type[T], path: str | os.PathLike[str], kind: Kind) -> T:

@@ -20,6 +20,8 @@ def write_atomically(
     path: str | os.PathLike[str],
     data: bytes | Sequence[bytes | memoryview],
     mode: int | None = None,
+    *,
+    durable: bool = True,
 ) -> Path:
     """Replace the file at ``path`` by ``data`` through a temporary file beside it; make its folder.
 
@@ -28,6 +30,9 @@ def write_atomically(
     With a ``mode``, the file has exactly these permissions from its first byte on, whatever the umask; if the file
     is its owner's alone, so is a folder made for it. Without a ``mode``, file and folder have default permissions,
     which suits files that are handed on.
+
+    A ``durable`` file survives a loss of power: the disk is waited for. Without it the disk may take its time, and
+    such a loss may leave a damaged file.
     """
     target = Path(path)
     if mode is None or mode & ~OWNER_ONLY:
@@ -43,8 +48,9 @@ def write_atomically(
                 # The umask, or a file left behind by an interrupted process, may have given it other permissions.
                 os.fchmod(stream.fileno(), mode)
             stream.writelines([data] if isinstance(data, bytes) else data)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -56,7 +56,8 @@ class ModelStore:
         """
         _check(weights, version)
         try:
-            write_archive(self.path, _KIND, {"version": int(version)}, weights)
+            # A damaged file costs no more than the next download of the whole model.
+            write_archive(self.path, _KIND, {"version": int(version)}, weights, durable=False)
         except OSError as error:
             # The next round then needs a full download; this one goes on.
             _LOG.warning("cannot keep the model in %s: %s", self.path, error.strerror)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,17 @@ def test_the_selection_goes_on_where_the_last_process_ended(tmp_path: Path) -> N
     fit(one)
     assert selection(paths(tmp_path / "one")[1]) == selection(paths(tmp_path / "two")[1])
     assert selection(paths(tmp_path / "one")[1]) != after_first
+
+
+def test_a_later_round_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(elastic(tmp_path))
+    waited: list[int] = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    before = paths(tmp_path)[1].read_bytes()
+    fit(elastic(tmp_path))
+    assert paths(tmp_path)[1].read_bytes() != before and not waited
 
 
 def test_memory_of_a_profile_needs_no_second_look(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_tensor_that_is_not_trained_keeps_its_residual(tmp_path: Path) -> None
 def test_a_full_disk_costs_the_memory_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any) -> Path:
+    def full(*_: Any, **__: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)

@@ -182,7 +182,7 @@ def test_one_that_dies_before_saving_takes_it_again(
     closed(again)
 
 
-def _no_space(*_: object) -> None:
+def _no_space(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
 

@@ -73,6 +73,16 @@ def test_a_failure_keeps_the_old_content_and_leaves_nothing_beside(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_only_a_durable_file_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    target = write_atomically(tmp_path / "file", [b"in ", b"parts"], durable=durable)
+    assert target.read_bytes() == b"in parts" and len(waited) == durable
+
+
 def test_until_the_last_moment_readers_see_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

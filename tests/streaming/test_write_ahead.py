@@ -114,7 +114,7 @@ def test_a_disk_that_is_full_for_a_while(
         writes.append(len(data))
         return plain(file, data[: len(data) // 2])
 
-    def no_room(*_: Any) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full, caplog.at_level(logging.WARNING):
@@ -144,7 +144,7 @@ def test_what_a_full_disk_did_not_take_is_taken_when_it_is_sent_again(
     run(learner, blobs(10))
     x, y = blobs(1, seed=1)[0]
 
-    def no_room(*_: Any) -> int:
+    def no_room(*_: Any, **__: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:

@@ -237,7 +237,7 @@ def test_residuals_of_another_model_are_none(
 def test_a_full_disk_is_logged_not_raised(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> Path:
+    def full(*_: Any, **__: Any) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)

@@ -103,7 +103,7 @@ def test_a_full_disk_is_logged_not_raised(
     store = ModelStore(tmp_path / "model")
     assert store.save(weights, 1)
 
-    def full(*_: Any) -> Path:
+    def full(*_: Any, **__: Any) -> Path:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fl_elastic.state.archive.write_atomically", full)

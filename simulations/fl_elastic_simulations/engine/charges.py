@@ -38,7 +38,7 @@ class Charges:
 
     def save(self, path: Path) -> None:
         """Write the charges to a file."""
-        write_atomically(path, json.dumps(asdict(self)).encode())
+        write_atomically(path, json.dumps(asdict(self)).encode(), durable=False)
 
     @classmethod
     def load(cls, path: Path) -> Charges:

@@ -122,7 +122,9 @@ class PeerClient:
             result = PEERS.make(self.peer).train(task)
         finally:
             # Saved even if the client skips the round: the method may choose differently in the next one.
-            write_atomically(self._memory_file, json.dumps(memory).encode(), OWNER_ONLY)
+            write_atomically(
+                self._memory_file, json.dumps(memory).encode(), OWNER_ONLY, durable=False
+            )
         peak = self.check_memory(result.update.deltas.keys())
         packed = encode(result.update, manifest, self.codec)
         metrics = {
