@@ -140,6 +140,10 @@ def _path(place: _Place) -> str:
 def _reader(kind: Any) -> _Reader:
     """Return the reader of a type, for facts that `_fact` made."""
     origin, parts = get_origin(kind), get_args(kind)
+    alias = origin or kind
+    if hasattr(alias, "__value__"):
+        # An alias by Python's ``type`` statement, as NDArray has been since numpy 2.5.
+        return _reader(alias.__value__[parts] if parts else alias.__value__)
     if origin is Annotated:
         return _reader(parts[0])
     if origin in (Union, UnionType):

@@ -8,19 +8,25 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 from fl_elastic.errors import ArchiveError, PlanError
 from fl_elastic.state.archive import Archive, Kind, read_archive, write_archive
 from fl_elastic.state.codec import from_archive, to_archive
 
 KIND = Kind("test")
+
+
+_Number = TypeVar("_Number", bound=np.generic)
+Rows = TypeAliasType("Rows", np.ndarray[Any, np.dtype[_Number]], type_params=(_Number,))
+Count = TypeAliasType("Count", int)
 
 
 class Colour(Enum):
@@ -90,6 +96,19 @@ def test_what_goes_in_comes_out(tmp_path_factory: pytest.TempPathFactory, state:
     path = tmp_path_factory.getbasetemp() / "state"
     write_archive(path, KIND, archive.facts, archive.arrays)
     assert plain(from_archive(Outer, read_archive(path, KIND))) == plain(state)
+
+
+@dataclass(frozen=True, eq=False)
+class Aliased:
+    count: Count
+    rows: Rows[np.float32]
+
+
+def test_a_type_may_have_another_name() -> None:
+    state = Aliased(2, np.ones(2, np.float32))
+    assert plain(from_archive(Aliased, to_archive(state))) == plain(state)
+    with pytest.raises(ArchiveError, match="rows holds numbers of type int64"):
+        from_archive(Aliased, to_archive(Aliased(2, np.ones(2, np.int64))))
 
 
 def test_numbers_that_json_has_no_word_for_come_back(tmp_path: Path) -> None:
