@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from torch.nn.modules.batchnorm import _NormBase as NormWithStatistics
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode as OperationMode
 
 from fl_elastic.errors import ModelError
@@ -133,7 +134,7 @@ def hooked(tensor: Tensor) -> tuple[int, ...]:
 
 def checkpoint_hook() -> object:
     """Return the function that torch calls for each checkpointed part; None if this release has none."""
-    return getattr(torch.utils.checkpoint, _CHECKPOINT_HOOK, None)
+    return getattr(checkpoint, _CHECKPOINT_HOOK, None)
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
@@ -245,8 +246,7 @@ def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
         otherwise only record where the parts begin and end.
     """
     noted: list[CheckpointedPart] = []
-    module = torch.utils.checkpoint
-    original = getattr(module, _CHECKPOINT_HOOK, None)
+    original = getattr(checkpoint, _CHECKPOINT_HOOK, None)
     if original is None:
         # A torch release without the hook: checkpointed parts are not recorded, and nothing else changes.
         yield noted
@@ -264,11 +264,11 @@ def checkpointed_parts(*, left_out: bool) -> Iterator[list[CheckpointedPart]]:
                 yield
         noted.append(CheckpointedPart(first, next_number(), inputs))
 
-    setattr(module, _CHECKPOINT_HOOK, noting)
+    setattr(checkpoint, _CHECKPOINT_HOOK, noting)
     try:
         yield noted
     finally:
-        setattr(module, _CHECKPOINT_HOOK, original)
+        setattr(checkpoint, _CHECKPOINT_HOOK, original)
 
 
 def _inputs_of(frame: Any) -> tuple[Tensor, ...]:
