@@ -84,6 +84,11 @@ def _check_graph(graph: BackwardGraph) -> None:
         negative = any(length < 0 for shape in group.shapes for length in shape)
         if negative or len(group.shapes) != len(group.parameters):
             raise ProfileError(f"group {group.name!r} has impossible shapes {group.shapes}")
+        missing = len(group.copies) not in (0, len(group.parameters))
+        if missing or min((*group.copies, group.statistics)) < 0:
+            raise ProfileError(
+                f"group {group.name!r} has impossible counts {group.copies}, {group.statistics}"
+            )
     for index, node in enumerate(nodes):
         owner_known = node.group is None or 0 <= node.group < len(groups)
         if not owner_known or not all(index < below < len(nodes) for below in node.inputs):
