@@ -265,7 +265,7 @@ def coverage_map(results: Results, device: DeviceClass, chosen: int) -> Figure:
     maps = [
         _heatmap(
             # Three decimals: colours cannot show more, and the page stays small.
-            pd.DataFrame(shares, dtype=float)
+            pd.DataFrame([dict(enumerate(row)) for row in shares], dtype=float)
             .reindex(index=range(rounds), columns=range(groups))
             .round(3)
             .T,
