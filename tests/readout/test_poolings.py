@@ -185,6 +185,10 @@ def test_grids_are_means_of_cells() -> None:
         for column in range(2)
     ], dim=2).flatten(1)  # fmt: skip
     torch.testing.assert_close(found, slow)
+    clips = torch.randn(2, 3, 4, 6, 8)
+    found = pooling_for(Place("x", "grid", 2), clips)(clips).reshape(2, 3, 2, 2, 2)
+    slow = clips.reshape(2, 3, 2, 2, 2, 3, 2, 4).mean(dim=(3, 5, 7))
+    torch.testing.assert_close(found, slow)
 
 
 @pytest.mark.parametrize("before", [0, 1])
