@@ -89,7 +89,8 @@ class TokenPooling(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        (T, C), or (H, W, C) as in Swin.
+        (T, C), or (H, W, C) as in Swin. Whether tokens form a square is decided by this T: batches of texts may
+        have others.
     size : int
         Number of cells along each dimension.
     """
@@ -101,16 +102,19 @@ class TokenPooling(nn.Module):
         sides = shape[:-1] if len(shape) == 3 else (_side(shape[0]) or (shape[0],))[:1]
         if not 1 <= size <= min(sides):
             raise PlanError(f"a grid of {size} does not fit tokens of shape {shape}")
-        self._size = size
+        self._size, self._square = size, len(shape) == 2 and _side(shape[0]) is not None
 
     def forward(self, given: Tensor) -> Tensor:
         """Return (N, C * cells)."""
-        if given.dim() == 3:
-            side = _side(given.shape[1])
-            if side is not None:
-                given = given[:, side[1] :]
-                if self._size > 1:
-                    given = given.reshape(given.shape[0], side[0], side[0], given.shape[2])
+        if not self._square:
+            return mean_over_grid(given.movedim(-1, 1), self._size)
+        side = _side(given.shape[1])
+        if side is None:
+            # As many cells, one after the other.
+            return mean_over_grid(given.movedim(-1, 1), self._size**2)
+        given = given[:, side[1] :]
+        if self._size > 1:
+            given = given.reshape(given.shape[0], side[0], side[0], given.shape[2])
         return mean_over_grid(given.movedim(-1, 1), self._size)
 
 

@@ -200,6 +200,17 @@ def test_tokens_are_pooled_as_the_map_that_they_come_from(before: int) -> None:
         torch.testing.assert_close(found, adaptive_avg_pool2d(maps, size).flatten(1))
 
 
+@pytest.mark.parametrize("first", [12, 16, 17])
+def test_of_texts_the_first_batch_says_how_tokens_are_pooled(first: int) -> None:
+    pooling = pooling_for(Place("x", "tokens", 2), torch.randn(3, first, 5))
+    found = {tokens: pooling(torch.randn(3, tokens, 5)).shape for tokens in (12, 16, 17, 20)}
+    assert set(found.values()) == {(3, 10 if first == 12 else 20)}
+    texts = torch.randn(3, 16, 5)
+    if first == 12:
+        halves = texts.reshape(3, 2, 8, 5).mean(dim=2)
+        torch.testing.assert_close(pooling(texts), halves.movedim(1, 2).flatten(1))
+
+
 def test_the_pages_name_every_pooling() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "where-to-read.md"
     assert [name for name in NAMES if not re.search(rf"`{name}", page.read_text())] == []
