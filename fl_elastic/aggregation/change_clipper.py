@@ -26,6 +26,9 @@ _PARTS = 5
 _DOUBTED, _FIRST = 4.0, 1000.0
 # The usual size is then known from a single round only, so this smaller multiple of it is believed.
 _NEW = 10.0
+# A smaller change relative to the tensor or the model is rounding, as that of a bias before a BatchNorm, which has
+# no gradient.
+_ROUNDED = 1e-6
 # No tensor's name begins with a dot.
 _EARLY = ".early."
 
@@ -139,7 +142,7 @@ class ChangeClipper:
             size, most = _size_in(update, name), self._most_of(name, manifest, base, heard)
             if heard:
                 self._seen[name].remove(size)
-            if size > most:
+            if size > most and size > _ROUNDED * self._size_of(name, manifest, base):
                 shortened.append(name)
                 size = most
             self._seen.setdefault(name, []).append(size)

@@ -54,8 +54,9 @@ def closed_form_head(*sums: HeadSums, intercept: bool = True) -> ClosedFormHead:
     """Return the head that minimises squared error plus a penalty; the penalty is chosen on held-out examples.
 
     Class scores are stretched, so that their softmax is a good start for training. The error of each penalty is
-    measured on each client's held-out examples; the fifth of the clients at either end is left out. If no example
-    can be held out, as with a single one, the strongest penalty is taken.
+    measured on each client's held-out examples; the fifth of the clients at either end is left out, and so are
+    those that hold a single class, if others do not. If no example can be held out, as with a single one, the
+    strongest penalty is taken.
 
     Parameters
     ----------
@@ -87,9 +88,15 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
         If no penalty makes the sums solvable, so that they are not sums of examples.
     """
     examples = np.sum([part.examples for part in system.held_out], axis=0)
-    known = np.atleast_1d(examples) > 0
-    if not known.any() or system.variance <= 0:
-        return Ridge(system, float(PENALTIES[-1])), 1.0 if system.variance > 0 else 0.0
+    known, variance = np.atleast_1d(examples) > 0, system.variance
+    if not known.any() or variance <= 0:
+        return Ridge(system, float(PENALTIES[-1])), 1.0 if variance > 0 else 0.0
+    # The best head for those who hold one class is one that knows no other: the others say which penalty.
+    classes = np.array([np.count_nonzero(each.squares) for each in system.sums])
+    tell = known & (classes > 1)
+    if system.total.classes and tell.any() and (tell != known).any():
+        squared = np.sum([part.squared_targets() for part in system.held_out], axis=0)
+        known, variance = tell, float(squared[tell].sum() / examples[tell].sum())
     found: list[tuple[float, Ridge]] = []
 
     def error(place: int) -> float:
@@ -99,15 +106,16 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
         except UpdateError:
             # Sums that rounding or a dishonest client made inconsistent need a stronger penalty.
             return np.inf
-        means = squared[known] / examples[known] / system.variance
+        means = squared[known] / examples[known] / variance
         tried = inner_mean(means, examples[known]), ridge
         # Keep only the best one: each holds matrices of D x D numbers.
         found[:] = [min([*found, tried], key=lambda each: each[0])]
         return tried[0]
 
     least_from(_START, error)
-    for place in range(_START + 2, len(PENALTIES)):
-        if not found:
+    if not found or found[0][0] > 1.0:
+        # Where targets are hardly explained, errors may fall again towards the mean's.
+        for place in range(_START + 2, len(PENALTIES)):
             error(place)
     if not found:
         raise UpdateError("these are not the sums of examples: no regression fits them")

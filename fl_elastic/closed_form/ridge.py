@@ -264,6 +264,13 @@ class HeldOutPart:
             unexplained=unexplained,
         )
 
+    def squared_targets(self) -> _Floats:
+        """Return the sum of squared targets about their mean of each client's examples."""
+        squares = self.unexplained.copy()
+        for client, rows in self.whose.items():
+            squares[client] += (self.targets[rows] ** 2).sum()
+        return squares
+
     @cached_property
     def rest(self) -> _Floats | None:
         """Products of the features of the other examples; None if the part has so few rows that they do not pay.

@@ -69,7 +69,8 @@ def harmful(ridge: Ridge) -> list[int]:
     Each client is judged by the others: by how much its sums increase the errors on the examples that they hold
     out, which are in no sum. The increase is compared with that of the other clients, because it is large for all
     if all have different classes. An error counts for the judge's own classes only, so that a client with a class
-    of its own harms no judge, unless examples are mistaken for that class.
+    of its own harms no judge, unless examples are mistaken for that class. Such a client is not judged by those
+    that hold a single class, for whom the best head is one that knows no other.
 
     Parameters
     ----------
@@ -101,6 +102,10 @@ def _growth_of_errors(ridge: Ridge) -> _Floats:
             small = _SMALL * (rest.part.targets[rows][:, known] ** 2).sum()
             before[:, judge] += small + (rest.left[rows][:, known] ** 2).sum()
             after[:, judge] += small + (without[rows][..., known] ** 2).sum(axis=(0, 2))
+    if system.total.classes:
+        held = np.array([each.squares > 0 for each in system.sums])
+        brings = (held & (held.sum(axis=0) == 1)).any(axis=1)
+        after[np.ix_(brings, held.sum(axis=1) == 1)] = 0.0
     return np.array([_mean_growth(before[i], after[i], i) for i in range(clients)])
 
 

@@ -60,7 +60,7 @@ def with_bytes_beside(
     recorded = [_most_at_nodes(edges, model, loss_fn, batch) for batch in batches]
     most = recorded[0] if recorded else np.zeros((2, len(profile.graph.nodes)))
     if len(recorded) > 1:
-        most = most + (scale - 1) * (recorded[1] - most)
+        most = np.maximum(most + (scale - 1) * (recorded[1] - most), recorded[1])
     more = (most - taken_at_nodes(profile)).clip(min=0.0)
     known = ["Convolution" in node.name for node in profile.graph.nodes]
     return replace(profile, saved=replace(profile.saved, beside=np.where(known, 0.0, more)))

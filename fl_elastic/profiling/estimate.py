@@ -57,8 +57,9 @@ _TENSOR_SECONDS = 5e-6
 _NODE_BYTES = 3_000.0
 # Bytes that the record of a step takes for one node.
 _RECORD_BYTES = 15_000.0
-# Bytes of a record that is made under any budget.
-_SMALL_RECORD = 2e6
+# Bytes of a record that is made under any budget, and where there is room: of many small operations it takes as
+# long as ten steps.
+_SMALL_RECORD, _LARGE_RECORD = 2e6, 16e6
 # Products that take as long as reading or writing one number.
 _PRODUCTS_PER_NUMBER = 16.0
 _TRIES = 2
@@ -95,8 +96,8 @@ def estimate_profile(
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock_for`.
     memory : float, optional
-        Bytes that a step may keep. With this limit only a sixteenth of the batch, at least two examples, is used,
-        and its costs are scaled up.
+        Bytes that a step may keep. With this limit only a sixteenth of the batch, at least two examples, and then
+        twice as many are used, and the costs of the batch concluded from both.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
     deadline : float, optional
@@ -163,24 +164,34 @@ def _estimated(
         profile = _without_seconds(traced_graph, profile_key(model, batch, optimizer_fn), saved)
         trial = replace(profile, code_bytes=code_to_load())
         count = len(edges.names)
-        fits = memory is None or trial_bytes(trial) + _NODE_BYTES * count <= memory
-        fits &= timer() - began <= tracing
-        if fits:
-            # Allocating and freeing all gradients of a large model is part of a step's time.
-            with nullcontext() if memory is None else gradients_let_go(model):
-                forward, backward, nodes = _time_step(model, loss_fn, part, edges, timer)
-        else:
-            forward, backward, nodes = _by_operations(model, loss_fn, part, traced_graph, timer)
+        parts = [part] if part is batch else [part, part_of(batch, times=2)[0]]
+        room = [
+            math.inf if memory is None else memory - trial_bytes(_scaled(trial, size))
+            for size in range(1, len(parts) + 1)
+        ]
+        objects = _NODE_BYTES * count
+        steps = room[0] >= objects and timer() - began <= tracing
+        timed = list[Seconds]()
+        for each, left in zip(parts, room, strict=True):
+            if timed and (timer() - began > tracing or (steps and left < objects)):
+                break
+            if steps:
+                # Allocating and freeing all gradients of a large model is part of a step's time.
+                with nullcontext() if memory is None else gradients_let_go(model):
+                    timed.append(_time_step(model, loss_fn, each, edges, timer))
+            else:
+                timed.append(_by_operations(model, loss_fn, each, traced_graph, timer))
+        seconds = _of_whole(timed, scale)
         profile = _scaled(profile, scale)
         if memory is not None:
-            parts = [part] if part is batch else [part, part_of(batch, times=2)[0]]
-            left = memory - trial_bytes(_scaled(trial, len(parts)))
-            fits &= left >= 0 and _RECORD_BYTES * count <= max(left, _SMALL_RECORD)
+            most = min(room[-1], max(trial_bytes(profile), _LARGE_RECORD))
+            records = steps and room[-1] >= 0 and _RECORD_BYTES * count <= max(most, _SMALL_RECORD)
             profile = with_bytes_beside(
-                profile, edges, model, loss_fn, parts if fits else [], scale
+                profile, edges, model, loss_fn, parts if records else [], scale
             )
     graph = profile.graph
-    update, path = _split(graph, nodes * scale, model_device(model))
+    forward, backward, nodes = seconds[0], seconds[1], seconds[2:]
+    update, path = _split(graph, nodes, model_device(model))
     most = _MOST_NUMBERS
     if memory is not None:
         within = max(memory / _BYTES_OF_NUMBER, _FEWEST_NUMBERS)
@@ -192,8 +203,8 @@ def _estimated(
         node_update_seconds=update,
         node_path_seconds=path,
         optimizer_seconds=optimizer,
-        forward_seconds=np.full(len(graph.groups), forward * scale),
-        fixed_seconds=max(backward * scale - float(nodes.sum()) * scale, 0.0),
+        forward_seconds=np.full(len(graph.groups), forward),
+        fixed_seconds=max(backward - float(nodes.sum()), 0.0),
         optimizer_bytes_per_weight=state,
         optimizer_moment_per_weight=optimizer_moment(made, model_device(model)),
         node_lean=lean_kinds(graph, model),
@@ -219,9 +230,20 @@ def _without_seconds(graph: BackwardGraph, key: ProfileKey, saved: SavedTensors)
     )
 
 
+def _of_whole(timed: list[Seconds], scale: float) -> Seconds:
+    """Return the seconds of the whole batch from those of a part, and of one twice as large if it was timed.
+
+    Much of a small operation's time does not grow with the batch: what the two share is counted once.
+    """
+    if len(timed) == 1:
+        return timed[0] * scale
+    once, twice = timed
+    return (once + (scale - 1) * (twice - once)).clip(twice, np.maximum(once * scale, twice))
+
+
 def _by_operations(
     model: nn.Module, loss_fn: LossFn, batch: Batch, graph: BackwardGraph, timer: Clock
-) -> tuple[float, float, Seconds]:
+) -> Seconds:
     """Return the seconds of a forward pass, and those of a backward pass and its nodes by their operation counts.
 
     Used if not even a part of the batch may take a step, or if there is no time for one. A layer's products take
@@ -241,7 +263,7 @@ def _by_operations(
     passing = passing_nodes(graph, np.ones(len(graph.groups), dtype=bool))
     shares = np.where(passing, once + products, once)
     seconds = forward * shares / max(float(once.sum()), 1.0)
-    return forward, float(seconds.sum()), seconds
+    return np.array([forward, seconds.sum(), *seconds])
 
 
 def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: Clock) -> float:
@@ -253,8 +275,8 @@ def _seconds_of_forward(model: nn.Module, loss_fn: LossFn, batch: Batch, timer: 
 
 def _time_step(
     model: nn.Module, loss_fn: LossFn, batch: Batch, edges: TracedEdges, timer: Clock
-) -> tuple[float, float, Seconds]:
-    """Return the seconds of a forward pass, of a backward pass, and of each node in it.
+) -> Seconds:
+    """Return the seconds of a forward pass, of a backward pass, and of each node in it, shape (2 + M,).
 
     On an accelerator there is a step before, for the first use of each kernel, and one after, whose passes are
     timed as a whole, because waiting for each node takes longer than most nodes do.
@@ -271,11 +293,13 @@ def _time_step(
     on_accelerator = model_device(model).type != "cpu"
     if on_accelerator:
         time_passes(Tensor.backward)
-    times = time_passes(lambda loss: np.nan_to_num(time_nodes(edges, loss, timer)))
-    if not on_accelerator:
-        return times
-    forward, backward, _ = time_passes(Tensor.backward)
-    return forward, backward, times[-1] * min(backward / max(float(times[-1].sum()), _TINY), 1.0)
+    forward, backward, nodes = time_passes(
+        lambda loss: np.nan_to_num(time_nodes(edges, loss, timer))
+    )
+    if on_accelerator:
+        forward, backward, _ = time_passes(Tensor.backward)
+        nodes = nodes * min(backward / max(float(nodes.sum()), _TINY), 1.0)
+    return np.array([forward, backward, *nodes])
 
 
 def estimated_modes(profile: CostProfile, model: nn.Module, modes: tuple[Mode, ...]) -> CostProfile:

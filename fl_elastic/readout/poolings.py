@@ -57,20 +57,22 @@ def pooling_for(place: Place, given: Tensor) -> nn.Module:
 
 @POOLINGS.register("grid")
 class GridPooling(nn.Module):
-    """Mean over each cell of a grid, of channels-first maps in one or two dimensions.
+    """Mean over each cell of a grid, of channels-first maps in one to three dimensions.
 
     Parameters
     ----------
     shape : tuple of int
-        (C, L) or (C, H, W); a plain row (D,) counts as a single cell.
+        (C, L), (C, H, W) or, of volumes and videos, (C, T, H, W); a plain row (D,) counts as a single cell.
     size : int
         Number of cells along each dimension, at least 1 and at most the shorter side.
     """
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
         super().__init__()
-        if len(shape) not in (1, 2, 3):
-            raise PlanError(f"grid pooling needs (C, L) or (C, H, W), the place has {shape}")
+        if len(shape) not in (1, 2, 3, 4):
+            raise PlanError(
+                f"grid pooling needs (C, L), (C, H, W) or (C, T, H, W), the place has {shape}"
+            )
         if not 1 <= size <= min(shape[1:], default=1):
             raise PlanError(f"a grid of {size} does not fit a place of shape {shape}")
         self._size = size
@@ -87,7 +89,8 @@ class TokenPooling(nn.Module):
     Parameters
     ----------
     shape : tuple of int
-        (T, C), or (H, W, C) as in Swin.
+        (T, C), or (H, W, C) as in Swin. Whether tokens form a square is decided by this T: batches of texts may
+        have others.
     size : int
         Number of cells along each dimension.
     """
@@ -99,16 +102,19 @@ class TokenPooling(nn.Module):
         sides = shape[:-1] if len(shape) == 3 else (_side(shape[0]) or (shape[0],))[:1]
         if not 1 <= size <= min(sides):
             raise PlanError(f"a grid of {size} does not fit tokens of shape {shape}")
-        self._size = size
+        self._size, self._square = size, len(shape) == 2 and _side(shape[0]) is not None
 
     def forward(self, given: Tensor) -> Tensor:
         """Return (N, C * cells)."""
-        if given.dim() == 3:
-            side = _side(given.shape[1])
-            if side is not None:
-                given = given[:, side[1] :]
-                if self._size > 1:
-                    given = given.reshape(given.shape[0], side[0], side[0], given.shape[2])
+        if not self._square:
+            return mean_over_grid(given.movedim(-1, 1), self._size)
+        side = _side(given.shape[1])
+        if side is None:
+            # As many cells, one after the other.
+            return mean_over_grid(given.movedim(-1, 1), self._size**2)
+        given = given[:, side[1] :]
+        if self._size > 1:
+            given = given.reshape(given.shape[0], side[0], side[0], given.shape[2])
         return mean_over_grid(given.movedim(-1, 1), self._size)
 
 
@@ -164,10 +170,12 @@ def mean_over_grid(given: Tensor, size: int) -> Tensor:
         return given
     if size == 1:
         return given.flatten(2).mean(dim=2)
-    pool = (
-        nn.functional.adaptive_avg_pool2d if given.dim() == 4 else nn.functional.adaptive_avg_pool1d
-    )
-    return pool(given, size).flatten(1)
+    pools = {
+        3: nn.functional.adaptive_avg_pool1d,
+        4: nn.functional.adaptive_avg_pool2d,
+        5: nn.functional.adaptive_avg_pool3d,
+    }
+    return pools[given.dim()](given, size).flatten(1)
 
 
 def _side(tokens: int) -> tuple[int, int] | None:

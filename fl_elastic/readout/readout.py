@@ -103,9 +103,10 @@ class Readout(nn.Module):
         self.poolings = nn.ModuleList(
             pooling_for(place, each) for place, each in zip(self.places, found, strict=True)
         )
-        self.projection = None
+        self.projection, self._wide = None, 0
         with torch.no_grad():
             features = self._pooled(found)
+            self._wide = features.shape[1]
             if self.reading.width:
                 self.projection = Projection(features.shape[1], self.reading.width, features.device)
                 features = self.projection(features)
@@ -141,6 +142,11 @@ class Readout(nn.Module):
     def _pooled(self, found: list[Tensor]) -> Tensor:
         rows = [pool(each) for pool, each in zip(self.poolings, found, strict=True)]
         features = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        if self._wide and features.shape[1] != self._wide:
+            raise PlanError(
+                f"{self.reading} gives {features.shape[1]} numbers an example here, and {self._wide} where it was "
+                "made, as inputs differ in size: pool it on a grid, or read the last layer"
+            )
         if self.reading.mirrored:
             features = mean_of_views(features)
         return features if self.projection is None else self.projection(features)

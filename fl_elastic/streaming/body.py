@@ -74,10 +74,13 @@ class Upper(Body):
         The module at which the frozen part ends, or whose inputs are the features.
     frozen : tuple of str
         Names of the tensors on which the features depend.
+    kind : torch.dtype
+        Type of the features, which are kept in single precision.
     """
 
     place: str
     frozen: tuple[str, ...]
+    kind: torch.dtype
 
     def __init__(self, model: nn.Module, prepare: Prepare) -> None:
         self._model, self._prepare = model, prepare
@@ -88,7 +91,8 @@ class Upper(Body):
 
     def as_inputs(self, kept: NDArray[Any]) -> Tensor:
         """Return the features."""
-        return torch.from_numpy(np.asarray(kept, np.float32)).to(model_device(self._model))
+        features = torch.from_numpy(np.asarray(kept, np.float32))
+        return features.to(model_device(self._model), self.kind)
 
     def prepared(self, xs: NDArray[Any]) -> Tensor:
         """Return the whole model's input for a batch of samples."""

@@ -61,7 +61,7 @@ class LastLayerBody(Upper):
             raise ModelError(COMPUTED)
         refuse_unshaped(model)
         super().__init__(model, prepare)
-        self.module, self.place = layer, head
+        self.module, self.place, self.kind = layer, head, layer.weight.dtype
         tensors = model.state_dict(keep_vars=True) | dict(model.named_buffers())
         below = {n: each for n, each in tensors.items() if not n.startswith(f"{head}.")}
         self.frozen = tuple(name for name in model.state_dict() if name in below)

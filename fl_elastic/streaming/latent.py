@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, StreamError
+from fl_elastic.given import whole
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.graph import Cut
 from fl_elastic.groups.trace import trace_step
@@ -35,8 +36,8 @@ class Latent:
     groups: int
 
     def __post_init__(self) -> None:
-        if self.groups < 1:
-            raise StreamError(f"{self.groups} groups above the frozen part: give at least 1")
+        if (whole(self.groups) or 0) < 1:
+            raise StreamError(f"{self.groups!r} groups above the frozen part: give at least 1")
 
     def cut(self, model: nn.Module, loss_fn: LossFn, inputs: Tensor) -> tuple[Any, Cut]:
         """Return the graph of a training step and the cut in it.
@@ -116,6 +117,7 @@ class UpperPart(Upper):
         self._split.__enter__()
         try:
             self._split.check(inputs)
+            self.kind = self._split.features(inputs).dtype
         except ModelError:
             self.close()
             raise

@@ -12,9 +12,11 @@ from fl_elastic.errors import PlanError
 from fl_elastic.readout.poolings import Pooling
 from fl_elastic.testing.subjects import Check, require
 
-# Shapes: vector, sequence, maps, tokens with and without a class token, token grids with channels last, tiny ones.
+# Shapes: vector, sequence, maps, tokens with and without a class token, token grids with channels last, maps of
+# volumes, tiny ones.
 _SHAPES = (
-    (7,), (3, 40), (4, 12, 12), (16, 8), (17, 8), (6, 6, 8), (3, 9, 14), (1,), (2, 1), (5, 1, 1),
+    (7,), (3, 40), (4, 12, 12), (16, 8), (17, 8), (6, 6, 8), (3, 9, 14), (2, 4, 5, 6), (1,),
+    (2, 1), (5, 1, 1),
 )  # fmt: skip
 _SIZES = (0, 1, 2, 4, 20, 64)
 _ODD_SHAPES = ((), (0,), (2, 3, 4, 5), (2, 3, 4, 5, 6))

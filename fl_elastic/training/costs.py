@@ -173,7 +173,7 @@ def refined(
     if full_ratio is None:
         forward_scale = backward_scale = _bounded(step_ratio)
     elif backward - planned < 0.2 * full:
-        forward_scale = backward_scale = _bounded(full_ratio)
+        forward_scale = backward_scale = full_ratio
     else:
         backward_scale = _bounded((full_ratio * full - step_seconds) / (backward - planned))
         forward_scale = _bounded((step_seconds - backward_scale * planned) / forward)

@@ -12,8 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 _WORTH_IT = 8e6
-_LEAST = 2e6
+_LEAST, _MOST = 2e6, 5e6
 _NEAR, _STEP, _CODE = 0.25, 1 / 20, 40e6
+# Share of the bytes between two checks below which a layer alone is no reason for one.
+_FEW = 1 / 64
 
 
 class FreeMemory:
@@ -42,6 +44,7 @@ class FreeMemory:
         self._budget = budget
         self._resident, self._trim = resident or resident_bytes, trim or give_back
         self._ceiling = self._passed = self._base = 0.0
+        self._step = min(max(_STEP * budget, _LEAST), _MOST)
         if budget >= _WORTH_IT:
             self._trim()
             self._base = float(self._resident() or 0)
@@ -62,21 +65,28 @@ class FreeMemory:
             return
         room = max(_NEAR * self._budget, self._budget - _CODE)
         self._ceiling = self._base + inference + room
+        layers = [module for module in model.modules() if not any(True for _ in module.children())]
+        # A library may copy the weights of a convolution into a layout of its own.
+        ordered = {
+            layer: sum(each.nbytes for each in layer.parameters(recurse=False) if each.dim() > 2)
+            for layer in layers
+        }
         needed: dict[nn.Module, int] = {}
 
         def before(layer: nn.Module, _: Any) -> None:
             self.look(needed.get(layer, inference))
 
         def after(layer: nn.Module, given: Any, output: Any) -> None:
-            # A library may copy the weights of a convolution into a layout of its own.
-            ordered = [each for each in layer.parameters(recurse=False) if each.dim() > 2]
-            passed = (*given, output, *ordered)
-            size = sum(each.nbytes for each in passed if isinstance(each, Tensor))
-            needed[layer] = size
-            if isinstance(output, Tensor) and output.grad_fn is not None:
+            passed = sum(each.nbytes for each in (*given, output) if isinstance(each, Tensor))
+            needed[layer] = size = passed + ordered[layer]
+            if not isinstance(output, Tensor) or output.grad_fn is None:
+                return
+            if size < _FEW * self._step:
+                # To look takes longer than such a layer.
+                self._passed += size
+            else:
                 output.grad_fn.register_prehook(lambda _: self.look(size))
 
-        layers = [module for module in model.modules() if not any(True for _ in module.children())]
         handles: list[Any] = [layer.register_forward_pre_hook(before) for layer in layers]
         handles += [layer.register_forward_hook(after) for layer in layers]
         # What the step before left over must not add to what the first layers need.
@@ -90,17 +100,16 @@ class FreeMemory:
     def look(self, needed: float = 0.0) -> None:
         """Return free memory to the system if the next ``needed`` bytes would exceed the budget.
 
-        Nothing is checked until the bytes needed since the last return add up to a twentieth of the budget.
+        Nothing is checked until the bytes needed since the last check are a twentieth of the budget, or 5 MB.
         """
         if self._budget < _WORTH_IT:
             return
         self._passed += needed
-        if self._passed <= max(_STEP * self._budget, _LEAST):
+        if self._passed <= self._step:
             return
-        now = self._resident()
+        self._passed, now = 0.0, self._resident()
         if now is not None and now + needed > self._ceiling:
             self._trim()
-            self._passed = 0.0
 
 
 def give_back() -> None:

@@ -108,6 +108,14 @@ def test_fast_devices_that_take_many_times_the_steps_of_most_are_not_shortened()
     assert bounded(bounds, w=0.02) == pytest.approx({"w": 0.02})
 
 
+def test_rounding_is_never_large() -> None:
+    """A bias before a BatchNorm has no gradient: a few steps add up what rounding leaves."""
+    bounds = ChangeClipper(30.0)
+    rounds(bounds, 1, *[2e-10] * 5)
+    assert bounded(bounds, w=2e-8)["w"] == pytest.approx(2e-8)
+    assert bounded(bounds, w=1e-3)["w"] == pytest.approx(6e-9)
+
+
 def test_one_step_of_one_device_is_not_what_is_usual() -> None:
     bounds = ChangeClipper(30.0)
     rounds(bounds, 1, 0.0002)

@@ -129,6 +129,31 @@ def test_of_many_clients_the_fifth_at_either_end_does_not_say_which_penalty(feat
     assert head.error == pytest.approx(min(min(tried) / variance, 1.0), rel=1e-6)
 
 
+def test_those_who_hold_one_class_do_not_say_which_penalty() -> None:
+    rng = np.random.default_rng(0)
+    found = []
+    for client in range(8):
+        rare = (np.arange(60) % 2 == 0) & (client == 3)
+        x = rng.normal(size=(60, 16)) + 1.5 * rare[:, None]
+        found.append(sums_of(x, np.eye(2)[rare.astype(int)]))
+    head = closed_form_head(*found)
+    rare = np.arange(1000) % 16 == 0
+    x = rng.normal(size=(1000, 16)) + 1.5 * rare[:, None]
+    says = (x @ head.weight.T + head.bias).argmax(axis=1) == 1
+    # To the seven others, a head that always names their class errs least.
+    assert says[rare].mean() > 0.8 and says[~rare].mean() < 0.01
+    assert head.error < 0.5
+
+
+def test_chance_that_explains_little_does_not_hide_a_stronger_penalty() -> None:
+    rng = np.random.default_rng(23)
+    parts = [(rng.normal(size=(8, 30)), np.eye(2)[rng.integers(2, size=8)]) for _ in range(3)]
+    # At first errors grow with the penalty, from 1.16 of the mean's, and only then fall to 0.91.
+    head = closed_form_head(*(sums_of(*each) for each in parts))
+    assert head.penalty == PENALTIES[-1]
+    assert head.error == pytest.approx(0.906, abs=0.001)
+
+
 @pytest.mark.parametrize("copies", [1, 2, 5])
 def test_equal_examples_do_not_tell_what_is_to_be_expected_of_others(copies: int) -> None:
     """Where features are more than examples, every example predicts its own copy."""

@@ -1,12 +1,16 @@
-"""Sizes of clients' features, by which their sums are weighed."""
+"""Which clients' sums are trusted: sizes of features, and who judges whom."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from fl_elastic.closed_form.folds import Fold
+from fl_elastic.closed_form.head import best_ridge
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.trusted_sums import sizes_of_features
+from fl_elastic.closed_form.ridge import RidgeSystem
+from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
 
 
 def added_up(x: NDArray[np.float64]) -> HeadSums:
@@ -27,3 +31,19 @@ def test_constant_features_say_nothing_about_a_client_however_many_examples_it_h
     found = sizes_of_features([added_up(x) for x in beside])
     assert np.ptp(expected) > 0.01
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_who_alone_brings_a_class_is_not_judged_by_those_who_know_one(share: float) -> None:
+    found = []
+    for client in range(5):
+        rng = np.random.default_rng(client)
+        rare = (np.arange(60) < 60 * share) & (client == 0)
+        features = rng.normal(size=(60, 8)) + 2.0 * rare[:, None]
+        order = rng.permutation(60)
+        folds = [
+            Fold.of(features[each], np.eye(2)[rare[each].astype(int)])
+            for each in np.split(order, 5)
+        ]
+        found.append(HeadSums.of_folds("w", folds, 8, 2, True))
+    assert harmful(best_ridge(RidgeSystem.of(found, True))[0]) == []

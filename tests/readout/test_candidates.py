@@ -104,6 +104,13 @@ def test_a_batch_of_a_loader_is_taken_as_it_comes() -> None:
     assert candidate_places(model, batch) == candidate_places(model, as_pair(batch))
 
 
+def test_maps_of_volumes_are_read_on_grids_as_those_of_images() -> None:
+    layers = [nn.Conv3d(1, 4, 3), nn.ReLU(), nn.Conv3d(4, 8, 3), nn.AdaptiveAvgPool3d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3))
+    places = candidate_places(model, (torch.randn(4, 1, 8, 12, 12), TARGETS))
+    assert {"input@grid4", "1@grid2", "1@grid4"} <= set(map(str, places))
+
+
 class MixedPrecision(nn.Module):
     """A body in half precision under a head in single precision."""
 

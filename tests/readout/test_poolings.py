@@ -185,6 +185,10 @@ def test_grids_are_means_of_cells() -> None:
         for column in range(2)
     ], dim=2).flatten(1)  # fmt: skip
     torch.testing.assert_close(found, slow)
+    clips = torch.randn(2, 3, 4, 6, 8)
+    found = pooling_for(Place("x", "grid", 2), clips)(clips).reshape(2, 3, 2, 2, 2)
+    slow = clips.reshape(2, 3, 2, 2, 2, 3, 2, 4).mean(dim=(3, 5, 7))
+    torch.testing.assert_close(found, slow)
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -194,6 +198,17 @@ def test_tokens_are_pooled_as_the_map_that_they_come_from(before: int) -> None:
     for size in (1, 2, 3):
         found = pooling_for(Place("x", "tokens", size), tokens)(tokens)
         torch.testing.assert_close(found, adaptive_avg_pool2d(maps, size).flatten(1))
+
+
+@pytest.mark.parametrize("first", [12, 16, 17])
+def test_of_texts_the_first_batch_says_how_tokens_are_pooled(first: int) -> None:
+    pooling = pooling_for(Place("x", "tokens", 2), torch.randn(3, first, 5))
+    found = {tokens: pooling(torch.randn(3, tokens, 5)).shape for tokens in (12, 16, 17, 20)}
+    assert set(found.values()) == {(3, 10 if first == 12 else 20)}
+    texts = torch.randn(3, 16, 5)
+    if first == 12:
+        halves = texts.reshape(3, 2, 8, 5).mean(dim=2)
+        torch.testing.assert_close(pooling(texts), halves.movedim(1, 2).flatten(1))
 
 
 def test_the_pages_name_every_pooling() -> None:

@@ -308,6 +308,17 @@ def test_a_module_that_the_pass_does_not_come_by_and_one_without_a_tensor_are_re
         Readout(recurrent, "rnn@flat", given, 3)
 
 
+def test_inputs_of_another_size_are_refused_where_they_give_other_features() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Tanh())
+    for places in ("1@flat", "1@flat>2"):
+        readout = Readout(model, places, torch.zeros(2, 12, dtype=torch.long), 3)
+        assert readout(torch.zeros(3, 12, dtype=torch.long)).shape == (3, 3)
+        with pytest.raises(
+            PlanError, match=r"gives 60 numbers an example here, and 48 .*on a grid"
+        ):
+            readout(torch.zeros(3, 15, dtype=torch.long))
+
+
 def test_a_fleet_cannot_read_inside_a_model_that_renames_its_state_and_is_told() -> None:
     model, inputs = of_zoo("unusual_models", "renamed_state")
     with pytest.raises(ModelError, match="under other names"):

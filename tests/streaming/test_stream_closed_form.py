@@ -15,7 +15,7 @@ from small_models import conv_net
 from test_stream_latent import pictures
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
-from toy_streams import Sample, blobs, closed, net, run, same, weights
+from toy_streams import Sample, adam, blobs, closed, net, run, same, weights
 
 from fl_elastic.errors import ModelError, StoreError, StreamError
 from fl_elastic.streaming import ClosedForm, Guard, Latent, SampleStore, StreamLearner
@@ -61,7 +61,7 @@ def solved_in(
         model or table(),
         store,
         state_dir=folder,
-        head=head or ClosedForm(),
+        head=ClosedForm() if head is None and "optimizer_fn" not in settings else head,
         **{**given, **settings},
     )
 
@@ -257,6 +257,20 @@ def test_half_precision_is_subtracted_as_it_was_added(tmp_path: Path) -> None:
     assert is_least_squares(learner)
     learner.forget(ids[:100])
     assert is_least_squares(learner)
+    closed(learner)
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("latent", [None, Latent(1)])
+def test_a_model_may_compute_in_another_precision(
+    kind: torch.dtype, latent: Latent | None, tmp_path: Path
+) -> None:
+    learner = solved_in(
+        tmp_path, hidden(3).to(kind), prepare=lambda x: x.to(kind), classes=(0, 1, 2),
+        **({} if latent is None else {"latent": latent, "optimizer_fn": adam}),
+    )  # fmt: skip
+    seen = run(learner, blobs(100))
+    assert not any(each.refused for each in seen) and learner.progress.accuracy > 0.7
     closed(learner)
 
 

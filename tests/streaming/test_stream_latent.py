@@ -109,8 +109,9 @@ def test_features_of_another_cut_are_deleted_after_a_restart(tmp_path: Path) -> 
 
 
 def test_where_no_cut_is_possible(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match="at least 1"):
-        Latent(0)
+    for wrong in (0, "conv1"):
+        with pytest.raises(StreamError, match="at least 1"):
+            Latent(wrong)  # type: ignore[arg-type]
     learner = made(tmp_path, latent=Latent(3))
     with pytest.raises(
         ModelError, match=r"below the first 3 of 3 groups: the model can be cut below 1, 2"

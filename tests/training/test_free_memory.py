@@ -14,9 +14,10 @@ class Process:
     def __init__(self) -> None:
         self.held = 500_000_000
         self.free = 0
-        self.trims = 0
+        self.trims = self.looks = 0
 
     def resident(self) -> int:
+        self.looks += 1
         return self.held + self.free
 
     def trim(self) -> None:
@@ -52,6 +53,21 @@ def test_what_a_convolution_orders_anew_is_room_that_it_needs() -> None:
     with memory.watching(model, 0.0):
         model(ones(1, 1 << 9, 2, 2)).sum().backward()
     assert process.trims > before and process.free == 0
+
+
+@pytest.mark.parametrize(("rows", "looks"), [(1 << 3, 1), (1 << 10, 61)])
+def test_a_check_comes_once_in_five_megabytes_however_many_layers_there_are(
+    rows: int, looks: int
+) -> None:
+    process, model = Process(), nn.Sequential(*[nn.Tanh() for _ in range(100)])
+    memory = watched(process, 1e9)
+    before = process.looks
+    x = ones(rows, 128, requires_grad=True)
+    with memory.watching(model, 0.0):
+        for _ in range(2):
+            model(x).sum().backward()
+    # 100 layers take in and put out 8 kB or 1 MB, in two passes back and, once that is known, in one forward.
+    assert process.looks - before == pytest.approx(looks, abs=2)
 
 
 def test_under_a_tiny_budget_nobody_looks() -> None:

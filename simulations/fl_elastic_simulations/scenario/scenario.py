@@ -94,7 +94,7 @@ class Scenario:
         """
         path = Path(path)
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             raise ScenarioError(f"no scenario file {path}: check the path") from None
         except OSError as error:

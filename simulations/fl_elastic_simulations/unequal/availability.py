@@ -181,8 +181,9 @@ def read_trace(path: Path, period: float | None = None) -> dict[int, Availabilit
     """
     found: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     try:
-        with path.open(newline="", encoding="utf-8") as lines:
-            table = csv.DictReader(lines)
+        # As spreadsheets write it, with a mark of the byte order, or as people do, with a space after each comma.
+        with path.open(newline="", encoding="utf-8-sig") as lines:
+            table = csv.DictReader(lines, skipinitialspace=True)
             missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
             if missing:
                 raise ScenarioError(

@@ -209,7 +209,7 @@ class Fleet:
         """
         path = Path(path)
         try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise ScenarioError(f"the fleet's file {path} cannot be read: {error}") from None
         found = {key: value for key, value in table.items() if key not in _OF_A_SCENARIO}

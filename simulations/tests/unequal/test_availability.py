@@ -93,6 +93,8 @@ def test_a_trace_is_read_client_by_client(tmp_path: Path) -> None:
     path.write_text("client,from,to,model\n1,10,20,a\n0,0,5.5,b\n1,0,10,a\n")
     assert read_trace(path) == {0: made([], None).of([(0.0, 5.5)]), 1: made([(0, 20)], None)}
     assert read_trace(path, 100.0)[0].comes(50.0) == 100.0
+    path.with_suffix(".txt").write_text("\ufeffclient, from, to\r\n0, 0, 5.5\r\n1, 0, 20\r\n")
+    assert read_trace(path.with_suffix(".txt")) == read_trace(path)
 
 
 @pytest.mark.parametrize(
