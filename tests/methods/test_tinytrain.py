@@ -77,7 +77,7 @@ def request_of(profile: CostProfile, budget: Budget, seed: int = 0) -> PlanReque
     importance = generator.lognormal(0, 2, len(profile))
     modes = () if profile.modes is None else profile.modes.modes
     cosines = np.tile([mode.fraction**0.3 for mode in modes], (len(profile), 1))
-    fidelity = Fidelity(modes, cosines, np.ones_like(cosines))
+    fidelity = Fidelity(modes, cosines)
     return PlanRequest(profile, budget, importance, fidelity=fidelity, generator=generator)
 
 

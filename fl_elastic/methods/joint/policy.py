@@ -1,4 +1,4 @@
-"""One choice among all ways of training a group: frozen, bias, channels, filtered, full; stored or recomputed."""
+"""One choice among all ways of training a group: frozen, bias, channels, full; stored or recomputed."""
 
 from __future__ import annotations
 

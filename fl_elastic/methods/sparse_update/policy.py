@@ -203,5 +203,5 @@ def _assumed_request(request: PlanRequest, candidates: Sequence[int]) -> PlanReq
         request,
         profile=replace(profile, modes=costs),
         importance=worth,
-        fidelity=Fidelity(_MODES, kept, np.ones(shape)),
+        fidelity=Fidelity(_MODES, kept),
     )
