@@ -71,7 +71,6 @@ class AuxiliaryRounds:
         self,
         messages: Iterable[Message],
         packer: MessagePacker,
-        weights: WeightDict,
         record: RoundRecord,
         timeout: float,
     ) -> WeightDict:
@@ -84,6 +83,7 @@ class AuxiliaryRounds:
         examples = -(-EXAMPLES // max(len(asked), 1))
         task = RankPlaces(record.deadline, places=read, examples=examples)
         replies = self._asked(asked, packer, task, record, timeout)
+        weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
         self._close(record, packer)
@@ -93,7 +93,6 @@ class AuxiliaryRounds:
         self,
         messages: Iterable[Message],
         packer: MessagePacker,
-        weights: WeightDict,
         record: RoundRecord,
         timeout: float,
         *,
@@ -112,6 +111,7 @@ class AuxiliaryRounds:
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
         replies = self._asked(messages, packer, task, record, timeout)
+        weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
         if config.sums_privacy is not None:
@@ -144,14 +144,11 @@ class AuxiliaryRounds:
     def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
         """Return the model of the previous solve, with the head that sums of the present clients give for it."""
         nodes = sorted(each.node_id for each in record.accepted)
-        before, served = self._solved.weights, dict(self._downlink.weights)
+        before = self._solved.weights
         again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
-        self._downlink.amend(before)
-        try:
+        with self._downlink.serving(before):
             replies = self._asked(packer.blank(nodes), again, task, record, timeout)
-        finally:
-            self._downlink.amend(served)
         record.downlink_total_bytes += again.total_bytes
         return with_closed_form_head(
             replies, before, Manifest.of_arrays(before), self._limits,
@@ -161,7 +158,6 @@ class AuxiliaryRounds:
     def solve_again(
         self,
         packer: MessagePacker,
-        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         *,
@@ -190,9 +186,7 @@ class AuxiliaryRounds:
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that does not record times: a pass for sums is not a round of training.
         again = MessagePacker("train", self._downlink, collecting(packer.grid))
-        solved = self.solve(
-            packer.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
-        )
+        solved = self.solve(packer.blank(sorted(nodes)), again, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
             self._fleet.unlearning.not_yet(number)
         goes_on = config.solves_after(number) or last or forgets or record.stepped_back
@@ -201,7 +195,6 @@ class AuxiliaryRounds:
     def forget(
         self,
         packer: MessagePacker,
-        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         trained: Collection[str],
@@ -220,7 +213,7 @@ class AuxiliaryRounds:
         trained : collection of str
             Names of the tensors that rounds may change.
         """
-        fleet, number = self._fleet, ended.server_round
+        fleet, number, weights = self._fleet, ended.server_round, self._downlink.weights
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
         wishes = fleet.unlearning.open_of(nodes)
         fleet.unlearning.round_passed(nodes, wishes)
@@ -269,12 +262,8 @@ class AuxiliaryRounds:
         }
         again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = MeasureLoss(ended.deadline)
-        weights = dict(self._downlink.weights)
-        self._downlink.amend(new)
-        try:
+        with self._downlink.serving(new):
             replies = self._asked(packer.blank(sorted(before)), again, task, record, timeout)
-        finally:
-            self._downlink.amend(weights)
         record.downlink_total_bytes += again.total_bytes
         after: dict[int, float] = {}
 

@@ -12,8 +12,8 @@ from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role, Weights
 
 
-def longest_step(limit: float, manifest: Manifest, *, relative: bool) -> float | None:
-    """Return the largest length of a round's step relative to its clients' steps; None for no limit.
+def longest_step(limit: float, manifest: Manifest, *, relative: bool) -> float:
+    """Return the largest length of a round's step relative to its clients' steps, infinity for no limit.
 
     Parameters
     ----------
@@ -25,9 +25,7 @@ def longest_step(limit: float, manifest: Manifest, *, relative: bool) -> float |
     relative : bool
         Whether the step is a multiple of the change that the clients made.
     """
-    if relative and Role.STATISTIC in manifest.roles:
-        limit = min(limit, 1.0)
-    return None if math.isinf(limit) else limit
+    return min(limit, 1.0) if relative and Role.STATISTIC in manifest.roles else limit
 
 
 def no_longer_than(
@@ -44,6 +42,8 @@ def no_longer_than(
     manifest : Manifest
         Manifest of the model.
     """
+    if math.isinf(limit):
+        return dict(stepped)
     names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
     clients_norm, step_norm = (
         math.sqrt(sum(_square(each[name], base[name]) for name in names))

@@ -317,7 +317,7 @@ def test_nobody_trains_the_head_until_it_is_solved_for_again() -> None:
         strategy.solved.weights["3.weight"], head.weight, rtol=1e-2, atol=1e-3
     )
     np.testing.assert_array_equal(
-        strategy.solved.weights["0.weight"], strategy._weights["0.weight"]
+        strategy.solved.weights["0.weight"], strategy.downlink.weights["0.weight"]
     )
 
 
@@ -343,7 +343,7 @@ def test_after_the_second_round_a_head_is_solved_for_to_test_and_training_goes_o
 
     def note(record: Any) -> None:
         if record.trains:
-            pair = (strategy._weights["3.weight"], strategy.solved.weights["3.weight"])
+            pair = (strategy.downlink.weights["3.weight"], strategy.solved.weights["3.weight"])
             heads.append((record.server_round, *(each.copy() for each in pair)))
 
     strategy = PartialUpdates(quiet(), config=terms, on_round=note)
@@ -383,8 +383,8 @@ def test_norms_keep_their_statistics_under_a_head_that_was_solved_for() -> None:
     strategy, _ = models_of(2, RoundConfig(read="last"))
     before = as_weights(arrays_of(build()))
     for name in ("1.running_mean", "1.running_var"):
-        np.testing.assert_array_equal(strategy._weights[name], before[name])
-    assert not np.array_equal(strategy._weights["1.weight"], before["1.weight"])
+        np.testing.assert_array_equal(strategy.downlink.weights[name], before[name])
+    assert not np.array_equal(strategy.downlink.weights["1.weight"], before["1.weight"])
 
 
 def test_a_resumed_run_still_leaves_the_head_to_the_server(tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ def test_training_that_spoils_the_features_is_undone_and_goes_on_with_shorter_st
     assert rates == [float(np.prod(fewer[:count])) for count in range(5)]
     assert min(seen) > 0.9  # a model of zeros guesses
     assert "take 0.25 of their learning rate" in caplog.text
-    assert strategy.solved.weights.keys() == strategy._weights.keys()
+    assert strategy.solved.weights.keys() == strategy.downlink.weights.keys()
 
 
 def test_a_resumed_run_goes_on_with_shorter_steps(tmp_path: Path) -> None:
