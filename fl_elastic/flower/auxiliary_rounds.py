@@ -76,8 +76,8 @@ class AuxiliaryRounds:
     ) -> WeightDict:
         """Choose the places that the head reads by samples of a few clients; return the model that ends there."""
         # Imported here: only runs whose head may read elsewhere need it.
-        from fl_elastic.flower.place_choice import asked_of, with_chosen_places
-        from fl_elastic.readout.choice import EXAMPLES
+        from fl_elastic.flower.round_zero_places import asked_of, with_chosen_places
+        from fl_elastic.readout.best_places import EXAMPLES
 
         asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))

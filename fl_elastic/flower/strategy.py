@@ -226,7 +226,7 @@ class PartialUpdates(Strategy):
 
         A pretrained model instead gets a head in closed form, which reads at the place with the least error by the
         fleet's sums and is solved for again after every fifth round; the model may then end there
-        (`fl_elastic.readout.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
+        (`fl_elastic.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
         features there, and only what lies above travels.
 
         Parameters

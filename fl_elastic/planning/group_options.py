@@ -12,7 +12,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.channel_modes import has_operations
-from fl_elastic.planning.joint.choices import Choices
+from fl_elastic.planning.multiple_choice.choices import Choices
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.memory import (
     group_activation_bytes,
@@ -24,7 +24,7 @@ from fl_elastic.profiling.memory import (
 
 @dataclass(frozen=True, eq=False)
 class GroupOptions:
-    """Choices for the joint solver, and the mode of each of their columns.
+    """Choices for the multiple-choice solver, and the mode of each of their columns.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class GroupOptions:
 def group_options(
     request: PlanRequest, modes: Sequence[Mode], recomputed: Sequence[Block] = ()
 ) -> GroupOptions:
-    """Return the choices of the joint solver.
+    """Return the choices of the multiple-choice solver.
 
     A mode is offered if its cost and fidelity are known and an operation runs it. Its worth is the group's
     importance times the squared cosine between its gradient and the exact one, which is the share of the samples'

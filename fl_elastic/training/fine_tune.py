@@ -46,7 +46,7 @@ class FineTuned:
     Attributes
     ----------
     model : nn.Module
-        The given model, or a `fl_elastic.readout.readout.Readout` of it if its head reads elsewhere than at the
+        The given model, or a `fl_elastic.readout.Readout` of it if its head reads elsewhere than at the
         last layer.
     reads : str
         Places that the head reads; empty for the last layer.

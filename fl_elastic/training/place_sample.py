@@ -23,13 +23,13 @@ from fl_elastic.groups.held_state import Attributes
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.candidates import candidate_places
-from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
-from fl_elastic.readout.readout import reaching
+from fl_elastic.readout.readout_module import reaching
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers

@@ -14,11 +14,11 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.forward import LossFn
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.choice import EXAMPLES, Choice
-from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.best_places import EXAMPLES, Choice
+from fl_elastic.readout.best_reading import candidate_features, choose_reading
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training.arguments import eager
 from fl_elastic.training.loader import check_rereadable, first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout
@@ -35,7 +35,7 @@ class ReadOut:
     Attributes
     ----------
     model : nn.Module
-        A `fl_elastic.readout.readout.Readout` with its head; or the given model, if the input of its last layer is
+        A `fl_elastic.readout.Readout` with its head; or the given model, if the input of its last layer is
         the best place.
     head : ClosedFormHead
         Weights, penalty and error on held-out examples.

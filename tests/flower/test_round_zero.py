@@ -28,7 +28,7 @@ from fl_elastic import Budget
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,

@@ -19,7 +19,7 @@ from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.closed_form.wire import decode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import IMPORTANCE, PACKED
 from fl_elastic.flower.stream_client import StreamClient

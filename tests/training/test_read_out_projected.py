@@ -9,10 +9,10 @@ from torch import nn
 
 from fl_elastic.errors import PlanError, SettingError
 from fl_elastic.flower import RoundConfig
-from fl_elastic.readout.chosen_reading import choose_reading
+from fl_elastic.readout.best_reading import choose_reading
 from fl_elastic.readout.place import AUTO, Reading
 from fl_elastic.readout.projection import Directions
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.read_out import read_out
 

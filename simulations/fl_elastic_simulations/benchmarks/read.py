@@ -16,12 +16,12 @@ from torch import nn
 
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
 from fl_elastic.readout.place import INPUT, MOST_FEATURES
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.model_head import put_head

@@ -14,7 +14,7 @@ from choosing_costs import ran as results_of
 from slow_ones import slow_unless
 from torch import nn
 
-from fl_elastic.closed_form.wire import decode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.profiling import CostProfile

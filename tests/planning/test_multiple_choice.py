@@ -1,4 +1,4 @@
-"""The joint solver against brute force, against an exact integer programme, and at its edges."""
+"""The multiple-choice solver against brute force, against an exact integer programme, and at its edges."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from scipy.sparse import lil_matrix  # type: ignore[import-untyped]
 from slow_ones import slow_unless
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.joint.choices import Choices, Limits, Totals
-from fl_elastic.planning.joint.knapsack import JointSelection, joint_knapsack
+from fl_elastic.planning.multiple_choice.choices import Choices, Limits, Totals
+from fl_elastic.planning.multiple_choice.knapsack import (
+    MultipleChoiceSelection,
+    multiple_choice_knapsack,
+)
 
 Floats = NDArray[np.float64]
 KINDS = ("plain", "alike", "spread", "whole", "heavy", "heavy alike", "heavy spread", "heavy whole")
@@ -168,10 +171,10 @@ def best_by_integer_programme(choices: Choices, limits: Limits) -> float:
     return -np.inf if found.x is None else -float(found.fun)
 
 
-def solve(choices: Choices, limits: Limits) -> JointSelection | None:
+def solve(choices: Choices, limits: Limits) -> MultipleChoiceSelection | None:
     """Solve, and check everything that must hold of any answer; None if there is none."""
     try:
-        found = joint_knapsack(choices, limits)
+        found = multiple_choice_knapsack(choices, limits)
     except BudgetError:
         return None
     picked = choices.available[np.arange(len(found.options)), found.options]
@@ -183,7 +186,7 @@ def solve(choices: Choices, limits: Limits) -> JointSelection | None:
     return found
 
 
-def close(found: JointSelection | None, best: float, tolerance: float) -> bool:
+def close(found: MultipleChoiceSelection | None, best: float, tolerance: float) -> bool:
     """Whether an answer exists exactly if one should, and is as good as asked."""
     if found is None or best == -np.inf:
         return found is None and best == -np.inf
@@ -296,29 +299,29 @@ def simple(value: Floats, cost: Floats, **changes: Any) -> Choices:
 def test_a_single_group_takes_its_best_option_that_fits() -> None:
     choices = simple(table([0, 1, 5, 9]), table([0, 1, 2, 3]))
     for limits, expected in ((Limits(2.5), 2), (Limits(), 3), (Limits(9, 9, 1), 1), (Limits(0), 0)):
-        assert joint_knapsack(choices, limits).options.tolist() == [expected]
+        assert multiple_choice_knapsack(choices, limits).options.tolist() == [expected]
 
 
 def test_no_groups_give_an_empty_selection() -> None:
-    found = joint_knapsack(simple(np.zeros((0, 3)), np.zeros((0, 3))), Limits(1.0))
+    found = multiple_choice_knapsack(simple(np.zeros((0, 3)), np.zeros((0, 3))), Limits(1.0))
     assert found.options.shape == (0,) and found.totals.value == found.bound == 0.0
 
 
 def test_groups_that_can_only_be_frozen_stay_frozen() -> None:
     choices = simple(np.zeros((3, 1)), np.zeros((3, 1)))
-    assert joint_knapsack(choices, Limits(1.0)).options.tolist() == [0, 0, 0]
+    assert multiple_choice_knapsack(choices, Limits(1.0)).options.tolist() == [0, 0, 0]
     value = table([0, 5], [0, 5], [0, 5])
     choices = simple(value, value, available=np.array([[True, True], [True, False], [True, True]]))
-    assert joint_knapsack(choices, Limits(10.0)).options.tolist() == [1, 0, 1]
+    assert multiple_choice_knapsack(choices, Limits(10.0)).options.tolist() == [1, 0, 1]
 
 
 def test_worthless_groups_are_trained_only_if_forced_and_then_as_well_as_possible() -> None:
     value = table([0, -3, -1, -2], [0, -1, 0, -1])
     cost = table([0, 1, 3, 2], [0, 1, 1, 1])
-    assert joint_knapsack(simple(value, cost), Limits(9.0)).totals.value == 0.0
+    assert multiple_choice_knapsack(simple(value, cost), Limits(9.0)).totals.value == 0.0
     forced = simple(value, cost, forced=(0,))
-    assert joint_knapsack(forced, Limits(9.0)).totals.value == -1.0
-    tight = joint_knapsack(forced, Limits(2.0))
+    assert multiple_choice_knapsack(forced, Limits(9.0)).totals.value == -1.0
+    tight = multiple_choice_knapsack(forced, Limits(2.0))
     assert tight.options[0] == 3 and tight.totals.value == -2.0
 
 
@@ -327,7 +330,7 @@ def test_infinite_costs_are_never_paid() -> None:
     cost = table([0, 1, np.inf], [0, 1, 2], [0, 1, 1])
     choices = simple(value, cost, path_seconds=np.array([0, 0, np.inf]))
     for limits in (Limits(), Limits(100.0), Limits(100.0, 100.0, 100.0)):
-        assert joint_knapsack(choices, limits).options.tolist() == [1, 2, 0]
+        assert multiple_choice_knapsack(choices, limits).options.tolist() == [1, 2, 0]
 
 
 def test_units_do_not_matter() -> None:
@@ -348,7 +351,10 @@ def test_units_do_not_matter() -> None:
 def test_the_same_question_gets_the_same_answer_and_inputs_are_left_alone() -> None:
     choices, limits = draw(5, groups=40)
     before = {name: np.copy(getattr(choices, name)) for name in choices.__dataclass_fields__}
-    first, second = joint_knapsack(choices, limits), joint_knapsack(choices, limits)
+    first, second = (
+        multiple_choice_knapsack(choices, limits),
+        multiple_choice_knapsack(choices, limits),
+    )
     assert np.array_equal(first.options, second.options)
     assert all(np.array_equal(table, getattr(choices, name)) for name, table in before.items())
 
@@ -360,17 +366,20 @@ def test_the_error_names_the_nearest_limits_that_would_do() -> None:
         memory=table([0, 2, 6], [0, 1, 1]), path_seconds=np.array([0.5, 1.0]), forced=(0,),
     )  # fmt: skip
     with pytest.raises(BudgetError, match=r"seconds must be at least 3\.5 \(limit 3\)") as caught:
-        joint_knapsack(choices, Limits(seconds=3.0, memory=7.0))
+        multiple_choice_knapsack(choices, Limits(seconds=3.0, memory=7.0))
     assert "memory" not in str(caught.value)
     with pytest.raises(BudgetError, match=r"seconds .* 3\.5 .*; memory must be at least 2 "):
-        joint_knapsack(choices, Limits(seconds=3.0, memory=1.0))
+        multiple_choice_knapsack(choices, Limits(seconds=3.0, memory=1.0))
     with pytest.raises(BudgetError, match=r"seconds .* 4\.5 \(limit 4\), with memory within 5"):
-        joint_knapsack(choices, Limits(seconds=4.0, memory=5.0))
-    assert joint_knapsack(choices, Limits(seconds=4.5, memory=5.0)).options.tolist() == [1, 0]
+        multiple_choice_knapsack(choices, Limits(seconds=4.0, memory=5.0))
+    assert multiple_choice_knapsack(choices, Limits(seconds=4.5, memory=5.0)).options.tolist() == [
+        1,
+        0,
+    ]
     with pytest.raises(BudgetError, match=r"memory .* 6 \(limit 5\), with uplink within 3"):
-        joint_knapsack(choices, Limits(seconds=9.0, memory=5.0, uplink=3.0))
+        multiple_choice_knapsack(choices, Limits(seconds=9.0, memory=5.0, uplink=3.0))
     with pytest.raises(BudgetError, match=r"nothing fits: seconds must be at least 0 \(limit -1\)"):
-        joint_knapsack(replace(choices, forced=()), Limits(seconds=-1.0))
+        multiple_choice_knapsack(replace(choices, forced=()), Limits(seconds=-1.0))
 
 
 def test_a_forced_group_that_cannot_be_trained_is_named() -> None:
@@ -379,7 +388,7 @@ def test_a_forced_group_that_cannot_be_trained_is_named() -> None:
     choices = simple(value, value, available=available, forced=(1,))
     for limits in (Limits(), Limits(9.0), Limits(9.0, 9.0, 9.0)):
         with pytest.raises(BudgetError, match=r"forced groups \[1\] have no available option"):
-            joint_knapsack(choices, limits)
+            multiple_choice_knapsack(choices, limits)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +414,7 @@ def test_what_is_not_available_may_hold_anything() -> None:
     odd = table([0, 1, np.nan], [0, -np.inf, 1])
     available = np.array([[True, True, False], [True, False, True]])
     choices = simple(odd, odd, available=available)
-    assert joint_knapsack(choices, Limits(2.0)).options.tolist() == [1, 2]
+    assert multiple_choice_knapsack(choices, Limits(2.0)).options.tolist() == [1, 2]
 
 
 def test_limits_and_options_must_make_sense() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
+from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits
 
 # A limit far below the largest cost is not a usable unit.
 _LEAST_UNIT = 1e-9

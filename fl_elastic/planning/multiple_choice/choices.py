@@ -1,4 +1,4 @@
-"""The input of the joint solver: options per group with worth and costs, and the limits.
+"""The input of the multiple-choice solver: options per group with worth and costs, and the limits.
 
 A group is not only trained or frozen: it may be trained in several ways (all of it, its bias alone, some of its
 channels), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".

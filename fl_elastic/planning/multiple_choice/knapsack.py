@@ -1,4 +1,4 @@
-"""The joint solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
+"""The multiple-choice solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
 
 For a fixed depth this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
 Knapsack Problems, chapters 9 and 11). Prices on the costs give a bound for every depth. One search for all depths
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
-from fl_elastic.planning.joint.problem import (
+from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits, Totals
+from fl_elastic.planning.multiple_choice.problem import (
     Problem,
     best_prices,
     bounds_above,
@@ -45,8 +45,8 @@ _PRICED = 8
 
 
 @dataclass(frozen=True, eq=False)
-class JointSelection:
-    """The options chosen by the joint solver.
+class MultipleChoiceSelection:
+    """The options chosen by the multiple-choice solver.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class JointSelection:
     bound: float
 
 
-def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
+def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoiceSelection:
     """Return the options of largest total value within all limits.
 
     With one limit the answer is exact up to 16 groups, as long as few states are undominated. Beyond that the
@@ -86,16 +86,16 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     >>> value = np.array([[0.0, 3.0, 2.0], [0.0, 5.0, 4.0]])
     >>> size = np.array([[0.0, 4.0, 1.0], [0.0, 4.0, 2.0]])
     >>> choices = Choices(value, size, size, size, value > 0, np.zeros(2), np.zeros(2))
-    >>> joint_knapsack(choices, Limits(seconds=9.0, uplink=5.0)).options.tolist()
+    >>> multiple_choice_knapsack(choices, Limits(seconds=9.0, uplink=5.0)).options.tolist()
     [2, 1]
     """
     if not len(choices.value):
-        return JointSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
+        return MultipleChoiceSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
     options, bound = _solved(choices, limits)
     if options is None:
         options, bound = _solved(choices, limits, _feasible(choices, limits))
     assert options is not None
-    return JointSelection(options, choices.totals(options), bound)
+    return MultipleChoiceSelection(options, choices.totals(options), bound)
 
 
 def _feasible(choices: Choices, limits: Limits) -> _Ints:
