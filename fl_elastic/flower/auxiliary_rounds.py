@@ -70,7 +70,7 @@ class AuxiliaryRounds:
     def choose_places(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
+        grid: Grid,
         record: RoundRecord,
         timeout: float,
     ) -> WeightDict:
@@ -82,7 +82,7 @@ class AuxiliaryRounds:
         asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))
         task = RankPlaces(record.deadline, places=read, examples=examples)
-        replies = self._asked(asked, packer, task, record, timeout)
+        replies, packer = self._asked(asked, grid, task, record, timeout)
         weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
@@ -92,7 +92,7 @@ class AuxiliaryRounds:
     def solve(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
+        grid: Grid,
         record: RoundRecord,
         timeout: float,
         *,
@@ -110,7 +110,7 @@ class AuxiliaryRounds:
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
-        replies = self._asked(messages, packer, task, record, timeout)
+        replies, packer = self._asked(messages, grid, task, record, timeout)
         weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
@@ -126,7 +126,7 @@ class AuxiliaryRounds:
         weights = solved.weights
         if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer
-            gone = self._solved.nodes - set(packer.grid.get_node_ids())
+            gone = self._solved.nodes - set(grid.get_node_ids())
             record.stepped_back = self._solved.take(
                 solved, anyway=forgets,
                 before=partial(self._solved_before, record, packer, timeout) if gone else None,
@@ -145,11 +145,11 @@ class AuxiliaryRounds:
         """Return the model of the previous solve, with the head that sums of the present clients give for it."""
         nodes = sorted(each.node_id for each in record.accepted)
         before = self._solved.weights
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
         with self._downlink.serving(before):
-            replies = self._asked(packer.blank(nodes), again, task, record, timeout)
-        record.downlink_total_bytes += again.total_bytes
+            replies, _ = self._asked(
+                packer.blank(nodes), collecting(packer.grid), task, record, timeout
+            )
         return with_closed_form_head(
             replies, before, Manifest.of_arrays(before), self._limits,
             RoundRecord(record.server_round, trains=False), lambda *_: None,
@@ -185,8 +185,8 @@ class AuxiliaryRounds:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that does not record times: a pass for sums is not a round of training.
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
-        solved = self.solve(packer.blank(sorted(nodes)), again, record, timeout, forgets=forgets)
+        grid = collecting(packer.grid)
+        solved = self.solve(packer.blank(sorted(nodes)), grid, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
             self._fleet.unlearning.not_yet(number)
         goes_on = config.solves_after(number) or last or forgets or record.stepped_back
@@ -226,9 +226,9 @@ class AuxiliaryRounds:
             fleet.unlearning.tried(wishes, number)
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SumSquaredGradients(ended.deadline)
-        replies = self._asked(packer.blank(nodes), again, task, record, timeout)
+        grid = collecting(packer.grid)
+        replies, again = self._asked(packer.blank(nodes), grid, task, record, timeout)
         alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
@@ -260,11 +260,9 @@ class AuxiliaryRounds:
             for each in ended.accepted
             if not each.staleness and LOSS in each.metrics
         }
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
-        task = MeasureLoss(ended.deadline)
+        task, asked = MeasureLoss(ended.deadline), packer.blank(sorted(before))
         with self._downlink.serving(new):
-            replies = self._asked(packer.blank(sorted(before)), again, task, record, timeout)
-        record.downlink_total_bytes += again.total_bytes
+            replies, _ = self._asked(asked, collecting(packer.grid), task, record, timeout)
         after: dict[int, float] = {}
 
         def failed(node: int, reason: str) -> None:
@@ -292,7 +290,7 @@ class AuxiliaryRounds:
         record : RoundRecord
             Record of this exchange.
         """
-        fleet, packer = self._fleet, MessagePacker("train", self._downlink, collecting(grid))
+        fleet = self._fleet
         task = fleet.task(RateCuts, cut="")
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, voters(len(nodes)))
@@ -301,7 +299,7 @@ class AuxiliaryRounds:
             for message in messages
             if message.metadata.dst_node_id in fastest
         ]
-        replies = self._asked(asked, packer, task, record, _PATIENCE_SECONDS)
+        replies, packer = self._asked(asked, collecting(grid), task, record, _PATIENCE_SECONDS)
 
         def failed(node: int, reason: str) -> None:
             record.leave_out(node, reason, "rating cuts")
@@ -327,21 +325,24 @@ class AuxiliaryRounds:
     def _asked(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
+        grid: Grid,
         task: RoundTask,
         record: RoundRecord,
         timeout: float,
-    ) -> list[Message]:
+    ) -> tuple[list[Message], MessagePacker]:
+        """Ask the nodes of these messages to do a task; return the replies, and what packed the questions."""
+        packer = MessagePacker("train", self._downlink, grid)
         # Every question is about the model that is served, which may end where its head reads.
         task = replace(task, read=self._fleet.read)
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
-        return in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
+        replies = in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
+        record.downlink_total_bytes += packer.total_bytes
+        return replies, packer
 
     def _close(self, record: RoundRecord, packer: MessagePacker) -> None:
-        """Complete the record with what was sent, and pass it to ``on_round``."""
+        """Complete the record with what was sent to each client, and pass it to ``on_round``."""
         record.cut = self._fleet.cut.group
-        record.downlink_total_bytes += packer.total_bytes
         record.accepted = [
             replace(each, downlink_bytes=packer.sent_bytes.get(each.node_id, 0))
             for each in record.accepted

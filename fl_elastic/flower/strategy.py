@@ -320,16 +320,14 @@ class PartialUpdates(Strategy):
         self._check_statistics(manifest)
         messages = self._chosen(self.inner.configure_train, 0, config, grid)
         self.fleet.serve(manifest)
-        packer = MessagePacker("train", self.downlink, grid)
         # A deadline derived from training times does not apply to a pass; complete sums are exact.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
         whole = self.downlink.weights
         if self.config.reads_inside and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
-            chosen = self._auxiliary.choose_places(messages, packer, asking, timeout)
+            chosen = self._auxiliary.choose_places(messages, grid, asking, timeout)
             self.fleet.serve(self._keep(chosen, 0))
-            packer = MessagePacker("train", self.downlink, grid)
-        solved = self._auxiliary.solve(messages, packer, record, timeout)
+        solved = self._auxiliary.solve(messages, grid, record, timeout)
         if not record.head_features and self.downlink.weights is not whole:
             # Nobody sent sums for a head at the chosen places, so the model keeps its end.
             self.fleet.serve(self._keep(whole, 0))

@@ -25,7 +25,6 @@ from fl_elastic.profiling.profile import Mask, model_device, profile_key
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.batches import Epochs
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
-from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.base import (
     LocalResult,
     LocalTask,
@@ -154,7 +153,6 @@ class StepsTaken:
         cost: float,
         *,
         choosing_seconds: float = 0.0,
-        parts: dict[str, Masks] | None = None,
     ) -> LocalResult:
         """Return the local result of these steps.
 
@@ -168,8 +166,6 @@ class StepsTaken:
             Seconds of one step by the cost profile, for simulated time.
         choosing_seconds : float
             Additional seconds for choosing.
-        parts : dict, optional
-            Trained entries of each tensor that was only partly trained.
         """
         requested = requested_steps(task)
         return LocalResult(
@@ -178,7 +174,6 @@ class StepsTaken:
                 steps=dict.fromkeys(deltas, self.count),
                 num_examples=num_examples(task),
                 base_version=task.base_version,
-                parts=parts or {},
             ),
             host_seconds=choosing_seconds + self.count * cost,
             steps=self.count,
