@@ -41,10 +41,6 @@ def broken():
     raise RuntimeError("no weights\\nanywhere")
 
 
-def a_number():
-    return 3
-
-
 class Raises(nn.Module):
     def __init__(self):
         super().__init__()
@@ -75,9 +71,6 @@ class InADict(nn.Module):
 class NoParameters(nn.Module):
     def forward(self, x):
         return x.mean(dim=(2, 3))
-
-
-not_a_function = 3
 """
 
 KEYS = {
@@ -285,12 +278,6 @@ def test_one_plan_has_one_speed_up(measure: tuple[str, ...], plan: Plan) -> None
     assert low - 0.005 <= float(got) <= high + 0.005
 
 
-@pytest.mark.parametrize("policy", ["head", "full", "bias", "last_k", "random", "elastic"])
-def test_every_policy_can_be_named(policy: str, plan: Plan) -> None:
-    found = result(plan("mine:tiny", *SMALL, "--policy", policy, "--speedup", "1.3", "--json"))
-    assert found["policy"] == policy
-
-
 def test_without_json_it_is_a_table_and_a_sentence(plan: Plan) -> None:
     ended = plan("mine:tiny", *SMALL, "--speedup", "1.2")
     assert ended.status == 0
@@ -342,11 +329,6 @@ def test_a_profile_of_another_batch_is_made_anew(plan: Plan, tmp_path: Path) -> 
 
 FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown model": (("resnet81",), "unknown model 'resnet81' (did you mean 'resnet"),
-    "unknown module": (("no_such_module:model",), "cannot import no_such_module"),
-    "unknown callable": (("mine:tinny",), "(did you mean 'tiny'?)"),
-    "no callable": (("mine:not_a_function",), "not a function that builds a model"),
-    "not a model": (("mine:a_number",), "not a torch.nn.Module"),
-    "half a name": (("mine:",), "module:callable"),
     "model that raises": (("mine:broken",), "no weights"),
     "forward that raises": (("mine:Raises", *SMALL), "no thanks"),
     "forward of wrong types": (("mine:Types", *SMALL), "error: "),
@@ -360,9 +342,6 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown policy": (("mine:tiny", *SMALL, "--policy", "elastik"), "did you mean 'elastic'"),
     "unknown importance": (("mine:tiny", *SMALL, "--importance", "elastik"), "did you mean"),
     "slower than full": (("mine:tiny", *SMALL, "--speedup", "0.5"), "speedup 0.5 is below 1"),
-    "negative speedup": (("mine:tiny", *SMALL, "--speedup", "-2"), "not a positive number"),
-    "speedup not a number": (("mine:tiny", *SMALL, "--speedup", "nan"), "not a positive number"),
-    "no memory": (("mine:tiny", *SMALL, "--memory", "1"), "memory"),
     "no uplink": (("mine:tiny", *SMALL, "--uplink", "1"), "uplink"),
     "no memory, and what would do": (
         ("mine:tiny", *SMALL, "--memory", "1"),
