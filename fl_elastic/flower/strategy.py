@@ -40,7 +40,6 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.step_limit import longest_step, no_longer_than
 from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
@@ -67,7 +66,7 @@ from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.manifest import FROZEN_BASE, WeightDict, places_of
+from fl_elastic.update.manifest import FROZEN_BASE, Role, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
@@ -573,10 +572,12 @@ class PartialUpdates(Strategy):
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
         new = whole_model(parameters, before if each else stepped, this.manifest)
         if not each:
-            optimizer = self.server_optimizer
-            relative = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
-            limit = longest_step(self.guard.rate_limit, this.manifest, relative=bool(relative))
-            new = no_longer_than(limit, before, merged, new, this.manifest)
+            optimizer, limit = self.server_optimizer, self.guard.rate_limit
+            multiplies = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
+            if multiplies and Role.STATISTIC in this.manifest.roles:
+                # Running statistics do not take part in a longer step, and would lag behind.
+                limit = min(limit, 1.0)
+            new = this.shortened(merged, new, limit)
         if this.frozen_consensus is not None:
             new = this.frozen_consensus.put_back(new, before)
         self._keep(new, this.number + 1)

@@ -17,9 +17,10 @@ from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.batch_rows import take_examples
-from fl_elastic.groups.forward import LossFn, all_finite, ignored_class, refusing_misfits, to_device
+from fl_elastic.groups.forward import LossFn, all_finite, refusing_misfits, to_device
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.loss_settings import ignored_class
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device

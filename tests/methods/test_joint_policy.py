@@ -18,7 +18,7 @@ from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES

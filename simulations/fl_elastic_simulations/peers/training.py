@@ -17,7 +17,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape, compute_loss, weight_in_mean
+from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
