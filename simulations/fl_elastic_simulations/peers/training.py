@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, TrainingError
-from fl_elastic.groups import Batch, LossFn
+from fl_elastic.groups import LossFn
 from fl_elastic.groups.forward import batch_shape, compute_loss
 from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.planning import Plan, PlanRequest, Policy
@@ -36,15 +36,7 @@ from fl_elastic_simulations.peers.base import (
 
 
 class FixedMask(Policy):
-    """A policy that trains the given groups.
-
-    Parameters
-    ----------
-    name : str
-        Name of the peer that chose them.
-    mask : array of bool, shape (N,)
-        Groups to train, in backward order.
-    """
+    """A policy that trains the groups of a mask, for the peer of this name."""
 
     needs_coverage = False
     reduces_uplink = False
@@ -58,12 +50,7 @@ class FixedMask(Policy):
 
 
 def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
-    """Train the groups in ``mask``, shape (N,) in backward order, for the peer ``name``; see `train_policy`."""
-    return train_policy(task, FixedMask(name, mask), epochs=epochs)
-
-
-def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) -> LocalResult:
-    """Train a policy's choice with the elastic trainer, in as many steps as the task's time allows.
+    """Train some groups with the elastic trainer, in as many steps as the task's time allows.
 
     The time of steps is predicted from the task's costs, not measured, so that the result is reproducible. Nothing
     is explored.
@@ -72,8 +59,10 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
     ----------
     task : LocalTask
         The task.
-    policy : Policy
-        Chooses the groups, without using importance.
+    name : str
+        Name of the peer that chose them.
+    mask : array of bool, shape (N,)
+        Groups to train, in backward order.
     epochs : int, optional
         Number of passes over the data; by default the task's.
 
@@ -88,7 +77,7 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
         task.loss_fn,
         task.optimizer_fn,
         budget=Budget(deadline=deadline),
-        policy=policy,
+        policy=FixedMask(name, mask),
         profile=costs_of(task),
         options=TrainerOptions(timing=Timing(closed_loop=False), full_update_every=0),
     )
@@ -209,7 +198,7 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     optimizer = task.optimizer_fn([p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
     counting: list[float] = []
-    batches = _stream(task, device)
+    batches = Epochs(task.batches, task.epochs, device)
     shapes: list[tuple[int, ...]] = []
     seconds: list[float] = []
     for batch in islice(batches, steps):
@@ -232,11 +221,6 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     whole = [taken for taken, shape in zip(seconds, shapes, strict=True) if shape == shapes[0]]
     model.zero_grad(set_to_none=True)
     return StepsTaken(tuple(losses), tuple(counting), statistics.median(whole))
-
-
-def _stream(task: LocalTask, device: object) -> Epochs:
-    batches: Iterable[Batch] = task.batches
-    return Epochs(batches, task.epochs, device)
 
 
 @contextmanager
