@@ -66,7 +66,7 @@ def test_a_traced_model_has_the_published_shapes(
     assert [replace(layer, name="") for layer in found[:-1]] == [
         replace(layer, name="") for layer in model.layers
     ]
-    assert found[-1].in_channels == model.classifier_inputs
+    assert found[-1].in_channels == model.layers[-1].out_channels
     assert published_model(profile.graph) is model
 
 
