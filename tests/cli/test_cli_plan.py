@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Ended, call, result
+from command_line import Ended, call, module_here, result
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -95,17 +95,7 @@ def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Plan:
     """``fl-elastic plan`` in a folder with a module of models."""
-    (tmp_path / "models_of_the_plan_tests.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    # The command puts the working directory there.
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "models_of_the_plan_tests", raising=False)
-
-    def planned_by(model: str, *options: object) -> Ended:
-        spec = model.replace("mine:", "models_of_the_plan_tests:")
-        return call(monkeypatch, capsys, "plan", spec, *options)
-
-    return planned_by
+    return partial(module_here(tmp_path, monkeypatch, capsys, MODELS), "plan")
 
 
 def test_the_json_has_what_the_contract_says(plan: Plan) -> None:
@@ -347,14 +337,14 @@ FAILURES: dict[str, tuple[tuple[str, ...], str]] = {
         ("mine:tiny", *SMALL, "--memory", "1"),
         "the head alone takes",
     ),
-    "profile in a file": (("mine:tiny", *SMALL, "--profile", "MODULE/x.json"), "cannot write"),
+    "profile in a file": (("mine:tiny", *SMALL, "--profile", "FILE/x.json"), "cannot write"),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_it_fails_with_one_line(name: str, plan: Plan) -> None:
     arguments, hint = FAILURES[name]
-    ended = plan(*(each.replace("MODULE", "models_of_the_plan_tests.py") for each in arguments))
+    ended = plan(*(each.replace("FILE", __file__) for each in arguments))
     assert ended.is_one_line_of_error(), (ended.status, ended.err, ended.out)
     assert hint in ended.err
 

@@ -52,6 +52,7 @@ GROUPS, KEEP = map(config_key, ("groups", "keep"))
         ({"solve_every": -1}, "solve_every -1"),
         ({"read": "nowhere"}, "read: place 'nowhere'"),
         ({"cut": "deep"}, "cut 'deep'"),
+        ({"cut": "fixed:"}, "none, fixed:GROUP"),
         ({"forget": float("nan")}, "forget nan"),
         ({"forget": "yes"}, "forget 'yes'"),
         ({"solve_every": 1.5}, "solve_every 1.5"),

@@ -410,15 +410,6 @@ def test_who_does_not_answer_is_left_out_of_the_next_head() -> None:
     assert not again.trains and sorted(each.node_id for each in again.accepted) == [1, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("terms", "said"),
-    [({"solve_every": -1}, "solve_every -1"), ({"cut": "fixed:"}, "none, fixed:GROUP"), ({"cut": "low"}, "'low'")],
-)  # fmt: skip
-def test_terms_that_make_no_sense_are_refused(terms: dict[str, Any], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
-        RoundConfig(**terms)
-
-
 def test_a_model_whose_head_is_worth_less_is_not_taken_over() -> None:
     state = [0]
 
