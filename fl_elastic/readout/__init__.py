@@ -26,8 +26,4 @@ _MODULES = {
     "places_of": "fl_elastic.update.manifest",
 }
 
-__getattr__ = loaded_late(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_late(__name__, _MODULES)
