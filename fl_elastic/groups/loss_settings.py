@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 from fl_elastic.groups.batch import IGNORED, CountExamples, ExampleCounter, is_ignored
@@ -51,9 +52,11 @@ def weighs_classes(loss_fn: LossFn) -> bool:
     True
     """
     weight, positive = (_setting(loss_fn, name, None) for name in ("weight", "pos_weight"))
-    if isinstance(positive, Tensor) and bool((positive != 1).any()):
+    if isinstance(positive, torch.Tensor) and bool((positive != 1).any()):
         return True
-    return isinstance(weight, Tensor) and weight.ndim == 1 and bool((weight != weight[0]).any())
+    return (
+        isinstance(weight, torch.Tensor) and weight.ndim == 1 and bool((weight != weight[0]).any())
+    )
 
 
 def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
@@ -70,7 +73,7 @@ def counting_targets(loss_fn: LossFn, targets: Any) -> float | None:
     own = loss_fn is own_loss
     if is_summed(loss_fn) or not (own or is_of_classes(loss_fn)):
         return None
-    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.is_nested:
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point() or targets.is_nested:
         return None
     known = targets[~is_ignored(targets, ignored_class(loss_fn))].long()
     weight = _setting(loss_fn, "weight", None)
