@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.serverapp.strategy import FedAvg
 from small_federation import (
     arrays_of,
     as_weights,
@@ -29,7 +29,7 @@ from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import decode_head_sums, encode_head_sums
-from fl_elastic.errors import SettingError, UpdateError
+from fl_elastic.errors import UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -243,12 +243,6 @@ def test_claimed_examples_do_not_outvote_the_others() -> None:
         as_weights(arrays)["3.weight"], expected.weight, rtol=1e-3, atol=1e-4
     )
     assert seen[0] > 0.95
-
-
-def test_it_does_not_go_with_differential_privacy() -> None:
-    inner = DifferentialPrivacyServerSideFixedClipping(quiet(), 0.1, 1.0, 4)
-    with pytest.raises(SettingError, match="differential privacy"):
-        PartialUpdates(inner, config=TERMS)
 
 
 def test_a_deadline_ends_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
