@@ -132,6 +132,10 @@ class LocalFleet:
         """Return the output of a process."""
         return self._member(name).log.read_text(errors="replace")
 
+    def end_of_log(self, name: str, most: int) -> list[str]:
+        """Return the last lines that a process printed, which contain the error of a failed run."""
+        return [line for line in self.log(name).splitlines() if line.strip()][-most:]
+
     def wait_for_server(self) -> None:
         """Wait until the server answers over TLS.
 
@@ -144,9 +148,7 @@ class LocalFleet:
         until = time.monotonic() + _SERVER_SECONDS
         while not (health := ask_health(server, _HOST, self.folder.server_ca)).ok:
             if not self._member(SERVER).running or time.monotonic() > until:
-                raise FleetError(
-                    f"the server did not come up ({health.why}): {self._end_of_log(SERVER)}"
-                )
+                raise FleetError(f"the server did not come up ({health.why}): {self._end(SERVER)}")
             time.sleep(0.2)
 
     def online(self) -> set[str]:
@@ -183,7 +185,7 @@ class LocalFleet:
                 return
             for name in ended:
                 if not respawn:
-                    raise FleetError(f"{name} has ended: {self._end_of_log(name)}")
+                    raise FleetError(f"{name} has ended: {self._end(name)}")
                 self.start(name)
             if time.monotonic() > until:
                 there = ", ".join(sorted(since)) or "none"
@@ -258,9 +260,8 @@ class LocalFleet:
             raise FleetError(f"no process {name!r} was started; known: {', '.join(self.members)}")
         return self.members[name]
 
-    def _end_of_log(self, name: str) -> str:
-        lines = [line for line in self.log(name).splitlines() if line.strip()]
-        return " | ".join(lines[-5:]) or "it printed nothing"
+    def _end(self, name: str) -> str:
+        return " | ".join(self.end_of_log(name, 5)) or "it printed nothing"
 
 
 def free_ports(count: int) -> list[int]:
