@@ -101,10 +101,6 @@ class Windows(StepTransform):
         """
         return max(1, round(width.size * self.rate))
 
-    def share(self, width: Width) -> float:
-        """Return the share of a width's units that are kept."""
-        return self.length(width) / width.size
-
     def starts(self, step: int = 0) -> dict[str, int]:
         """Return the start of each width's window in a step of the fit."""
         generator = np.random.default_rng([self.seed, 0 if self.every == "fit" else step])
