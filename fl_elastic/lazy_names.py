@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 
-def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package that loads rarely used names when they are first used.
+def loaded_late(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` for a package that loads names when they are first used.
 
     The process of a deployed client lives for one message, and on a small board every unneeded module costs time in
     each round.
@@ -24,7 +26,8 @@ def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Examples
     --------
-    >>> loaded_late("fl_elastic.groups", {"tensor_groups": "trace"})("tensor_groups").__name__
+    >>> load, names = loaded_late("fl_elastic.groups", {"tensor_groups": "trace"})
+    >>> load("tensor_groups").__name__
     'tensor_groups'
     """
 
@@ -37,4 +40,4 @@ def loaded_late(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    return load, lambda: sorted({*vars(sys.modules[package]), *homes})

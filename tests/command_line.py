@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -63,3 +65,21 @@ def result(ended: Ended) -> dict[str, Any]:
     assert ended.status == 0, ended.err
     found: dict[str, Any] = json.loads(ended.out)
     return found
+
+
+def module_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> Callable[..., Ended]:
+    """Return a call of the command line in a folder with a module, which arguments name as ``mine:``."""
+    name = f"module_{folder.name}"
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    # The command puts the working directory there.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def called(*arguments: object) -> Ended:
+        own = (str(each).replace("mine:", f"{name}:") for each in arguments)
+        return call(monkeypatch, capsys, *own)
+
+    return called

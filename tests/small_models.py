@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -350,3 +350,11 @@ def elastic_trainer(
         profile=flat_profile(model, batch),
         **settings_of(**settings),
     )
+
+
+GRAPHS: dict[str, tuple[Callable[[], nn.Module], Callable[..., list[Batch]]]] = {
+    "chain": (chain, vectors),
+    "convolutions": (conv_net, images),
+    "residual": (Residual, images),
+}
+"""Models of three kinds of graphs, and what makes batches for them."""

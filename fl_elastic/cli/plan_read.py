@@ -17,7 +17,7 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import counted
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.laboratory import from_laboratory
-from fl_elastic.readout.choice import EXAMPLES, PlaceWorth, choose_places
+from fl_elastic.readout.best_places import EXAMPLES, PlaceWorth, choose_places
 from fl_elastic.readout.place import MOST_FEATURES, Place
 from fl_elastic.registry import first_line, from_module
 from fl_elastic.training.place_sample import place_sample

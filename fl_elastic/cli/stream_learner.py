@@ -134,7 +134,7 @@ class Opening:
         example = check_input(network, self.model, self.shape)
         if self.read != "last":
             # Imported here: only learners whose head reads elsewhere need it.
-            from fl_elastic.readout.readout import Readout
+            from fl_elastic.readout.readout_module import Readout
 
             network = Readout(network, self.read, example, last_linear(network).out_features)
         head = ClosedForm(self.remember) if self.closed_form else None

@@ -16,8 +16,8 @@ import numpy as np
 
 from fl_elastic.closed_form.head import ClosedFormHead, as_scores
 from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.head_sums_wire import layer_shape
 from fl_elastic.closed_form.secret_sums import as_vector, of_vector
-from fl_elastic.closed_form.wire import layer_shape
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.update.frame import Kind, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest

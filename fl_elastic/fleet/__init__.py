@@ -16,4 +16,4 @@ if TYPE_CHECKING:
 __all__ = ["node_app"]
 
 
-__getattr__ = loaded_late(__name__, {"node_app": "fl_elastic.flower.node_app"})
+__getattr__, __dir__ = loaded_late(__name__, {"node_app": "fl_elastic.flower.node_app"})

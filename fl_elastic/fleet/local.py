@@ -7,12 +7,11 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.flower_cli import FlowerCommands, RunState, flower_at
+from fl_elastic.fleet.flower_cli import FlowerCommands, flower_at
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
@@ -21,13 +20,12 @@ from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.provision import Wanted, numbered, provision
 from fl_elastic.fleet.register import register
 from fl_elastic.fleet.serve import Launch, node_launch, server_launch
-from fl_elastic.fleet.submit import submit, wait_for_run
+from fl_elastic.fleet.submit import submit
 from fl_elastic.settings import Scalar
 
 SERVER = "server"
 """Name of the server among the processes."""
 _HOST = "127.0.0.1"
-_NEVER = datetime.fromtimestamp(0, UTC)
 _PREFIX = "fl-elastic-fleet-"
 _SERVER_SECONDS = 90.0
 
@@ -108,10 +106,7 @@ class LocalFleet:
         return flower_at(self.folder, load_inventory(self.folder.inventory).server)
 
     def start(self, name: str) -> Member:
-        """Start the server or a node; one that is running is left alone.
-
-        The server refuses a node that was killed for about a minute; see `wait_online`.
-        """
+        """Start the server or a node; one that is running is left alone."""
         found = self.members.get(name)
         if found is not None and found.running:
             return found
@@ -120,17 +115,13 @@ class LocalFleet:
         )
         return member
 
-    def kill(self, name: str) -> None:
-        """Kill a process and everything it started at once (SIGKILL), as a power cut does."""
-        end_members([self._member(name)], grace=0)
-
-    def stop(self, name: str) -> None:
-        """End a process in an orderly way (SIGTERM)."""
-        end_members([self._member(name)])
-
     def log(self, name: str) -> str:
         """Return the output of a process."""
         return self._member(name).log.read_text(errors="replace")
+
+    def end_of_log(self, name: str, most: int) -> list[str]:
+        """Return the last lines that a process printed, which contain the error of a failed run."""
+        return [line for line in self.log(name).splitlines() if line.strip()][-most:]
 
     def wait_for_server(self) -> None:
         """Wait until the server answers over TLS.
@@ -144,9 +135,7 @@ class LocalFleet:
         until = time.monotonic() + _SERVER_SECONDS
         while not (health := ask_health(server, _HOST, self.folder.server_ca)).ok:
             if not self._member(SERVER).running or time.monotonic() > until:
-                raise FleetError(
-                    f"the server did not come up ({health.why}): {self._end_of_log(SERVER)}"
-                )
+                raise FleetError(f"the server did not come up ({health.why}): {self._end(SERVER)}")
             time.sleep(0.2)
 
     def online(self) -> set[str]:
@@ -154,43 +143,29 @@ class LocalFleet:
 
         A node that was killed is reported for a while.
         """
-        return set(self._online_since())
+        ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
+        states = self.flower.nodes()
+        return {ids.get(each.node_id, each.node_id) for each in states if each.status == "online"}
 
-    def wait_online(
-        self, names: Sequence[str], seconds: float = 120.0, *, respawn: bool = False
-    ) -> None:
+    def wait_online(self, names: Sequence[str], seconds: float = 120.0) -> None:
         """Wait until these nodes are online.
-
-        Parameters
-        ----------
-        names : sequence of str
-            Names of the nodes.
-        seconds : float
-            Time limit in seconds.
-        respawn : bool
-            Whether to restart, every few seconds, the nodes that have ended, as a service manager does.
 
         Raises
         ------
         FleetError
-            If they are not online in time, or one of them ends and is not restarted.
+            If they are not online in time, or one of them ends.
         """
         until = time.monotonic() + seconds
-        while True:
-            since = self._online_since()
-            ended = [name for name in names if not self._member(name).running]
-            if not ended and self._are_back(names, since):
-                return
-            for name in ended:
-                if not respawn:
-                    raise FleetError(f"{name} has ended: {self._end_of_log(name)}")
-                self.start(name)
+        while not (online := self.online()).issuperset(names):
+            for name in names:
+                if not self._member(name).running:
+                    raise FleetError(f"{name} has ended: {self._end(name)}")
             if time.monotonic() > until:
-                there = ", ".join(sorted(since)) or "none"
+                there = ", ".join(sorted(online)) or "none"
                 raise FleetError(
                     f"not all online after {seconds:.0f} s: {there} of {', '.join(names)}"
                 )
-            time.sleep(3.0 if ended else 0.5)
+            time.sleep(0.5)
 
     def submit(self, app: Path | None = None, **settings: Scalar) -> str:
         """Submit an app, by default the fleet's own, and return the run's id.
@@ -199,10 +174,6 @@ class LocalFleet:
         """
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         return submit(self.flower, self.folder.app if app is None else app, given)
-
-    def wait(self, run_id: str, **how: float) -> RunState:
-        """Wait until a run has ended and return its state; see `fl_elastic.fleet.submit.wait_for_run`."""
-        return wait_for_run(self.flower, run_id, self._tell, **how)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """End every process and remove a temporary folder; a second Ctrl-C meanwhile kills them at once."""
@@ -215,18 +186,6 @@ class LocalFleet:
             end_members(members)
             if temporary is not None:
                 temporary.cleanup()
-
-    def _online_since(self) -> dict[str, datetime]:
-        ids = {node.node_id: node.name for node in load_inventory(self.folder.inventory).nodes}
-        return {
-            ids.get(state.node_id, state.node_id): _moment(state.online_at)
-            for state in self.flower.nodes()
-            if state.status == "online"
-        }
-
-    def _are_back(self, names: Sequence[str], since: Mapping[str, datetime]) -> bool:
-        """Return whether each node came online after its process started, so that no earlier process is meant."""
-        return all(since.get(name, _NEVER) >= self._member(name).started for name in names)
 
     def _provision(self) -> None:
         root = self._given
@@ -258,9 +217,8 @@ class LocalFleet:
             raise FleetError(f"no process {name!r} was started; known: {', '.join(self.members)}")
         return self.members[name]
 
-    def _end_of_log(self, name: str) -> str:
-        lines = [line for line in self.log(name).splitlines() if line.strip()]
-        return " | ".join(lines[-5:]) or "it printed nothing"
+    def _end(self, name: str) -> str:
+        return " | ".join(self.end_of_log(name, 5)) or "it printed nothing"
 
 
 def free_ports(count: int) -> list[int]:
@@ -273,10 +231,3 @@ def free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
-
-
-def _moment(text: str | None) -> datetime:
-    try:
-        return datetime.fromisoformat(text or "")
-    except ValueError:
-        return _NEVER

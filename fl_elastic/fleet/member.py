@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from fl_elastic.fleet.serve import OTHERS_NOTHING, Launch
@@ -42,14 +41,11 @@ class Member:
         Flower's process.
     log : Path
         File of its output, appended to that of earlier processes of the same name.
-    started : datetime
-        Time of its start, to the second.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    started: datetime
 
     @property
     def running(self) -> bool:
@@ -59,7 +55,6 @@ class Member:
 
 def start_member(logs: Path, name: str, launch: Launch) -> Member:
     """Start a process that is killed if this one ends."""
-    started = datetime.now(UTC).replace(microsecond=0)
     launch.prepare()
     logs.mkdir(exist_ok=True)
     path = logs / f"{name}.log"
@@ -70,7 +65,7 @@ def start_member(logs: Path, name: str, launch: Launch) -> Member:
             # Ctrl-C in the terminal is handled by whoever started the fleet.
             stderr=log, start_new_session=True, umask=OTHERS_NOTHING,
         )  # fmt: skip
-    return Member(name, process, path, started)
+    return Member(name, process, path)
 
 
 def end_members(members: Iterable[Member], grace: float = _GRACE_SECONDS) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from fl_elastic.devices.platform import processors
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.flower_cli import RunState
-from fl_elastic.fleet.local import LocalFleet
+from fl_elastic.fleet.local import SERVER, LocalFleet
 from fl_elastic.fleet.submit import wait_for_run
 from fl_elastic.laboratory import from_laboratory
 from fl_elastic.monitoring.journal import Journal
@@ -52,7 +52,7 @@ def run_local(
         state = wait_for_run(fleet.flower, run_id, tell, every=1.0, on_look=look)
         result = result_of(fleet.folder.results, state)
         if not state.completed:
-            tell(_why(fleet))
+            tell("\n".join(fleet.end_of_log(SERVER, 15)))
     return state, result
 
 
@@ -80,9 +80,3 @@ def result_of(results: Path, state: RunState) -> dict[str, Any]:
         "flower_bytes_to_nodes": state.to_nodes_bytes,
     }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _why(fleet: LocalFleet) -> str:
-    """Return the end of the server's log, which contains the error of a failed run."""
-    lines = [line for line in fleet.log("server").splitlines() if line.strip()]
-    return "\n".join(lines[-15:])

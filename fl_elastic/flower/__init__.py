@@ -49,8 +49,4 @@ _MODULES = {
     "load_checkpoint": "checkpoint",
 }
 
-__getattr__ = loaded_late(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_late(__name__, _MODULES)

@@ -46,7 +46,7 @@ __all__ = [
     "secaggplus_mod",
 ]
 
-__getattr__ = loaded_late(
+__getattr__, __dir__ = loaded_late(
     __name__,
     {
         "ClientManager": "flwr.server.client_manager",

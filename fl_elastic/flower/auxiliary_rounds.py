@@ -70,20 +70,20 @@ class AuxiliaryRounds:
     def choose_places(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
-        weights: WeightDict,
+        grid: Grid,
         record: RoundRecord,
         timeout: float,
     ) -> WeightDict:
         """Choose the places that the head reads by samples of a few clients; return the model that ends there."""
         # Imported here: only runs whose head may read elsewhere need it.
-        from fl_elastic.flower.place_choice import asked_of, with_chosen_places
-        from fl_elastic.readout.choice import EXAMPLES
+        from fl_elastic.flower.round_zero_places import asked_of, with_chosen_places
+        from fl_elastic.readout.best_places import EXAMPLES
 
         asked, read = asked_of(list(messages)), self._fleet.config.read
         examples = -(-EXAMPLES // max(len(asked), 1))
         task = RankPlaces(record.deadline, places=read, examples=examples)
-        replies = self._asked(asked, packer, task, record, timeout)
+        replies, packer = self._asked(asked, grid, task, record, timeout)
+        weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         chosen = with_chosen_places(replies, weights, manifest, record, read, examples)
         self._close(record, packer)
@@ -92,8 +92,7 @@ class AuxiliaryRounds:
     def solve(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
-        weights: WeightDict,
+        grid: Grid,
         record: RoundRecord,
         timeout: float,
         *,
@@ -111,7 +110,8 @@ class AuxiliaryRounds:
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
         )  # fmt: skip
-        replies = self._asked(messages, packer, task, record, timeout)
+        replies, packer = self._asked(messages, grid, task, record, timeout)
+        weights = self._downlink.weights
         manifest = Manifest.of_arrays(weights)
         holds = self._downlink.holds if zero else lambda *_: None
         if config.sums_privacy is not None:
@@ -126,7 +126,7 @@ class AuxiliaryRounds:
         weights = solved.weights
         if solved.layer and config.solve_every:
             self._fleet.kept_head = solved.layer
-            gone = self._solved.nodes - set(packer.grid.get_node_ids())
+            gone = self._solved.nodes - set(grid.get_node_ids())
             record.stepped_back = self._solved.take(
                 solved, anyway=forgets,
                 before=partial(self._solved_before, record, packer, timeout) if gone else None,
@@ -144,15 +144,12 @@ class AuxiliaryRounds:
     def _solved_before(self, record: RoundRecord, packer: MessagePacker, timeout: float) -> Solved:
         """Return the model of the previous solve, with the head that sums of the present clients give for it."""
         nodes = sorted(each.node_id for each in record.accepted)
-        before, served = self._solved.weights, dict(self._downlink.weights)
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
+        before = self._solved.weights
         task = SolveHead(record.deadline, cut=self._fleet.cut.group)
-        self._downlink.amend(before)
-        try:
-            replies = self._asked(packer.blank(nodes), again, task, record, timeout)
-        finally:
-            self._downlink.amend(served)
-        record.downlink_total_bytes += again.total_bytes
+        with self._downlink.serving(before):
+            replies, _ = self._asked(
+                packer.blank(nodes), collecting(packer.grid), task, record, timeout
+            )
         return with_closed_form_head(
             replies, before, Manifest.of_arrays(before), self._limits,
             RoundRecord(record.server_round, trains=False), lambda *_: None,
@@ -161,7 +158,6 @@ class AuxiliaryRounds:
     def solve_again(
         self,
         packer: MessagePacker,
-        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         *,
@@ -189,10 +185,8 @@ class AuxiliaryRounds:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         # A grid that does not record times: a pass for sums is not a round of training.
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
-        solved = self.solve(
-            packer.blank(sorted(nodes)), again, weights, record, timeout, forgets=forgets
-        )
+        grid = collecting(packer.grid)
+        solved = self.solve(packer.blank(sorted(nodes)), grid, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
             self._fleet.unlearning.not_yet(number)
         goes_on = config.solves_after(number) or last or forgets or record.stepped_back
@@ -201,7 +195,6 @@ class AuxiliaryRounds:
     def forget(
         self,
         packer: MessagePacker,
-        weights: WeightDict,
         ended: RoundRecord,
         timeout: float,
         trained: Collection[str],
@@ -220,7 +213,7 @@ class AuxiliaryRounds:
         trained : collection of str
             Names of the tensors that rounds may change.
         """
-        fleet, number = self._fleet, ended.server_round
+        fleet, number, weights = self._fleet, ended.server_round, self._downlink.weights
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
         wishes = fleet.unlearning.open_of(nodes)
         fleet.unlearning.round_passed(nodes, wishes)
@@ -233,9 +226,9 @@ class AuxiliaryRounds:
             fleet.unlearning.tried(wishes, number)
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
         task = SumSquaredGradients(ended.deadline)
-        replies = self._asked(packer.blank(nodes), again, task, record, timeout)
+        grid = collecting(packer.grid)
+        replies, again = self._asked(packer.blank(nodes), grid, task, record, timeout)
         alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
             replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
@@ -267,15 +260,9 @@ class AuxiliaryRounds:
             for each in ended.accepted
             if not each.staleness and LOSS in each.metrics
         }
-        again = MessagePacker("train", self._downlink, collecting(packer.grid))
-        task = MeasureLoss(ended.deadline)
-        weights = dict(self._downlink.weights)
-        self._downlink.amend(new)
-        try:
-            replies = self._asked(packer.blank(sorted(before)), again, task, record, timeout)
-        finally:
-            self._downlink.amend(weights)
-        record.downlink_total_bytes += again.total_bytes
+        task, asked = MeasureLoss(ended.deadline), packer.blank(sorted(before))
+        with self._downlink.serving(new):
+            replies, _ = self._asked(asked, collecting(packer.grid), task, record, timeout)
         after: dict[int, float] = {}
 
         def failed(node: int, reason: str) -> None:
@@ -303,7 +290,7 @@ class AuxiliaryRounds:
         record : RoundRecord
             Record of this exchange.
         """
-        fleet, packer = self._fleet, MessagePacker("train", self._downlink, collecting(grid))
+        fleet = self._fleet
         task = fleet.task(RateCuts, cut="")
         nodes = [message.metadata.dst_node_id for message in messages]
         fastest = fleet.fastest(nodes, voters(len(nodes)))
@@ -312,7 +299,7 @@ class AuxiliaryRounds:
             for message in messages
             if message.metadata.dst_node_id in fastest
         ]
-        replies = self._asked(asked, packer, task, record, _PATIENCE_SECONDS)
+        replies, packer = self._asked(asked, collecting(grid), task, record, _PATIENCE_SECONDS)
 
         def failed(node: int, reason: str) -> None:
             record.leave_out(node, reason, "rating cuts")
@@ -338,21 +325,24 @@ class AuxiliaryRounds:
     def _asked(
         self,
         messages: Iterable[Message],
-        packer: MessagePacker,
+        grid: Grid,
         task: RoundTask,
         record: RoundRecord,
         timeout: float,
-    ) -> list[Message]:
+    ) -> tuple[list[Message], MessagePacker]:
+        """Ask the nodes of these messages to do a task; return the replies, and what packed the questions."""
+        packer = MessagePacker("train", self._downlink, grid)
         # Every question is about the model that is served, which may end where its head reads.
         task = replace(task, read=self._fleet.read)
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
-        return in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
+        replies = in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
+        record.downlink_total_bytes += packer.total_bytes
+        return replies, packer
 
     def _close(self, record: RoundRecord, packer: MessagePacker) -> None:
-        """Complete the record with what was sent, and pass it to ``on_round``."""
+        """Complete the record with what was sent to each client, and pass it to ``on_round``."""
         record.cut = self._fleet.cut.group
-        record.downlink_total_bytes += packer.total_bytes
         record.accepted = [
             replace(each, downlink_bytes=packer.sent_bytes.get(each.node_id, 0))
             for each in record.accepted

@@ -75,7 +75,7 @@ class ClientModel:
         if places:
             # Imported here: only clients whose head moves need it.
             from fl_elastic.readout.first_pass import FirstPass
-            from fl_elastic.readout.readout import Readout
+            from fl_elastic.readout.readout_module import Readout
 
             batch = first_batches(
                 loader, 1, model_device(self.module), ExampleCounter(count_examples)

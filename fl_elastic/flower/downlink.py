@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from fl_elastic.flower.stock_clients import StockClients, group_of
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.update import CODECS, Manifest
 from fl_elastic.update.checks import MAX_VERSION
-from fl_elastic.update.manifest import Weights
+from fl_elastic.update.manifest import WeightDict, Weights
 from fl_elastic.update.model_wire import encode_weights
 
 _PATIENCE_SECONDS = 3600.0
@@ -140,15 +141,16 @@ class Downlink:
         self.log = ChangeLog()
         self.stock = StockClients()
         self.held: dict[int, int] = {}
-        self._weights: Weights = {}
+        # The model that is served.
+        self.weights: WeightDict = {}
         self._manifest: Manifest | None = None
         self._version = -1
         self._checksum = 0
         self._packed: dict[int | None, bytes] = {}
 
-    def serve(self, weights: Weights, manifest: Manifest, version: int) -> None:
+    def serve(self, weights: WeightDict, manifest: Manifest, version: int) -> None:
         """Send this model from now on; it is not copied and must not be modified."""
-        before, self._weights, self._manifest = self._weights, weights, manifest
+        before, self.weights, self._manifest = self.weights, weights, manifest
         self._packed = {}
         known, self._version = self._version, version
         if not self.changes_only:
@@ -161,17 +163,22 @@ class Downlink:
             self.held = {}
         self.log.record(version, before, weights)
 
-    def amend(self, weights: Weights) -> None:
+    def amend(self, weights: WeightDict) -> None:
         """Send this model under the same version from now on; no client may have kept the replaced one."""
-        before, self._weights, self._packed = self._weights, weights, {}
+        before, self.weights, self._packed = self.weights, weights, {}
         if self.changes_only:
             self._checksum = _checksum(weights)
             self.log.amend(before, weights)
 
-    @property
-    def weights(self) -> Weights:
-        """The model that is served."""
-        return self._weights
+    @contextmanager
+    def serving(self, weights: WeightDict) -> Iterator[None]:
+        """Send this model under the same version for as long as the block lasts."""
+        served = self.weights
+        self.amend(weights)
+        try:
+            yield
+        finally:
+            self.amend(served)
 
     @property
     def version(self) -> int:
@@ -203,12 +210,17 @@ class Downlink:
         """Send the whole model to this node next time."""
         self.held.pop(node, None)
 
-    def _message(self, since: int | None) -> bytes:
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the model that is served."""
         if self._manifest is None:
             raise UpdateError("there is no model to send before the first round")
+        return self._manifest
+
+    def _message(self, since: int | None) -> bytes:
         if since not in self._packed:
             self._packed[since] = encode_weights(
-                self._weights, self._manifest, version=self._version, codec=self.codec,
+                self.weights, self.manifest, version=self._version, codec=self.codec,
                 since=since, names=None if since is None else self.log.since(since),
             )  # fmt: skip
         return self._packed[since]
@@ -223,7 +235,7 @@ class Downlink:
         """Restore what `to_state` returned."""
         self.log, self.held = state.changes.copy(), dict(state.held)
         self._version, self._checksum = state.version, state.checksum
-        self._weights, self._packed = {}, {}
+        self.weights, self._packed = {}, {}
 
 
 def _checksum(weights: Weights) -> int:

@@ -6,14 +6,16 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+
+from fl_elastic.flower.client_availability import ClientAvailability
 
 _LOG = logging.getLogger("fl_elastic")
 FORGET_AFTER = 5
@@ -109,34 +111,6 @@ class GridWrapper(Grid):
         return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
 
 
-@runtime_checkable
-class Patient(Protocol):
-    """A strategy that says how long to wait for replies, and whether it merges late ones."""
-
-    @property
-    def merges_late(self) -> bool:
-        """Whether replies to earlier rounds are wanted."""
-
-    def patience(self) -> float | None:
-        """Return the seconds to wait for this round's training; None to wait for all."""
-
-
-class Listener(Protocol):
-    """Is told who answers, and decides for whom a round waits (see `ClientAvailability`)."""
-
-    def heard(self, node: int, seconds: float | None = None) -> None:
-        """Note an answer and, if it was about training, after how many seconds it came."""
-
-    def missed(self, node: int) -> None:
-        """Note that a round ended without a node's answer."""
-
-    def awaits(self, node: int) -> bool:
-        """Return whether a round waits for this node's answer."""
-
-    def patience(self, nodes: Collection[int]) -> float | None:
-        """Return how many seconds to wait for these nodes; None for no limit."""
-
-
 @dataclass
 class _Sent:
     """A message without a reply: its node, when it was sent, and for how many more rounds to look for the reply."""
@@ -163,7 +137,7 @@ class IncrementalGrid(GridWrapper):
         Called with the numbers of replies received and expected.
     stop : threading.Event, optional
         When it is set, waiting for replies ends with `Interrupted`.
-    listener : Listener, optional
+    listener : ClientAvailability, optional
         Is told who answered after how many seconds, and decides for whom a round waits. Without one a round waits
         for all.
     """
@@ -178,7 +152,7 @@ class IncrementalGrid(GridWrapper):
         late: bool = False,
         on_reply: Callable[[int, int], None] = lambda received, expected: None,
         stop: threading.Event | None = None,
-        listener: Listener | None = None,
+        listener: ClientAvailability | None = None,
     ) -> None:
         super().__init__(grid)
         self._listener = listener
@@ -293,8 +267,8 @@ def incremental(grid: Grid, strategy: object) -> Grid:
     """
     if getattr(grid, "streams", False):
         return grid
-    inside: object = strategy
-    while not isinstance(inside, Patient):
+    inside: Any = strategy
+    while not hasattr(inside, "merges_late"):
         inside = getattr(inside, "strategy", None)
         if inside is None:
             return grid

@@ -31,32 +31,21 @@ class Settings:
     average: ModelAverage | None = None
 
 
-@dataclass(frozen=True)
-class UnequalDevices:
-    """Settings for a fleet of unequal devices, with a pretrained model or one that begins from random weights.
+def for_untrained(deadline: Deadline) -> Settings:
+    """Return the settings for unequal devices and a model that begins from random weights, and log them."""
+    merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
+    config = RoundConfig(deadline=deadline)
+    _LOG.info(
+        "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
+        "at %g, late updates merged by age to the power of -%g, %s",
+        _RATE, average.decay, merge.staleness_power, config,
+    )  # fmt: skip
+    optimizer = SERVER_OPTIMIZERS.make("agreement", _RATE)
+    return Settings("contributors", merge, config, optimizer, average)
 
-    Attributes
-    ----------
-    deadline : Deadline
-        Deadline of each round.
-    """
 
-    deadline: Deadline
-
-    def untrained(self) -> Settings:
-        """Return the settings for a model that begins from random weights, and log them."""
-        merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
-        config = RoundConfig(deadline=self.deadline)
-        _LOG.info(
-            "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
-            "at %g, late updates merged by age to the power of -%g, %s",
-            _RATE, average.decay, merge.staleness_power, config,
-        )  # fmt: skip
-        optimizer = SERVER_OPTIMIZERS.make("agreement", _RATE)
-        return Settings("contributors", merge, config, optimizer, average)
-
-    def pretrained(self) -> Settings:
-        """Return the settings for a pretrained model, and log them."""
-        config = RoundConfig(deadline=self.deadline, read="auto", cut="moving")
-        _LOG.info("for unequal devices and a pretrained model: rule contributors, %s", config)
-        return Settings("contributors", config=config)
+def for_pretrained(deadline: Deadline) -> Settings:
+    """Return the settings for unequal devices and a pretrained model, and log them."""
+    config = RoundConfig(deadline=deadline, read="auto", cut="moving")
+    _LOG.info("for unequal devices and a pretrained model: rule contributors, %s", config)
+    return Settings("contributors", config=config)

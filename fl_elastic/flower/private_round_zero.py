@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.closed_form.head import ClosedFormHead, closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.head_sums_wire import layer_shape
 from fl_elastic.closed_form.secret_sums import FixedPoint, as_vector, of_vector, with_held_out
 from fl_elastic.closed_form.sums_privacy import (
     SumsPrivacy,
@@ -24,7 +25,6 @@ from fl_elastic.closed_form.sums_privacy import (
     noised,
     private_head,
 )
-from fl_elastic.closed_form.wire import layer_shape
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
 
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
@@ -97,8 +100,42 @@ class Round:
             self._unchanged(error)
             return None
 
+    def shortened(self, merged: WeightDict, stepped: WeightDict, limit: float) -> WeightDict:
+        """Return the model after the server's step, no longer than ``limit`` times the one that clients asked for.
+
+        Parameters
+        ----------
+        merged, stepped : dict of str to ndarray
+            The model after the clients' updates, and after the server's step.
+        limit : float
+            Bound on the norm of the parameters' change, relative to the clients' change; infinite for none.
+        """
+        if math.isinf(limit):
+            return stepped
+        base, manifest = self.weights, self.manifest
+        names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+        clients_norm, step_norm = (
+            math.sqrt(sum(_square(each[name], base[name]) for name in names))
+            for each in (merged, stepped)
+        )
+        if step_norm <= limit * clients_norm * (1 + 1e-6):
+            return stepped
+        share = limit * clients_norm / step_norm
+        shorter = {
+            name: np.asarray(
+                base[name] + share * (np.asarray(stepped[name], np.float64) - base[name]),
+                manifest.array_dtype(name),
+            )
+            for name in names
+        }
+        return {**stepped, **shorter}
+
     def _unchanged(self, error: UpdateError) -> None:
         _LOG.warning("round %s changes nothing: %s", self.number, one_line(str(error)))
+
+
+def _square(one: NDArray[Any], other: NDArray[Any]) -> float:
+    return float(np.square(np.asarray(one, np.float64) - other).sum())
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ class RoundConfig:
         Where a head in closed form reads (`fl_elastic.closed_form.head.closed_form_head`): before the first round
         clients send sums, from which the server solves for the head without a training step. ``"none"`` for no such
         head; ``"last"`` for the input of the model's last linear layer; ``"auto"`` for the places of the model, or
-        of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.choice`);
+        of its input, with the least held-out error on a few clients' examples (`fl_elastic.readout.best_places`);
         ``"auto>640"`` for at most 640 features per example; or names of places such as
         ``"features.3@grid8+features.6@grid4"``, or ``"features.6@grid8>256"`` for its features projected onto 256
         directions. With ``mirrored:`` before it, as in ``"mirrored:auto"``, features are means over each image and
-        its mirror image. From then on the model ends there, as a `fl_elastic.readout.readout.Readout`.
+        its mirror image. From then on the model ends there, as a `fl_elastic.readout.Readout`.
     plan : {"local", "server", "none"}
         Who chooses what is trained. ``"local"``: each client. ``"server"``: the server, the same for all, such that
         the slowest client of the round can afford it (robust rules can then compare all clients). ``"none"``:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.closed_form.head import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.closed_form.ridge import RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
-from fl_elastic.closed_form.wire import decode_head_sums
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ from fl_elastic.flower.evaluation_replies import asked_again, believed
 from fl_elastic.flower.frozen_consensus import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
-from fl_elastic.flower.preset import Settings, UnequalDevices
+from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
@@ -41,7 +40,6 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.step_limit import longest_step, no_longer_than
 from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
@@ -52,13 +50,13 @@ from fl_elastic.flower.strategy_state import (
 )
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.wrapped_strategy import (
+    Configure,
     chain,
     check_inner,
+    chosen_messages,
     goes_by_the_change,
     handed_on,
-    refuse_other_contents,
     refuse_what_each_seen_ignores,
-    say_what_is_not_sent,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -68,7 +66,7 @@ from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.manifest import FROZEN_BASE, WeightDict, places_of
+from fl_elastic.update.manifest import FROZEN_BASE, Role, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
 _PATIENCE_SECONDS = 3600.0
@@ -121,8 +119,6 @@ class PartialUpdates(Strategy):
     on_round : callable, optional
         Called with the `RoundRecord` after each round's training. If it has a method ``evaluated``, that is called
         after each test, see `fl_elastic.flower.tracking`.
-    preset : UnequalDevices, optional
-        Replaces rule, merge, config, server optimiser and average if `start` is given a pretrained model.
 
     Raises
     ------
@@ -155,7 +151,6 @@ class PartialUpdates(Strategy):
         limits: Limits | None = None,
         codec: str = "fp32",
         on_round: Callable[[RoundRecord], None] | None = None,
-        preset: UnequalDevices | None = None,
     ) -> None:
         wrong = of_another_kind(
             merge=(merge, MergeOptions),
@@ -164,7 +159,6 @@ class PartialUpdates(Strategy):
             average=(average, ModelAverage),
             limits=(limits, Limits),
             on_round=(on_round, Callable),
-            preset=(preset, UnequalDevices),
         )
         if wrong:
             raise SettingError(wrong)
@@ -172,8 +166,9 @@ class PartialUpdates(Strategy):
         self.inner = inner
         self.limits = limits or Limits()
         self.on_round = on_round
-        self._codec, self._preset = codec, preset
-        self._weights: WeightDict = {}
+        self._codec = codec
+        # The deadline of `for_unequal_devices`, if the model decides its settings.
+        self._preset: Deadline | None = None
         # The digest of the frozen base, which every device already has.
         self._base: WeightDict = {}
         self._round: Round | None = None
@@ -230,7 +225,7 @@ class PartialUpdates(Strategy):
 
         A pretrained model instead gets a head in closed form, which reads at the place with the least error by the
         fleet's sums and is solved for again after every fifth round; the model may then end there
-        (`fl_elastic.readout.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
+        (`fl_elastic.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
         features there, and only what lies above travels.
 
         Parameters
@@ -257,19 +252,19 @@ class PartialUpdates(Strategy):
         'moving'
         """
         limit = deadline if isinstance(deadline, Deadline) else Deadline(seconds=deadline)
-        preset = UnequalDevices(limit)
         if pretrained is None and initial_arrays is not None:
             pretrained = trained_before(initial_arrays)
-        settings = preset.pretrained() if pretrained else preset.untrained()
-        later = preset if pretrained is None else None
-        return cls(inner, on_round=on_round, preset=later, **vars(settings))
+        settings = for_pretrained(limit) if pretrained else for_untrained(limit)
+        strategy = cls(inner, on_round=on_round, **vars(settings))
+        strategy._preset = limit if pretrained is None else None
+        return strategy
 
     def begin_with(self, arrays: ArrayRecord) -> None:
         """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
-        preset = self._preset if self._preset and trained_before(arrays) else None
-        if preset is not None or self._last_round:
+        limit = self._preset if self._preset and trained_before(arrays) else None
+        if limit is not None or self._last_round:
             self._as_given()
-            self._begin(self._settings if preset is None else preset.pretrained())
+            self._begin(self._settings if limit is None else for_pretrained(limit))
 
     def patience(self) -> float | None:
         """Return the seconds to wait for this round's training; None to wait for all."""
@@ -322,24 +317,17 @@ class PartialUpdates(Strategy):
         config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
-        messages = self._chosen(self.inner.configure_train, 0, manifest, config, grid)
+        messages = self._chosen(self.inner.configure_train, 0, config, grid)
         self.fleet.serve(manifest)
         # A deadline derived from training times does not apply to a pass; complete sums are exact.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
-        whole = self._weights
+        whole = self.downlink.weights
         if self.config.reads_inside and not self.fleet.read:
             asking = RoundRecord(0, deadline=record.deadline, trains=False)
-            chosen = self._auxiliary.choose_places(
-                messages,
-                MessagePacker("train", self.downlink, grid),
-                self._weights,
-                asking,
-                timeout,
-            )
+            chosen = self._auxiliary.choose_places(messages, grid, asking, timeout)
             self.fleet.serve(self._keep(chosen, 0))
-        packer = MessagePacker("train", self.downlink, grid)
-        solved = self._auxiliary.solve(messages, packer, self._weights, record, timeout)
-        if not record.head_features and self._weights is not whole:
+        solved = self._auxiliary.solve(messages, grid, record, timeout)
+        if not record.head_features and self.downlink.weights is not whole:
             # Nobody sent sums for a head at the chosen places, so the model keeps its end.
             self.fleet.serve(self._keep(whole, 0))
             solved = whole
@@ -352,7 +340,11 @@ class PartialUpdates(Strategy):
 
     def _check_statistics(self, manifest: Manifest) -> None:
         """Warn if norms keep statistics that have never seen data."""
-        fresh = fresh_statistics(self._weights, manifest) if self.config.keeps_statistics else []
+        fresh = (
+            fresh_statistics(self.downlink.weights, manifest)
+            if self.config.keeps_statistics
+            else []
+        )
         if fresh:
             _LOG.warning(
                 "norms keep their statistics with a head in closed form or a cut, and those of %s of them have "
@@ -379,12 +371,12 @@ class PartialUpdates(Strategy):
             return []
         self._round = None
         if self.average is not None and not self.average.rounds:
-            self.average.add(self._weights)
+            self.average.add(self.downlink.weights)
         self.fleet.serve(manifest)
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
         # Not a copy: an inner strategy may change its settings from round to round, such as a decaying rate.
-        messages = self._chosen(self.inner.configure_train, server_round, manifest, config, grid)
+        messages = self._chosen(self.inner.configure_train, server_round, config, grid)
         if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
             chosen = {message.metadata.dst_node_id for message in messages}
@@ -413,38 +405,17 @@ class PartialUpdates(Strategy):
         mean = PartialMean(manifest, self.rule, limits=self.limits, options=self.merge)
         freezes = self.config.has_cut or self.fleet.kept_head
         frozen = FrozenConsensus(manifest) if freezes else None
-        self._round = Round(self._weights, mean, packer, record, frozen_consensus=frozen)
+        self._round = Round(self.downlink.weights, mean, packer, record, frozen_consensus=frozen)
         return packed
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
-        manifest = self._remember(arrays, server_round + 1)
-        messages = self._chosen(self.inner.configure_evaluate, server_round, manifest, config, grid)
+        self._remember(arrays, server_round + 1)
+        messages = self._chosen(self.inner.configure_evaluate, server_round, config, grid)
         self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
         return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
-
-    def _chosen(
-        self,
-        configure: Callable[..., Iterable[Message]],
-        server_round: int,
-        manifest: Manifest,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> list[Message]:
-        """Return the messages to the clients that the inner strategy chooses, one to each."""
-        arrays = parameters_of(self._weights, manifest)
-        # By position, as Flower does: a strategy of a user may have other names for its arguments.
-        messages = list(configure(server_round, arrays, config, grid))
-        refuse_other_contents(self.inner, messages, arrays)
-        if server_round <= 1:
-            say_what_is_not_sent(messages)
-        # A strategy that draws with replacement may choose a client twice, whose examples would count twice.
-        first: dict[int, Message] = {}
-        for message in messages:
-            first.setdefault(message.metadata.dst_node_id, message)
-        return list(first.values())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -504,12 +475,10 @@ class PartialUpdates(Strategy):
         if not self.config.forget:
             return False
         alone = this.frozen_consensus
-        trained = self._weights if alone is None else alone.may_train()
-        forgotten = self._auxiliary.forget(
-            this.packer, self._weights, this.record, self._wait(), trained
-        )
+        trained = self.downlink.weights if alone is None else alone.may_train()
+        forgotten = self._auxiliary.forget(this.packer, this.record, self._wait(), trained)
         if forgotten is not None:
-            self._amend(forgotten)
+            self.downlink.amend(forgotten)
             if self.average is not None:
                 self.average.begin_anew(forgotten)
         return forgotten is not None
@@ -519,11 +488,11 @@ class PartialUpdates(Strategy):
         if not self.fleet.kept_head:
             return False
         solved = self._auxiliary.solve_again(
-            this.packer, self._weights, this.record, self._wait(),
+            this.packer, this.record, self._wait(),
             forgets=forgets, last=this.number == self._last_round,
         )  # fmt: skip
         if solved is not None:
-            self._amend(solved)
+            self.downlink.amend(solved)
         return solved is not None and self.solved.went_back
 
     def _wait(self) -> float:
@@ -535,7 +504,7 @@ class PartialUpdates(Strategy):
         """Whether rounds train: not if the plan is "none", or the solved head reads only the input."""
         body = f"{BODY}."
         alone = bool(self.fleet.read and self.fleet.kept_head) and not any(
-            name.startswith(body) for name in self._weights
+            name.startswith(body) for name in self.downlink.weights
         )
         return self.config.plan != "none" and not alone
 
@@ -544,6 +513,13 @@ class PartialUpdates(Strategy):
         this.record.downlink_total_bytes = this.packer.total_bytes
         log_record(this.record, RULES.name_of(self.rule))
         self._tell(this.record)
+
+    def _chosen(
+        self, configure: Configure, server_round: int, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the messages to the clients that the inner strategy chooses."""
+        arrays = parameters_of(self.downlink.weights, self.downlink.manifest)
+        return chosen_messages(self.inner, configure, server_round, arrays, config, grid)
 
     def _tell(self, record: RoundRecord) -> None:
         if self.on_round is not None:
@@ -580,18 +556,13 @@ class PartialUpdates(Strategy):
         return self._keep(weights, version)
 
     def _keep(self, weights: WeightDict, version: int) -> Manifest:
-        self._weights, manifest = weights, Manifest.of_arrays({**weights, **self._base})
+        manifest = Manifest.of_arrays({**weights, **self._base})
         self.fleet.read = places_of(weights)
         self.downlink.serve(weights, manifest, version)
         return manifest
 
-    def _amend(self, weights: WeightDict) -> None:
-        """Go on from this model instead of the round's."""
-        self._weights = weights
-        self.downlink.amend(weights)
-
     def _arrays(self) -> ArrayRecord:
-        return as_record({**self._weights, **self._base})
+        return as_record({**self.downlink.weights, **self._base})
 
     def _go_on(
         self, this: Round, aggregated: ArrayRecord, merged: WeightDict, stepped: WeightDict
@@ -600,20 +571,18 @@ class PartialUpdates(Strategy):
         each, before = self._each_seen, this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
         new = whole_model(parameters, before if each else stepped, this.manifest)
-        optimizer = self.server_optimizer
-        limit = longest_step(
-            math.inf if each else self.guard.rate_limit, this.manifest,
-            relative=not each and (
-                goes_by_the_change(self.inner) or (optimizer is not None and optimizer.relative)
-            ),
-        )  # fmt: skip
-        if limit is not None:
-            new = no_longer_than(limit, before, merged, new, this.manifest)
+        if not each:
+            optimizer, limit = self.server_optimizer, self.guard.rate_limit
+            multiplies = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
+            if multiplies and Role.STATISTIC in this.manifest.roles:
+                # Running statistics do not take part in a longer step, and would lag behind.
+                limit = min(limit, 1.0)
+            new = this.shortened(merged, new, limit)
         if this.frozen_consensus is not None:
             new = this.frozen_consensus.put_back(new, before)
         self._keep(new, this.number + 1)
         if self.average is not None:
-            self.average.add(self._weights)
+            self.average.add(self.downlink.weights)
 
     def _undo(self) -> Callable[[], None]:
         """Return a function that restores the objects that a round changes besides the model."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
     Bulyan,
@@ -49,6 +50,9 @@ _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
 _LOG = logging.getLogger("fl_elastic")
+
+Configure: TypeAlias = Callable[..., Iterable[Message]]
+"""A method ``configure_train`` or ``configure_evaluate`` of a strategy."""
 
 
 def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | AggregationRule:
@@ -176,7 +180,28 @@ def say_what_it_sees(inner: Strategy) -> None:
             )
 
 
-def refuse_other_contents(
+def chosen_messages(
+    inner: Strategy,
+    configure: Configure,
+    server_round: int,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    grid: Grid,
+) -> list[Message]:
+    """Return the messages that a method of the strategy makes for a round, one to each client that it chooses."""
+    # By position, as Flower does: a strategy of a user may have other names for its arguments.
+    messages = list(configure(server_round, arrays, config, grid))
+    _refuse_other_contents(inner, messages, arrays)
+    if server_round <= 1:
+        _say_what_is_not_sent(messages)
+    # A strategy that draws with replacement may choose a client twice, whose examples would count twice.
+    first: dict[int, Message] = {}
+    for message in messages:
+        first.setdefault(message.metadata.dst_node_id, message)
+    return list(first.values())
+
+
+def _refuse_other_contents(
     inner: Strategy, messages: Iterable[Message], arrays: ArrayRecord
 ) -> None:
     """Raise SettingError for a message with another model than ``arrays``, or more than model and settings."""
@@ -194,7 +219,7 @@ def refuse_other_contents(
             )
 
 
-def say_what_is_not_sent(messages: Iterable[Message]) -> None:
+def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
     """Log settings that are lists, which only Flower's own clients of the Message API are sent."""
     records = [each for message in messages for each in message.content.config_records.values()]
     lists = dict.fromkeys(

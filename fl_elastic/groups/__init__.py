@@ -18,4 +18,4 @@ __all__ = [
     "tensor_groups",
 ]
 
-__getattr__ = loaded_late(__name__, {"tensor_groups": "trace"})
+__getattr__, __dir__ = loaded_late(__name__, {"tensor_groups": "trace"})

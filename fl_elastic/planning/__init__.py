@@ -22,4 +22,6 @@ __all__ = [
     "prefix_knapsack",
 ]
 
-__getattr__ = loaded_late(__name__, dict.fromkeys(("Selection", "prefix_knapsack"), "knapsack"))
+__getattr__, __dir__ = loaded_late(
+    __name__, dict.fromkeys(("Selection", "prefix_knapsack"), "knapsack")
+)

@@ -12,9 +12,8 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.channel_modes import has_operations
-from fl_elastic.planning.joint.choices import Choices
+from fl_elastic.planning.multiple_choice.choices import Choices
 from fl_elastic.planning.request import PlanRequest
-from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import (
     group_activation_bytes,
     path_activation_bytes,
@@ -25,7 +24,7 @@ from fl_elastic.profiling.memory import (
 
 @dataclass(frozen=True, eq=False)
 class GroupOptions:
-    """Choices for the joint solver, and the mode of each of their columns.
+    """Choices for the multiple-choice solver, and the mode of each of their columns.
 
     Attributes
     ----------
@@ -46,11 +45,11 @@ class GroupOptions:
 def group_options(
     request: PlanRequest, modes: Sequence[Mode], recomputed: Sequence[Block] = ()
 ) -> GroupOptions:
-    """Return the choices of the joint solver.
+    """Return the choices of the multiple-choice solver.
 
     A mode is offered if its cost and fidelity are known and an operation runs it. Its worth is the group's
     importance times the squared cosine between its gradient and the exact one, which is the share of the samples'
-    information that is left. A filtered error gradient loses the rest of the squared cosine for all deeper groups.
+    information that is left.
 
     Parameters
     ----------
@@ -64,10 +63,9 @@ def group_options(
     profile, fidelity = request.profile, request.fidelity
     columns = (Mode.FROZEN, Mode.FULL, *modes)
     shape = (len(profile), len(columns))
-    share, damage = np.zeros(shape), np.zeros(shape)
-    update, change = np.zeros(shape), np.zeros(shape)
+    share, update = np.zeros(shape), np.zeros(shape)
     available = np.zeros(shape, dtype=bool)
-    own_seconds, passing_seconds = _own_and_passing(profile)
+    own_seconds = profile.update_seconds - profile.optimizer_seconds
     kinds_known = len(profile.node_lean) > 0
     runs = np.array(
         [not kinds_known or has_operations(profile, group) for group in range(len(profile))]
@@ -83,17 +81,11 @@ def group_options(
             continue
         ratio, cosine = profile.modes.update_ratio[:, costs], fidelity.weights[:, kept]
         known = np.isfinite(ratio) & np.isfinite(cosine)
-        if mode.kind in ("channels", "filtered"):
+        if mode.kind == "channels":
             known &= runs
         available[:, column] = known
         share[known, column] = cosine[known].clip(0, 1) ** 2
         update[known, column] = own_seconds[known] * ratio[known] + profile.optimizer_seconds[known]
-        if mode.filters_input:
-            change[known, column] = passing_seconds[known] * (
-                profile.modes.path_ratio[known, costs] - 1
-            )
-            inputs = fidelity.inputs[known, kept].clip(0.01, 1)
-            damage[known, column] = 1 - inputs**2
     if request.reachable is not None:
         available[request.reachable :, 1:] = False
     inside = {index for block in recomputed for index in block.nodes}
@@ -119,21 +111,9 @@ def group_options(
             available=available,
             path_seconds=path,
             path_memory=path_activation_bytes(profile, inside, lean=request.lean),
-            path_change=change,
-            damage=damage,
             forced=(profile.graph.head,),
         ),
     )
-
-
-def _own_and_passing(profile: CostProfile) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the seconds of each group's own gradient, and those of passing the error gradient through it."""
-    own, passing = np.zeros(len(profile)), np.zeros(len(profile))
-    for index, node in enumerate(profile.graph.nodes):
-        if node.group is not None:
-            own[node.group] += profile.node_update_seconds[index]
-            passing[node.group] += profile.node_path_seconds[index]
-    return own, passing
 
 
 def _option_bytes(request: PlanRequest, group: int, mode: Mode, inside: set[int]) -> float:

@@ -18,4 +18,6 @@ __all__ = [
     "save_profile",
 ]
 
-__getattr__ = loaded_late(__name__, {"estimate_profile": "estimate", "profile_model": "measure"})
+__getattr__, __dir__ = loaded_late(
+    __name__, {"estimate_profile": "estimate", "profile_model": "measure"}
+)

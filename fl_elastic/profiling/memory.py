@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fl_elastic.groups import Mode, TensorGroup
-from fl_elastic.groups.graph import BackwardNode, Block
-from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.groups.graph import Block
 from fl_elastic.profiling.code_bytes import with_code
-from fl_elastic.profiling.in_flight import InFlight, in_flight
-from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
+from fl_elastic.profiling.kept_tensors import FLOAT, Kept, kept_by, node_table
+from fl_elastic.profiling.profile import CostProfile, Mask, Seconds
 
-_FLOAT = 4
 # A buffer is kept as it was before the fit, and as it was before the steps by the present plan.
 _STATISTIC = 8
-_PROFILES = 8
 
 
 @dataclass(frozen=True)
@@ -99,18 +94,18 @@ def step_memory(
         inside = np.zeros(len(running), dtype=bool)
         inside[list(block.nodes)] = True
         stored &= ~inside
-        inner = _kept(profile, modes, running & inside, lean=lean)
+        inner = kept_by(profile, modes, running & inside, lean=lean)
         largest = max(largest, inner.bytes)
         assert again is not None
         again += np.where(inside, inner.held_at_nodes(), 0.0)
     inputs = [(b.input_node, b.output_node) for b in recomputed if running[b.output_node]]
-    kept = _kept(profile, modes, stored, lean=lean, inputs=inputs)
+    kept = kept_by(profile, modes, stored, lean=lean, inputs=inputs)
     return StepMemory(
         activations=kept.bytes + largest,
-        gradients=_FLOAT * weights,
+        gradients=FLOAT * weights,
         optimizer=profile.optimizer_bytes_per_weight * weights,
         largest_block=largest,
-        copies=_FLOAT * weights + _STATISTIC * statistics + profile.held_bytes,
+        copies=FLOAT * weights + _STATISTIC * statistics + profile.held_bytes,
         moment=_most_at_once(
             profile, kept.held_at_nodes(), again, numbers, running, passing, lean=lean
         ),
@@ -121,37 +116,37 @@ def step_memory(
 def mask_bytes(profile: CostProfile, mask: Mask, *, lean: bool = False) -> float:
     """Return the total memory of a step that trains the groups in ``mask`` in full, as `step_memory` counts it."""
     # Cached, because making a plan asks for most masks more than once.
-    known, asked = _table(profile).totals, (mask.astype(bool).tobytes(), lean)
+    known, asked = node_table(profile).totals, (mask.astype(bool).tobytes(), lean)
     if asked not in known:
         known[asked] = _bytes_of(profile, mask.astype(bool), lean)
     return known[asked]
 
 
 def _bytes_of(profile: CostProfile, mask: Mask, lean: bool) -> float:
-    table, (running, passing) = _table(profile), profile.running_nodes(mask)
+    table, (running, passing) = node_table(profile), profile.running_nodes(mask)
     trained = np.append(mask, False)[table.group]
     whole = running & ((table.whole_if_lean if lean else table.whole_if_plain) | trained)
-    kept = _Kept(
+    kept = Kept(
         table, whole, np.where(running, table.extra, 0.0) if lean else np.zeros(len(running))
     )
-    numbers = np.where(mask, profile.parameter_bytes, 0.0) / _FLOAT
+    numbers = np.where(mask, profile.parameter_bytes, 0.0) / FLOAT
     held = kept.held_at_nodes()
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=lean)
-    kept_on = (_FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
+    kept_on = (FLOAT + profile.optimizer_bytes_per_weight) * float(numbers.sum())
     kept_on += profile.held_bytes + _STATISTIC * float(table.statistics[mask].sum())
     return with_code(kept_on + moment, profile.code_bytes)
 
 
 def inference_bytes(profile: CostProfile) -> float:
     """Return the bytes that one inference needs at least at its peak, besides the weights."""
-    return _table(profile).flight.inference
+    return node_table(profile).flight.inference
 
 
 def trial_bytes(profile: CostProfile) -> float:
     """Return the memory of a plain step that trains everything and frees each gradient once it is computed."""
     everything = [Mode.FULL] * len(profile)
     running, passing = profile.running_nodes(np.ones(len(profile), dtype=bool))
-    held = _kept(profile, everything, running, lean=False).held_at_nodes()
+    held = kept_by(profile, everything, running, lean=False).held_at_nodes()
     numbers = np.zeros(len(profile))
     moment = _most_at_once(profile, held, None, numbers, running, passing, lean=False)
     largest = float(profile.parameter_bytes.max(initial=0.0))
@@ -186,13 +181,13 @@ def _most_at_once(
         Whether lean layers run, which unpack bits and bytes for a moment.
     """
     gradients = np.zeros(len(held))
-    gradients[_table(profile).first] = _FLOAT * numbers
+    gradients[node_table(profile).first] = FLOAT * numbers
     forward, backward = _at_nodes(
         profile, held, again, numbers, np.cumsum(gradients), running, passing, lean=lean
     )
     # The difference that becomes the update needs one more tensor, the optimiser may need more.
-    largest = max(_FLOAT, profile.optimizer_moment_per_weight) * float(numbers.max(initial=0.0))
-    last = _FLOAT * float(numbers.sum()) + largest
+    largest = max(FLOAT, profile.optimizer_moment_per_weight) * float(numbers.max(initial=0.0))
+    last = FLOAT * float(numbers.sum()) + largest
     most = max(float(backward.max(initial=0.0)), float(forward.max(initial=0.0)), last)
     return max(most - inference_bytes(profile), 0.0)
 
@@ -209,12 +204,12 @@ def _at_nodes(
     lean: bool,
 ) -> tuple[Seconds, Seconds]:
     """Return the bytes while each node runs forward, and while it runs backward beside the ``gradients``."""
-    table = _table(profile)
+    table = node_table(profile)
     flight = table.flight
     below = np.cumsum(held[::-1])[::-1]
     backward = below + gradients + np.where(passing, flight.passing, flight.ending)
     # Only if weights are trained, not just a bias.
-    of_weights = np.append(numbers > profile.parameter_bytes / (2 * _FLOAT), False)[table.group]
+    of_weights = np.append(numbers > profile.parameter_bytes / (2 * FLOAT), False)[table.group]
     backward += np.where(of_weights, flight.training, 0.0)
     # Tensors on their way in the forward pass also exist in inference.
     forward = below - held + np.minimum(flight.passing, flight.inference)
@@ -240,9 +235,9 @@ def taken_at_nodes(profile: CostProfile) -> Seconds:
     """
     everything = np.ones(len(profile), dtype=bool)
     running, passing = profile.running_nodes(everything)
-    held = _kept(profile, [Mode.FULL] * len(profile), running, lean=False).held_at_nodes()
-    numbers, gradients = profile.parameter_bytes / _FLOAT, np.zeros(len(held))
-    for own, nodes in zip(profile.parameter_bytes, _table(profile).owners, strict=True):
+    held = kept_by(profile, [Mode.FULL] * len(profile), running, lean=False).held_at_nodes()
+    numbers, gradients = profile.parameter_bytes / FLOAT, np.zeros(len(held))
+    for own, nodes in zip(profile.parameter_bytes, node_table(profile).owners, strict=True):
         # From a shared weight's first use to its last.
         gradients[nodes[0] : nodes[-1] + 1] += own
     return np.stack(
@@ -269,7 +264,7 @@ def path_activation_bytes(profile: CostProfile, inside: set[int], *, lean: bool)
     Nodes ``inside`` recomputed blocks keep nothing. Without lean layers a frozen convolution or norm keeps as much
     as a trained one, which is counted here.
     """
-    table = _table(profile)
+    table = node_table(profile)
     own = profile.node_saved_bytes
     own = np.where(table.whole_if_lean if lean else table.whole_if_plain, own, 0.0)
     if lean:
@@ -295,9 +290,9 @@ def group_activation_bytes(
     frozen = [Mode.FROZEN] * len(profile)
     trained = [mode if index == group else Mode.FROZEN for index in range(len(profile))]
     own = np.zeros(len(profile.graph.nodes), dtype=bool)
-    own[[index for index in _table(profile).owners[group] if index not in inside]] = True
-    more = _kept(profile, trained, own, lean=lean).bytes
-    return max(more - _kept(profile, frozen, own, lean=lean).bytes, 0.0)
+    own[[index for index in node_table(profile).owners[group] if index not in inside]] = True
+    more = kept_by(profile, trained, own, lean=lean).bytes
+    return max(more - kept_by(profile, frozen, own, lean=lean).bytes, 0.0)
 
 
 def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
@@ -306,151 +301,3 @@ def _trained_numbers(group: TensorGroup, mode: Mode) -> int:
     trained = mode.trains(group)
     pairs = zip(group.parameters, group.shapes, strict=True)
     return sum(math.prod(shape) for name, shape in pairs if name in trained)
-
-
-def _kept(
-    profile: CostProfile,
-    modes: Sequence[Mode],
-    nodes: Mask,
-    *,
-    lean: bool,
-    inputs: Sequence[tuple[int, int]] = (),
-) -> _Kept:
-    """Return what the nodes keep; for each pair (made, reader) the reader also keeps the whole output of made."""
-    table = _table(profile)
-    whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
-    extra = np.where(nodes, table.extra, 0.0) if lean else np.zeros(len(nodes))
-    for group, mode in enumerate(modes):
-        if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
-            continue
-        owners = table.owners[group]
-        for index in owners:
-            if nodes[index]:
-                # A layer that runs several times is trained whole.
-                own = _own_bytes(profile, index, mode) if len(owners) == 1 else None
-                whole[index] = own is None
-                extra[index] += own or 0.0
-    known = []
-    for made, reader in inputs:
-        if table.saved.outputs[made] < 0:
-            # The output is kept until the block that begins there has run backward.
-            extra[max(made - 1, reader)] += _output_bytes(profile, made)
-        else:
-            known.append((max(made - 1, reader), int(table.saved.outputs[made])))
-    return _Kept(table, whole, extra, tuple(known))
-
-
-@dataclass(frozen=True, eq=False)
-class _Table:
-    """What nodes of frozen groups keep, with torch's layers and with lean ones: everything, or some bytes."""
-
-    saved: SavedTensors
-    nodes: NDArray[np.int64]
-    tensors: NDArray[np.int64]
-    owners: tuple[tuple[int, ...], ...]
-    first: NDArray[np.int64]
-    statistics: NDArray[np.int64]
-    group: NDArray[np.int64]
-    whole_if_plain: Mask
-    whole_if_lean: Mask
-    extra: Seconds
-    work: Seconds
-    beside: Seconds
-    flight: InFlight
-    totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """What some nodes keep: everything (``whole``), some bytes (``extra``), or further tensors (``besides``)."""
-
-    table: _Table
-    whole: Mask
-    extra: Seconds
-    besides: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of everything, each storage counted once."""
-        return float(self.held_at_nodes().sum())
-
-    def held_at_nodes(self) -> Seconds:
-        """Return the bytes held by node; each storage counts for its deepest node, which keeps it the longest."""
-        saved = self.table.saved
-        deepest = np.full(len(saved.tensor_bytes), -1)
-        kept = self.whole[self.table.nodes]
-        # Nodes are in order, so of several the last assignment stays.
-        deepest[self.table.tensors[kept]] = self.table.nodes[kept]
-        for node, tensor in self.besides:
-            deepest[tensor] = max(deepest[tensor], node)
-        used = deepest >= 0
-        return self.extra + np.bincount(
-            deepest[used], saved.tensor_bytes[used], minlength=len(self.extra)
-        )
-
-
-# Few profiles are cached: only those of the present fit are needed.
-@lru_cache(maxsize=_PROFILES)
-def _table(profile: CostProfile) -> _Table:
-    nodes = profile.graph.nodes
-    kinds = profile.node_lean if len(profile.node_lean) else np.zeros(len(nodes))
-    sizes = np.array([float(math.prod(node.shape)) for node in nodes])
-    extra = np.where(kinds == LeanKind.GATE, sizes / 8, 0.0) + np.where(
-        kinds == LeanKind.POOL, sizes, 0.0
-    )
-    saved = profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes)
-    order, owners = np.argsort(saved.nodes, kind="stable"), profile.graph.group_nodes()
-    return _Table(
-        saved,
-        saved.nodes[order],
-        saved.tensors[order],
-        owners,
-        np.array([each[0] for each in owners]),
-        np.array([each.statistics for each in profile.graph.groups]),
-        np.array([-1 if node.group is None else node.group for node in nodes]),
-        kinds != LeanKind.PRODUCT,
-        kinds == LeanKind.NONE,
-        extra,
-        # One byte per unit behind a gate, and eight per maximum.
-        np.where(kinds == LeanKind.GATE, sizes, 0.0)
-        + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
-        saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
-        # Computed here once per profile, because hashing a graph goes over all of its nodes.
-        in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
-    )
-
-
-def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
-    """Return the bytes that a trained group's node keeps with lean layers; None if it keeps all that torch does."""
-    node = profile.graph.nodes[index]
-    lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
-    if not lean or mode.kind in ("full", "bias"):
-        return None
-    given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
-    if len(given) != 4:
-        return None
-    if mode.kind == "channels":
-        if mode.axis != "in" and not _is_depthwise(profile, node):
-            return None
-        # In a depthwise layer each output channel reads one input channel.
-        channels = node.shape[1] if mode.axis != "in" else given[1]
-        return _FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
-    # Imported here: few plans have such modes.
-    from fl_elastic.ops.mode_operation import OPERATIONS
-
-    return _FLOAT * OPERATIONS.make(mode.kind).kept_numbers(given, node.shape, mode)
-
-
-def _needs_input(group: TensorGroup, mode: Mode) -> bool:
-    """Return whether gradients need the layer's input: a bias's do not, a norm's factor, also a vector, does."""
-    return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
-
-
-def _is_depthwise(profile: CostProfile, node: BackwardNode) -> bool:
-    shapes = () if node.group is None else profile.graph.groups[node.group].shapes
-    return any(len(shape) == 4 and shape[1] == 1 for shape in shapes)
-
-
-def _output_bytes(profile: CostProfile, index: int) -> float:
-    shape = profile.graph.nodes[index].shape
-    return _FLOAT * float(math.prod(shape)) if shape else float(profile.node_saved_bytes[index])

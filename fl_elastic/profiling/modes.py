@@ -17,9 +17,7 @@ from fl_elastic.ops.lean_forward import lean_forward, owns_weights
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, ModeCosts
 
-STANDARD_MODES = tuple(
-    Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8", "w2", "w4", "wx2", "wx4")
-)
+STANDARD_MODES = tuple(Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8"))
 _REPEATS = 6
 
 

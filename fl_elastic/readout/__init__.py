@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fl_elastic.readout.loading import loaded
     from fl_elastic.readout.place import Place
     from fl_elastic.readout.poolings import POOLINGS
-    from fl_elastic.readout.readout import Readout
+    from fl_elastic.readout.readout_module import Readout
     from fl_elastic.update.manifest import places_of
 
 __all__ = ["POOLINGS", "Place", "Readout", "candidate_places", "loaded", "places_of"]
@@ -20,14 +20,10 @@ __all__ = ["POOLINGS", "Place", "Readout", "candidate_places", "loaded", "places
 _MODULES = {
     "POOLINGS": "poolings",
     "Place": "place",
-    "Readout": "readout",
+    "Readout": "readout_module",
     "candidate_places": "candidates",
     "loaded": "loading",
     "places_of": "fl_elastic.update.manifest",
 }
 
-__getattr__ = loaded_late(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_late(__name__, _MODULES)

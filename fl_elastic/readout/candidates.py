@@ -18,7 +18,7 @@ from fl_elastic.ops.inference import traced
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
 from fl_elastic.readout.poolings import pooling_for
-from fl_elastic.readout.readout import reaching
+from fl_elastic.readout.readout_module import reaching
 
 _MODULES, _FEWEST = 10, 6
 _GRIDS, _INPUT_GRIDS = (1, 2, 4, 8), (4, 8, 16, 32)

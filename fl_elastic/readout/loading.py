@@ -12,7 +12,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.groups.model_state import wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.readout.place import HEAD
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.update.manifest import Manifest, array_of, load_weights, places_of
 
 

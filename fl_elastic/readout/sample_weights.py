@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.closed_form.trusted_sums import sizes_about_the_middle
-from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.best_places import Sample
 
 LARGEST_BELIEVED = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""

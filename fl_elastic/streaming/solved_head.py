@@ -16,7 +16,7 @@ from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.running_head import RunningHead
 from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.closed_form_options import ClosedForm
 from fl_elastic.streaming.growing_head import last_linear

@@ -32,4 +32,4 @@ __all__ = [
     "plan_for",
 ]
 
-__getattr__ = loaded_late(__name__, {"changed": "own_loop", "plan_for": "own_loop"})
+__getattr__, __dir__ = loaded_late(__name__, {"changed": "own_loop", "plan_for": "own_loop"})

@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import CountExamples, as_pair, is_ignored
-from fl_elastic.groups.forward import (
-    example_counter,
-    is_summed,
-    outputs_and_loss,
-    scores_of,
-    to_device,
-    weight_in_mean,
-)
+from fl_elastic.groups.forward import outputs_and_loss, scores_of, to_device
 from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.loss_settings import example_counter, is_summed, weight_in_mean
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader
 

@@ -15,7 +15,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.closed_form.head import ClosedFormHead
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import example_counter
+from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Policy
@@ -46,7 +46,7 @@ class FineTuned:
     Attributes
     ----------
     model : nn.Module
-        The given model, or a `fl_elastic.readout.readout.Readout` of it if its head reads elsewhere than at the
+        The given model, or a `fl_elastic.readout.Readout` of it if its head reads elsewhere than at the
         last layer.
     reads : str
         Places that the head reads; empty for the last layer.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch
-from fl_elastic.groups.forward import all_finite, weight_in_mean
+from fl_elastic.groups.forward import all_finite
+from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes

@@ -18,15 +18,9 @@ from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.batch_rows import few_of
-from fl_elastic.groups.forward import (
-    LossFn,
-    call_model,
-    ignored_class,
-    refusing_misfits,
-    to_device,
-    weighs_classes,
-)
+from fl_elastic.groups.forward import LossFn, call_model, refusing_misfits, to_device
 from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.loss_settings import ignored_class, weighs_classes
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile import model_device

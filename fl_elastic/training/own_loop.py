@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import example_counter
+from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState, wrapper_prefix
 from fl_elastic.groups.torch_private import COMPILED, uncompiled
 from fl_elastic.optimizers import KeptOptimizer, OptimizerFn

@@ -17,19 +17,20 @@ from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.batch_rows import take_examples
-from fl_elastic.groups.forward import LossFn, all_finite, ignored_class, refusing_misfits, to_device
+from fl_elastic.groups.forward import LossFn, all_finite, refusing_misfits, to_device
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.held_state import Attributes
+from fl_elastic.groups.loss_settings import ignored_class
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.candidates import candidate_places
-from fl_elastic.readout.choice import Sample
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
-from fl_elastic.readout.readout import reaching
+from fl_elastic.readout.readout_module import reaching
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers

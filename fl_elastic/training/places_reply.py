@@ -17,11 +17,11 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import LossFn
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.chosen_reading import candidate_features
+from fl_elastic.readout.best_reading import candidate_features
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Place, Reading
-from fl_elastic.readout.readout import kept_tensors
-from fl_elastic.readout.wire import PlacesReply, sample_bytes
+from fl_elastic.readout.places_wire import PlacesReply, sample_bytes
+from fl_elastic.readout.readout_module import kept_tensors
 from fl_elastic.training.evaluate import MetricsFn, of_a_batch
 from fl_elastic.training.loader import first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout

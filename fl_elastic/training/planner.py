@@ -21,7 +21,7 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes

@@ -14,11 +14,11 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.forward import LossFn
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.readout.choice import EXAMPLES, Choice
-from fl_elastic.readout.chosen_reading import candidate_features, choose_reading
+from fl_elastic.readout.best_places import EXAMPLES, Choice
+from fl_elastic.readout.best_reading import candidate_features, choose_reading
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training.arguments import eager
 from fl_elastic.training.loader import check_rereadable, first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout
@@ -35,7 +35,7 @@ class ReadOut:
     Attributes
     ----------
     model : nn.Module
-        A `fl_elastic.readout.readout.Readout` with its head; or the given model, if the input of its last layer is
+        A `fl_elastic.readout.Readout` with its head; or the given model, if the input of its last layer is
         the best place.
     head : ClosedFormHead
         Weights, penalty and error on held-out examples.
@@ -53,7 +53,6 @@ def read_out(
     loader: Iterable[Batch],
     *,
     read: str = "auto",
-    most_features: int = MOST_FEATURES,
     loss_fn: LossFn | None = None,
 ) -> ReadOut:
     """Return a model that ends where a head in closed form reads best, without a step of training.
@@ -67,13 +66,11 @@ def read_out(
         Re-iterable, in random order: the first 640 examples choose the places. Targets are classes, shape (N,), or
         numbers, shape (N, C).
     read : str
-        ``auto``, ``auto>512`` for at most 512 features, ``last`` for the last linear layer, or names of places
-        such as ``features.3@grid8+features.6@grid4``. ``mirrored:auto``, or ``mirrored:`` before places, reads the
-        mean over each image and its mirror image, which takes twice as long; for data whose classes do not depend
-        on left and right.
-    most_features : int
-        Bound on the features read per example: the time of the sums grows with their square. Below 1,920 the
-        features of the places are projected onto this many directions.
+        ``auto``, ``last`` for the last linear layer, or names of places such as
+        ``features.3@grid8+features.6@grid4``. ``auto>512`` bounds the features read per example, 2,048 otherwise:
+        the time of the sums grows with their square. Below 1,920 the features of the places are projected onto
+        this many directions. ``mirrored:auto``, or ``mirrored:`` before places, reads the mean over each image and
+        its mirror image, which takes twice as long; for data whose classes do not depend on left and right.
     loss_fn : callable, optional
         The loss that the head is for, see `fl_elastic.training.head_pass.head_sums`.
 
@@ -97,7 +94,7 @@ def read_out(
     1.0
     """
     check_rereadable(loader, "read_out reads it for the choice and for the head")
-    model, choice = readout_of(model, loader, read, most_features=most_features, loss_fn=loss_fn)
+    model, choice = readout_of(model, loader, read, loss_fn=loss_fn)
     head, _ = solve_head(model, loader, loss_fn=loss_fn)
     return ReadOut(model, head, choice)
 
@@ -107,7 +104,6 @@ def readout_of(
     loader: Iterable[Batch],
     read: str = "auto",
     *,
-    most_features: int = MOST_FEATURES,
     loss_fn: LossFn | None = None,
 ) -> tuple[nn.Module, Choice | None]:
     """Return a model that ends where its head reads, with a head of zeros, and the choice if one was made.
@@ -129,13 +125,12 @@ def readout_of(
     inputs, outputs = batch[0], first.outputs
     if asked.places and not asked.width:
         return Readout(model, asked, inputs, outputs), None
-    if not asked.places:
-        most_features = min(most_features, asked.width or most_features)
+    most = MOST_FEATURES if asked.places else asked.width or MOST_FEATURES
     found = place_sample(
-        model, loader, asked, examples=EXAMPLES, most_features=candidate_features(most_features),
+        model, loader, asked, examples=EXAMPLES, most_features=candidate_features(most),
         loss_fn=loss_fn,
     )  # fmt: skip
-    chosen = choose_reading(found.sample, asked, most_features=most_features)
+    chosen = choose_reading(found.sample, asked, most_features=most)
     if chosen.choice is not None:
         best = chosen.choice.best
         _LOG.info(

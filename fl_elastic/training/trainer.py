@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import example_counter, is_summed
+from fl_elastic.groups.loss_settings import example_counter, is_summed
 from fl_elastic.groups.trainable import flags_of
 from fl_elastic.optimizers import (
     KeptOptimizer,

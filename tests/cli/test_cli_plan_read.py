@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from command_line import Ended, call, result
+from command_line import Ended, module_here, result
 
 from fl_elastic import laboratory
 from fl_elastic.errors import LaboratoryMissing
@@ -65,14 +65,7 @@ Plan = Callable[..., Ended]
 def plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Plan:
-    (tmp_path / "mine_of_the_read_tests.py").write_text(MINE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "mine_of_the_read_tests", raising=False)
-    return lambda *options: call(
-        monkeypatch, capsys, "plan",
-        *(str(each).replace("mine:", "mine_of_the_read_tests:") for each in options),
-    )  # fmt: skip
+    return partial(module_here(tmp_path, monkeypatch, capsys, MINE), "plan")
 
 
 def test_without_data_it_says_what_places_cost(plan: Plan) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest

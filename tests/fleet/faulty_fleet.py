@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_elastic.fleet.local import LocalFleet
+from watched_fleet import QUICK, WatchedFleet
+
 from fl_elastic.fleet.member import descendants
 from fl_elastic.fleet.serve import node_launch
 from fl_elastic.monitoring.journal import read_journal
 from fl_elastic_simulations.scenario import Scenario
-
-QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
 
 def scenario_text(nodes: int, rounds: int, local_epochs: int = 6) -> str:
@@ -47,12 +46,12 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> floa
     return time.monotonic() - started
 
 
-def rounds_of(fleet: LocalFleet) -> list[dict[str, Any]]:
+def rounds_of(fleet: WatchedFleet) -> list[dict[str, Any]]:
     """The lines of the server's journal, without that of the first weights."""
     return [line for line in read_journal(fleet.folder.rounds) if line["round"] > 0]
 
 
-def improved(fleet: LocalFleet) -> bool:
+def improved(fleet: WatchedFleet) -> bool:
     """Whether the last model is better than the first weights, by far."""
     lines = read_journal(fleet.folder.rounds)
     return bool(lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.3)
@@ -83,7 +82,7 @@ class Outsider:
     """A node of the fleet's folder, started in an environment of its own and without being registered."""
 
     def __init__(
-        self, fleet: LocalFleet, name: str, environment: Mapping[str, str], *before: str
+        self, fleet: WatchedFleet, name: str, environment: Mapping[str, str], *before: str
     ) -> None:
         launch = node_launch(fleet.folder.node(name), {**os.environ, **QUICK})
         launch.prepare()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
+from faulty_fleet import Outsider, improved, note, rounds_of, scenario_text, wait_until
 from test_faults_of_trust import newcomer
+from watched_fleet import WatchedFleet
 
-from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.monitoring.journal import read_journal
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
@@ -102,7 +102,7 @@ def scenario(nodes: int, rounds: int, **changes: Any) -> str:
 def test_a_node_that_lies_about_everything_changes_nothing_for_the_others(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LIAR)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    with LocalFleet(3, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(3, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=True, partition=3)
         with Outsider(fleet, name, {"PYTHONPATH": path}):
             wait_until(lambda: name in fleet.online(), 120, "the lying node")
@@ -135,7 +135,7 @@ def test_lies_about_updates_leave_the_fleet_where_an_honest_node_does(
         target={"method": "tried", "minus": 0.01}, model={"name": "digits_cnn_bn"},
         fleet=[{"device": "pi_5", "count": 5, "speedup": 2.0}],
     )  # fmt: skip
-    with LocalFleet(4, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(4, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=True, partition=4)
 
         def end_of_run(lie: str) -> float:
@@ -166,7 +166,7 @@ def test_lies_about_updates_leave_the_fleet_where_an_honest_node_does(
 
 def test_a_node_that_never_answers_costs_one_round_timeout() -> None:
     limit = 90.0
-    with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(2, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=True, partition=2)
         state = fleet.folder.root / "state" / name
         state.mkdir(parents=True, exist_ok=True)

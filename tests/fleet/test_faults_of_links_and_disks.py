@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
+from faulty_fleet import Outsider, improved, note, rounds_of, scenario_text, wait_until
 from slow_link import BadLink
 from small_disk import small_disk
+from watched_fleet import WatchedFleet
 
 from fl_elastic.fleet.inventory import load_inventory
-from fl_elastic.fleet.local import LocalFleet, free_ports
+from fl_elastic.fleet.local import free_ports
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.register import register
 
@@ -26,9 +27,7 @@ def test_a_node_whose_disk_fills_up_trains_on(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with small_disk(disk, "2m"):
         settings = {"state-dir": str(disk / "node")}
-        with LocalFleet(
-            2, config={"threads": 1}, node_config=[{}, settings], environment=QUICK
-        ) as fleet:
+        with WatchedFleet(2, config={"threads": 1}, node_config=[{}, settings]) as fleet:
             run = fleet.submit(
                 scenario=scenario_text(2, rounds=5), results=str(fleet.folder.results)
             )
@@ -65,7 +64,7 @@ def test_a_server_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
     # Room for two checkpoints of the model, with what Flower logs.
     with (
         small_disk(disk, "520k"),
-        LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet,
+        WatchedFleet(2, config={"threads": 1}) as fleet,
     ):
         run = fleet.submit(scenario=scenario_text(2, rounds=6), results=str(disk / "results"))
         state = fleet.wait(run)
@@ -93,7 +92,7 @@ def test_a_server_whose_disk_is_full_says_so_and_goes_on_once_there_is_room(
 
 def test_a_link_that_loses_and_is_cut_for_a_minute_costs_rounds_of_that_node_alone() -> None:
     """300 ms of delay, a fifth of the chunks lost; then nothing at all for a minute."""
-    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(1, config={"threads": 1}) as fleet:
         server = load_inventory(fleet.folder.inventory).server
         link = BadLink(server.port, delay=0.3, loss=0.2)
         try:
@@ -143,7 +142,7 @@ def test_a_link_that_loses_and_is_cut_for_a_minute_costs_rounds_of_that_node_alo
 
 
 @contextmanager
-def _started_until_it_stays(fleet: LocalFleet, name: str) -> Iterator[None]:
+def _started_until_it_stays(fleet: WatchedFleet, name: str) -> Iterator[None]:
     """Start a node again and again, as a service manager does, until the server lets it in."""
     for _ in range(12):
         with Outsider(fleet, name, {}) as node:
@@ -155,12 +154,12 @@ def _started_until_it_stays(fleet: LocalFleet, name: str) -> Iterator[None]:
     pytest.fail(f"{name} was not let in again: {node.said()[-500:]}")
 
 
-def _registered_anew(fleet: LocalFleet, name: str, node: Outsider) -> bool:
+def _registered_anew(fleet: WatchedFleet, name: str, node: Outsider) -> bool:
     """Whether this process is online, and not one before it that the server has not missed yet."""
     return "SuperNode ID" in node.said() and name in fleet.online()
 
 
-def _far_node(fleet: LocalFleet, port: int) -> str:
+def _far_node(fleet: WatchedFleet, port: int) -> str:
     """A node whose settings name the link's port in place of the server's."""
     name, state = "far", fleet.folder.root / "state" / "far"
     config = {

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 
 import pytest
-from faulty_fleet import QUICK, improved, note, rounds_of, scenario_text, training, wait_until
+from faulty_fleet import improved, note, rounds_of, scenario_text, training, wait_until
+from watched_fleet import WatchedFleet
 
-from fl_elastic.fleet.local import SERVER, LocalFleet
+from fl_elastic.fleet.local import SERVER
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
 
 
 def test_a_node_that_is_killed_while_it_trains_costs_its_own_update_alone() -> None:
-    with LocalFleet(3, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(3, config={"threads": 1}) as fleet:
         run = fleet.submit(scenario=scenario_text(3, rounds=4), results=str(fleet.folder.results))
         wait_until(lambda: len(rounds_of(fleet)) >= 1, 120, "the first round")
         victim = fleet.names[1]
@@ -25,7 +26,7 @@ def test_a_node_that_is_killed_while_it_trains_costs_its_own_update_alone() -> N
         hurt = rounds_of(fleet)[before]
         assert sorted(hurt["nodes"]) == [fleet.names[0], fleet.names[2]]
         # Started again as systemd does, it is let in once the server has noticed that it was gone.
-        fleet.wait_online([victim], 150, respawn=True)
+        fleet.wait_back([victim], 150)
         back = time.monotonic() - killed
         state = fleet.wait(run)
         assert state.completed, state
@@ -39,7 +40,7 @@ def test_a_node_that_is_killed_while_it_trains_costs_its_own_update_alone() -> N
 
 @pytest.mark.parametrize("off_seconds", [5, 75])
 def test_a_node_whose_power_was_cut_comes_back(off_seconds: int) -> None:
-    with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(2, config={"threads": 1}) as fleet:
         victim = fleet.names[1]
         run = fleet.submit(scenario=scenario_text(2, rounds=3), results=str(fleet.folder.results))
         wait_until(lambda: len(rounds_of(fleet)) >= 1, 120, "the first round")
@@ -47,7 +48,7 @@ def test_a_node_whose_power_was_cut_comes_back(off_seconds: int) -> None:
         killed = time.monotonic()
         time.sleep(off_seconds)
         fleet.start(victim)
-        fleet.wait_online([victim], 150, respawn=True)
+        fleet.wait_back([victim], 150)
         back = time.monotonic() - killed
         assert fleet.wait(run).completed
         # In the next run it is there from the first round on, with what it had kept on its disk.
@@ -65,7 +66,7 @@ def test_a_node_whose_power_was_cut_comes_back(off_seconds: int) -> None:
 
 
 def test_a_server_that_is_killed_in_a_round_goes_on_from_its_checkpoint() -> None:
-    with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(2, config={"threads": 1}) as fleet:
         run = fleet.submit(scenario=scenario_text(2, rounds=5), results=str(fleet.folder.results))
         wait_until(lambda: len(rounds_of(fleet)) >= 2, 180, "two rounds")
         wait_until(

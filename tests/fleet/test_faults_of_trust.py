@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from faulty_fleet import QUICK, Outsider, improved, note, rounds_of, scenario_text, wait_until
+from faulty_fleet import Outsider, improved, note, rounds_of, scenario_text, wait_until
+from watched_fleet import WatchedFleet
 
 from fl_elastic.fleet.certificates import renew_server
 from fl_elastic.fleet.inventory import load_inventory
-from fl_elastic.fleet.local import SERVER, LocalFleet, free_ports
+from fl_elastic.fleet.local import SERVER, free_ports
 from fl_elastic.fleet.members import add_node, revoke_node
 from fl_elastic.fleet.register import register
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.slow, pytest.mark.faults]
 COMMAND = Path(sys.executable).with_name("fl-elastic")
 
 
-def train(fleet: LocalFleet, nodes: int, rounds: int = 2, **settings: bool) -> None:
+def train(fleet: WatchedFleet, nodes: int, rounds: int = 2, **settings: bool) -> None:
     run = fleet.submit(
         scenario=scenario_text(nodes, rounds), results=str(fleet.folder.results),
         node_timeout=10.0, **settings,
@@ -33,7 +34,7 @@ def train(fleet: LocalFleet, nodes: int, rounds: int = 2, **settings: bool) -> N
     assert state.completed, state
 
 
-def newcomer(fleet: LocalFleet, *, registered: bool, partition: int = 1) -> str:
+def newcomer(fleet: WatchedFleet, *, registered: bool, partition: int = 1) -> str:
     """A node more in the fleet's folder."""
     name = "odd"
     state = fleet.folder.root / "state" / name
@@ -58,7 +59,7 @@ def doctor(folder: Path, *before: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (apt: faketime)")
 def test_a_node_whose_clock_is_ten_minutes_off_is_refused_until_it_is_right() -> None:
-    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(1, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=True)
         with Outsider(fleet, name, {}, "faketime", "-f", "+10m") as odd:
             train(fleet, nodes=2)
@@ -81,7 +82,7 @@ def _last(text: str) -> str:
 
 
 def test_an_expired_certificate_is_named_and_a_new_one_lets_all_nodes_back() -> None:
-    with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(2, config={"threads": 1}) as fleet:
         train(fleet, nodes=2, rounds=1)
         server = load_inventory(fleet.folder.inventory).server
         long_ago = datetime.now(UTC) - timedelta(days=3 * 365)
@@ -110,7 +111,7 @@ def test_an_expired_certificate_is_named_and_a_new_one_lets_all_nodes_back() -> 
             assert "Giving up reconnection" in fleet.log(name)
             fleet.stop(name)
             fleet.start(name)
-        fleet.wait_online(fleet.names, 180, respawn=True)
+        fleet.wait_back(fleet.names, 180)
         back = time.monotonic() - started
         train(fleet, nodes=2, rounds=3, resume=True)
         assert rounds_of(fleet)[-1]["accepted"] == 2 and improved(fleet)
@@ -118,7 +119,7 @@ def test_an_expired_certificate_is_named_and_a_new_one_lets_all_nodes_back() -> 
              back_after_rotation=back)  # fmt: skip
 
 
-def _health_of(fleet: LocalFleet, name: str) -> str:
+def _health_of(fleet: WatchedFleet, name: str) -> str:
     import urllib.request
 
     from fl_elastic.fleet.node_settings import load_node_settings
@@ -133,7 +134,7 @@ def _health_of(fleet: LocalFleet, name: str) -> str:
 
 
 def test_a_key_that_nobody_registered_is_refused() -> None:
-    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(1, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=False)
         with Outsider(fleet, name, {}) as odd:
             train(fleet, nodes=2)
@@ -144,7 +145,7 @@ def test_a_key_that_nobody_registered_is_refused() -> None:
 
 
 def test_a_revoked_node_is_shut_out_of_the_next_round_on() -> None:
-    with LocalFleet(2, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(2, config={"threads": 1}) as fleet:
         train(fleet, nodes=2, rounds=1)
         assert rounds_of(fleet)[-1]["accepted"] == 2
         revoke_node(fleet.folder, "node1")
@@ -192,7 +193,7 @@ sys.meta_path.insert(0, Widen())
 
 def test_an_update_of_another_model_version_is_left_out_and_said(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(OTHER_MODEL)
-    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(1, config={"threads": 1}) as fleet:
         name = newcomer(fleet, registered=True)
         with Outsider(fleet, name, {"PYTHONPATH": str(tmp_path)}):
             wait_until(lambda: name in fleet.online(), 120, "the node to be online")

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from real_processes import wait_until
+from watched_fleet import WatchedFleet
 
-from fl_elastic.fleet.local import LocalFleet
 from fl_elastic.monitoring.journal import read_journal
 from fl_elastic.streaming.learner_state import load_state
 from fl_elastic_simulations.data.datasets import Dataset, load_dataset
@@ -95,7 +95,7 @@ def test_services_learn_from_their_streams_and_from_the_rounds_of_the_fleet(tmp_
     try:
         assert wait_until(lambda: all(observed(each) == BEFORE for each in states), 120)
         config = [{"stream-state-dir": str(state)} for state in states]
-        with LocalFleet(
+        with WatchedFleet(
             2, tmp_path / "fleet", config={"threads": 1, "joining": "measured"},
             node_config=config, environment=QUIET,
         ) as fleet:  # fmt: skip

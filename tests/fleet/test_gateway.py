@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from faulty_fleet import QUICK, Outsider, improved, rounds_of, scenario_text, wait_until
+from faulty_fleet import Outsider, improved, rounds_of, scenario_text, wait_until
+from watched_fleet import WatchedFleet
 
 from fl_elastic.fleet.inventory import load_inventory
-from fl_elastic.fleet.local import LocalFleet, free_ports
+from fl_elastic.fleet.local import free_ports
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.register import register
 
@@ -28,7 +29,7 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "gateway" / "nginx.conf"
 
 
 @contextmanager
-def gateway(fleet: LocalFleet, port: int) -> Iterator[None]:
+def gateway(fleet: WatchedFleet, port: int) -> Iterator[None]:
     """The shipped configuration, with this fleet's places."""
     inner = load_inventory(fleet.folder.inventory).server.port
     root = fleet.folder.root
@@ -59,7 +60,7 @@ def gateway(fleet: LocalFleet, port: int) -> Iterator[None]:
         process.wait(20)
 
 
-def _answers(fleet: LocalFleet, port: int) -> bool:
+def _answers(fleet: WatchedFleet, port: int) -> bool:
     from fl_elastic.fleet.health import ask_health
 
     server = replace(load_inventory(fleet.folder.inventory).server, port=port)
@@ -67,7 +68,7 @@ def _answers(fleet: LocalFleet, port: int) -> bool:
 
 
 def test_nodes_pass_and_operators_do_not() -> None:
-    with LocalFleet(1, config={"threads": 1}, environment=QUICK) as fleet:
+    with WatchedFleet(1, config={"threads": 1}) as fleet:
         inner, outer = load_inventory(fleet.folder.inventory).server.port, free_ports(1)[0]
         with gateway(fleet, outer):
             state = fleet.folder.root / "state" / "far"

@@ -16,20 +16,19 @@ from pathlib import Path
 
 import pytest
 from real_processes import wait_until
+from watched_fleet import QUICK, WatchedFleet
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet.health import ask_health
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder
-from fl_elastic.fleet.local import SERVER, LocalFleet, free_ports
+from fl_elastic.fleet.local import SERVER, free_ports
 from fl_elastic.fleet.members import add_node, rotate_node
 from fl_elastic.fleet.register import register
 
 pytestmark = [pytest.mark.deploy, pytest.mark.slow]
 
 COMMAND = Path(sys.executable).with_name("fl-elastic")
-QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
-
 PROJECT = """
 [project]
 name = "tiny-fleet-app"
@@ -85,9 +84,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedFleet]:
     place = tmp_path_factory.mktemp("fleet") / "here"
-    with LocalFleet(2, place, environment=QUICK) as made:
+    with WatchedFleet(2, place) as made:
         yield made
 
 
@@ -101,7 +100,7 @@ def run(*words: object, fails: bool = False) -> str:
     return ended.stdout + (ended.stderr if fails else "")
 
 
-def test_every_node_is_known_and_online(fleet: LocalFleet) -> None:
+def test_every_node_is_known_and_online(fleet: WatchedFleet) -> None:
     assert fleet.online() == {"node0", "node1"}
     done = json.loads(run("register", fleet.folder.root, "--json"))
     assert [(each["name"], each["what"]) for each in done["nodes"]] == [
@@ -112,14 +111,14 @@ def test_every_node_is_known_and_online(fleet: LocalFleet) -> None:
     assert "online" in run("status", fleet.folder.root)
 
 
-def test_the_doctor_is_content_with_a_running_fleet(fleet: LocalFleet) -> None:
+def test_the_doctor_is_content_with_a_running_fleet(fleet: WatchedFleet) -> None:
     for place in (fleet.folder.root, fleet.folder.node("node0").root):
         findings = json.loads(run("doctor", place, "--json"))["findings"]
         status = {each["name"]: each["status"] for each in findings}
         assert status["server"] == status["clock"] == status["name resolution"] == "ok"
 
 
-def test_the_server_is_reached_by_tls_only(fleet: LocalFleet) -> None:
+def test_the_server_is_reached_by_tls_only(fleet: WatchedFleet) -> None:
     server = load_inventory(fleet.folder.inventory).server
     assert ask_health(server, "127.0.0.1", fleet.folder.ca).ok
     plain = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
@@ -132,21 +131,21 @@ def test_the_server_is_reached_by_tls_only(fleet: LocalFleet) -> None:
     assert status != HTTPStatus.OK
 
 
-def test_a_run_that_ends_well(fleet: LocalFleet, app: Path) -> None:
+def test_a_run_that_ends_well(fleet: WatchedFleet, app: Path) -> None:
     state = json.loads(run("submit", fleet.folder.root, app, "--json"))
     assert state["status"] == "finished:completed"
 
 
-def test_a_run_that_fails_is_a_failure(fleet: LocalFleet, app: Path) -> None:
+def test_a_run_that_fails_is_a_failure(fleet: WatchedFleet, app: Path) -> None:
     said = run("submit", fleet.folder.root, app, "--set", "what=raise", fails=True)
     assert "finished:failed" in said and "error: run" in said
 
 
-def test_a_setting_that_the_app_does_not_have(fleet: LocalFleet, app: Path) -> None:
+def test_a_setting_that_the_app_does_not_have(fleet: WatchedFleet, app: Path) -> None:
     assert "it has: what" in run("submit", fleet.folder.root, app, "--set", "who=me", fails=True)
 
 
-def test_an_interruption_stops_the_run(fleet: LocalFleet, app: Path) -> None:
+def test_an_interruption_stops_the_run(fleet: WatchedFleet, app: Path) -> None:
     waiting = subprocess.Popen(
         [str(COMMAND), "fleet", "submit", str(fleet.folder.root), str(app), "--set", "what=sleep"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -166,7 +165,7 @@ def test_an_interruption_stops_the_run(fleet: LocalFleet, app: Path) -> None:
     assert fleet.flower.run_state(run_id).status == "finished:stopped"
 
 
-def test_a_key_that_nobody_registered_is_refused(fleet: LocalFleet) -> None:
+def test_a_key_that_nobody_registered_is_refused(fleet: WatchedFleet) -> None:
     add_node(
         fleet.folder, "stranger",
         {"runtime-port": free_ports(1)[0], "state-dir": str(fleet.folder.root / "state" / "stranger")},
@@ -179,7 +178,7 @@ def test_a_key_that_nobody_registered_is_refused(fleet: LocalFleet) -> None:
     fleet.wait_online(["stranger"], 60)
 
 
-def test_a_revoked_node_is_out_and_a_rotated_one_is_in_again(fleet: LocalFleet) -> None:
+def test_a_revoked_node_is_out_and_a_rotated_one_is_in_again(fleet: WatchedFleet) -> None:
     done = json.loads(run("revoke", fleet.folder.root, "node1", "--json"))
     assert [each["what"] for each in done["nodes"]] == ["unregistered", "refused"]
     assert "node1" not in fleet.online()
@@ -192,7 +191,7 @@ def test_a_revoked_node_is_out_and_a_rotated_one_is_in_again(fleet: LocalFleet) 
     fleet.wait_online(["node1"], 60)
 
 
-def test_a_killed_server_is_back_with_all_its_nodes(fleet: LocalFleet) -> None:
+def test_a_killed_server_is_back_with_all_its_nodes(fleet: WatchedFleet) -> None:
     before = fleet.online()
     fleet.kill(SERVER)
     assert not fleet.members[SERVER].running
@@ -201,15 +200,15 @@ def test_a_killed_server_is_back_with_all_its_nodes(fleet: LocalFleet) -> None:
     fleet.wait_online(sorted(before), 120)
 
 
-def test_a_node_that_was_killed_comes_back(fleet: LocalFleet) -> None:
+def test_a_node_that_was_killed_comes_back(fleet: WatchedFleet) -> None:
     fleet.kill("node0")
     assert not fleet.members["node0"].running
     fleet.start("node0")
     # Within the minute that Flower takes to miss it, it is refused, and started again and again.
-    fleet.wait_online(["node0"], 120, respawn=True)
+    fleet.wait_back(["node0"], 120)
 
 
-def test_a_second_server_says_that_the_port_is_taken(fleet: LocalFleet) -> None:
+def test_a_second_server_says_that_the_port_is_taken(fleet: WatchedFleet) -> None:
     said = run("server", fleet.folder.root, "--host", "127.0.0.1", fails=True)
     assert "in use" in said and len(said.splitlines()) == 1
 
@@ -236,7 +235,7 @@ def test_the_server_command_becomes_flowers_process(tmp_path: Path) -> None:
 def test_nothing_is_left_after_an_error(app: Path) -> None:
     seen: list[Path] = []
     with pytest.raises(ZeroDivisionError):
-        with LocalFleet(1, environment=QUICK) as fleet:
+        with WatchedFleet(1) as fleet:
             seen.append(fleet.folder.root)
             run_id = fleet.submit(app, what="sleep")
             assert wait_until(lambda: fleet.flower.run_state(run_id).status == "running", 60)
@@ -251,7 +250,7 @@ def test_a_fleet_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -
     (tmp_path / "flwr.py").write_text("raise SystemExit('this Flower is broken')")
     place = tmp_path / "fleet"
     with pytest.raises(FleetError, match=r"did not come up.*this Flower is broken"):
-        with LocalFleet(1, place, environment=environment):
+        with WatchedFleet(1, place, environment=environment):
             pass
     assert with_word(str(place)) == []
 
@@ -276,7 +275,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path) -> None:
     assert wait_until(lambda: with_word(str(place)) == [], 15), with_word(str(place))
 
 
-def test_the_port_and_the_folder_of_a_fleet_stay_its_own(fleet: LocalFleet) -> None:
+def test_the_port_and_the_folder_of_a_fleet_stay_its_own(fleet: WatchedFleet) -> None:
     folder = FleetFolder(fleet.folder.root)
     assert folder.state.is_file()
     for member in fleet.members.values():

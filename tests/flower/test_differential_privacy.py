@@ -36,7 +36,7 @@ from small_federation import (
 
 from fl_elastic.aggregation import SERVER_OPTIMIZERS, MergeOptions
 from fl_elastic.errors import RegistryError, SettingError
-from fl_elastic.flower import PartialUpdates, RoundRecord
+from fl_elastic.flower import PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.update import PartialUpdate
 
 
@@ -218,6 +218,22 @@ def test_settings_without_effect_on_single_replies_are_refused(ignored: dict[str
     with pytest.raises(SettingError, match="no effect under differential privacy"):
         PartialUpdates(fixed(1.0), **ignored)
     assert PartialUpdates(quiet(), **ignored)
+
+
+@pytest.mark.parametrize(
+    ("config", "instead"),
+    [
+        ({"read": "last"}, "or sums_privacy"),
+        ({"forget": 3}, "forget=False"),
+        ({"cut": "moving"}, "cut='fixed:"),
+    ],
+)
+def test_settings_that_the_noise_does_not_cover_are_refused(
+    config: dict[str, Any], instead: str
+) -> None:
+    with pytest.raises(SettingError, match=f"differential privacy does not cover.*{instead}"):
+        PartialUpdates(fixed(1.0), config=RoundConfig(**config))
+    assert PartialUpdates(fixed(1.0), config=RoundConfig(cut="fixed:6"))
 
 
 def test_an_unknown_rule_is_refused_with_the_nearest_name() -> None:

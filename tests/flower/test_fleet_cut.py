@@ -12,6 +12,7 @@ import pytest
 import torch
 from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import images, loss_fn
+from spies import passing_below
 from torch import nn
 
 from fl_elastic import Budget
@@ -26,7 +27,6 @@ from fl_elastic.flower.frozen_consensus import FrozenConsensus
 from fl_elastic.flower.initial import fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.ops.split import SplitModel
 from fl_elastic.training import FitReport
 from fl_elastic.update import Manifest, weights_of
 from fl_elastic.update.model_wire import encode_weights
@@ -220,14 +220,7 @@ def test_what_more_than_half_say_counts(said: list[Any], kept: list[int]) -> Non
 
 def test_test_data_pass_below_the_cut_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluation finds what an earlier process kept, and says what it said without."""
-    passed: list[int] = []
-    below = SplitModel.features
-
-    def features(split: SplitModel, inputs: Any) -> Any:
-        passed.append(len(inputs))
-        return below(split, inputs)
-
-    monkeypatch.setattr(SplitModel, "features", features)
+    passed = passing_below(monkeypatch)
 
     def client_of(kept: int) -> ElasticClient:
         return ElasticClient(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+from flwr.serverapp.strategy import FedAvg
 from slow_ones import slow_unless
 from small_federation import arrays_of, as_weights, plain_sgd, quiet, run
 from torch import nn
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import ModelAverage
-from fl_elastic.errors import SettingError, TrainingError, UpdateError
+from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -322,15 +322,6 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
     for name in forgotten.sums:
         np.testing.assert_array_equal(forgotten.sums[name], of_them.sums[name])
     assert any((everything.sums[n] != of_all.sums[n]).any() for n in of_all.sums)
-
-
-def test_privacy_by_noise_and_numbers_that_mean_nothing_are_refused() -> None:
-    private = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
-    with pytest.raises(SettingError, match="differential privacy does not cover"):
-        PartialUpdates(private, config=RoundConfig(forget=3))
-    for value in (-1.0, math.inf, math.nan):
-        with pytest.raises(SettingError, match="forget"):
-            RoundConfig(forget=value)
 
 
 def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:

@@ -23,9 +23,9 @@ from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elasti
 from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout import Place, Readout, loaded, places_of
-from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.place import parse_places
-from fl_elastic.readout.wire import PlacesReply, decode_places, encode_places
+from fl_elastic.readout.places_wire import PlacesReply, decode_places, encode_places
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.model_head import put_head
 from fl_elastic.training.sums_size import sums_bytes

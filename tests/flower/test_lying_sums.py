@@ -21,7 +21,7 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord

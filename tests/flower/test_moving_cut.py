@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from small_federation import arrays_of, as_weights, local_data, plain_sgd, quiet, run
 from small_models import images, loss_fn
 from test_fleet_cut import build
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.errors import SettingError
 from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
@@ -280,10 +278,3 @@ def test_its_state_is_put_back() -> None:
     assert cut.due(1) and not cut.due(2)
     cut.restore("6")
     assert cut.group == "6" and not any(cut.due(number) for number in range(1, 30))
-
-
-def test_it_is_refused_where_noise_must_cover_what_clients_say() -> None:
-    noisy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 4)
-    with pytest.raises(SettingError, match="differential privacy does not cover"):
-        PartialUpdates(noisy, config=MOVING)
-    PartialUpdates(noisy, config=RoundConfig(cut="fixed:6"))

@@ -280,12 +280,6 @@ def test_cameras_of_different_sizes_take_part_in_one_fleet(
     assert not any(each.rejected for each in records) and "left out" not in caplog.text
 
 
-@pytest.mark.parametrize("read", ["features", "a@grid4+a@grid4", "@grid2", "x@"])
-def test_what_is_no_place_is_refused_at_once(read: str) -> None:
-    with pytest.raises(SettingError, match="read"):
-        RoundConfig(read=read)
-
-
 @pytest.mark.parametrize("read", ["auto", "1@grid4"])
 def test_where_sums_are_to_be_secret_no_place_is_chosen_from_features_in_the_clear(
     read: str,

@@ -24,6 +24,7 @@ from small_models import flat_profile
 from trainer_settings import free_probes, options_of
 
 from fl_elastic import Budget
+from fl_elastic.closed_form.sums_privacy import SumsPrivacy
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower.group_names import read_importance
@@ -41,6 +42,7 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.update import Manifest, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights
 
+PRIVACY = SumsPrivacy(epsilon=4.0, delta=1e-5, clip=20.0)
 GROUPS, KEEP = map(config_key, ("groups", "keep"))
 
 
@@ -51,7 +53,15 @@ GROUPS, KEEP = map(config_key, ("groups", "keep"))
         ({"plan": "none"}, "set read='auto' as well"),
         ({"solve_every": -1}, "solve_every -1"),
         ({"read": "nowhere"}, "read: place 'nowhere'"),
+        ({"read": "a@grid4+a@grid4"}, "read"),
+        ({"read": "@grid2"}, "read"),
+        ({"read": "x@"}, "read"),
+        ({"sums_privacy": PRIVACY, "read": "last"}, "spend its epsilon again"),
+        ({"sums_privacy": PRIVACY, "solve_every": 0}, "spend its epsilon again"),
         ({"cut": "deep"}, "cut 'deep'"),
+        ({"cut": "fixed:"}, "none, fixed:GROUP"),
+        ({"forget": -1.0}, "forget -1"),
+        ({"forget": float("inf")}, "forget inf"),
         ({"forget": float("nan")}, "forget nan"),
         ({"forget": "yes"}, "forget 'yes'"),
         ({"solve_every": 1.5}, "solve_every 1.5"),

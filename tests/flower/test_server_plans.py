@@ -104,7 +104,7 @@ def test_krum_can_then_compare_whole_updates(profile: CostProfile) -> None:
     records, strategy = federated(profile, {1: 1.5, 2: 2.0, 3: 2.0, 4: 1.2}, 2, rule="krum")
     assert all(len(record.accepted) == 4 for record in records)
     assert any(
-        not np.array_equal(array, strategy._weights[name])
+        not np.array_equal(array, strategy.downlink.weights[name])
         for name, array in weights_of(build(), MANIFEST).items()
     )
 

@@ -15,11 +15,12 @@ import pytest
 import torch
 from small_federation import arrays_of, as_weights, quiet
 from small_federation import run as run_rounds
+from spies import passing_below
 from test_stream_client import BLIND, client_of, packed, streamed
 from torch import nn
 
 from fl_elastic import Budget
-from fl_elastic.closed_form.wire import decode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import IMPORTANCE, PACKED
 from fl_elastic.flower.stream_client import StreamClient
@@ -27,7 +28,6 @@ from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
-from fl_elastic.ops.split import SplitModel
 from fl_elastic.streaming import Latent, StreamLearner
 from fl_elastic.streaming.learner_state import load_state, save_state
 from fl_elastic.training import evaluate
@@ -44,15 +44,7 @@ TRAINED = {"3.weight", "3.bias", "5.weight", "5.bias"}
 @pytest.fixture
 def run_below(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many examples pass below a cut."""
-    passed: list[int] = []
-    below = SplitModel.features
-
-    def features(split: SplitModel, inputs: Any) -> Any:
-        passed.append(len(inputs))
-        return below(split, inputs)
-
-    monkeypatch.setattr(SplitModel, "features", features)
-    return passed
+    return passing_below(monkeypatch)
 
 
 def asked(

@@ -18,8 +18,8 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.closed_form.sums_privacy import decode_noisy_sums
-from fl_elastic.closed_form.wire import decode_head_sums
 from fl_elastic.errors import StreamError
 from fl_elastic.flower import PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import PACKED

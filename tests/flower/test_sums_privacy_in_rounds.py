@@ -17,7 +17,6 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.sums_privacy import SumsPrivacy, encode_noisy_sums
-from fl_elastic.errors import SettingError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
 from fl_elastic.flower.records import train_reply
 from fl_elastic.flower.round import RoundRecord
@@ -81,13 +80,9 @@ def test_the_head_is_there_and_everybody_counts() -> None:
     assert {each.num_examples for each in zero.accepted} == {1}
 
 
-def test_under_a_strategy_with_privacy_it_is_allowed_and_plain_sums_are_not() -> None:
-    def private() -> Strategy:
-        return DifferentialPrivacyServerSideFixedClipping(quiet(), 0.01, 1.0, 4)
-
-    with pytest.raises(SettingError, match="or sums_privacy"):
-        PartialUpdates(private(), config=RoundConfig(read="last"))
-    seen, records = start(rounds=1, inner=private())
+def test_under_a_strategy_with_privacy_it_is_allowed() -> None:
+    private = DifferentialPrivacyServerSideFixedClipping(quiet(), 0.01, 1.0, 4)
+    seen, records = start(rounds=1, inner=private)
     assert seen[0] > 0.8 and [each.server_round for each in records] == [0, 1]
 
 
@@ -137,9 +132,3 @@ def test_what_has_no_known_length_sends_nothing(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, "fl_elastic"):
         _, (zero,) = start(loaders=numbers)
     assert len(zero.rejected) == 4 and "to the sums is not bounded" in caplog.text
-
-
-@pytest.mark.parametrize("given", [{"solve_every": 0}, {"read": "last"}])
-def test_more_than_one_solve_would_spend_it_again(given: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match="spend its epsilon again"):
-        RoundConfig(**given, sums_privacy=PRIVACY)

@@ -39,16 +39,14 @@ def trained_weights(layer: LayerShape, fraction: float) -> int:
     return layer.weights // channels * share(channels, fraction)
 
 
-def tiny_training_bits(
-    layers: Sequence[LayerShape], updates: Sequence[LayerUpdate], classifier_inputs: int
-) -> int:
+def tiny_training_bits(layers: Sequence[LayerShape], updates: Sequence[LayerUpdate]) -> int:
     """Extra memory in bits by the rule of tiny-training (Lin et al., NeurIPS 2022).
 
     It counts one bit per output of every convolution whose bias is trained, and 32 bits per such bias; 8 bits per
     kept input and per trained weight; and 8 bits per input of the classifier, whose own weights are not counted.
     The published labels are this number over 8 x 1024, rounded down.
     """
-    bits = 8 * classifier_inputs
+    bits = 8 * layers[-1].out_channels
     for layer, update in zip(layers, updates, strict=True):
         if update.bias:
             bits += layer.out_channels * math.prod(layer.out_size) + 32 * layer.out_channels
@@ -78,7 +76,7 @@ def test_there_are_fifteen_schemes_of_three_models() -> None:
 def test_the_size_of_each_scheme_is_its_label(name: str, scheme: Scheme) -> None:
     model = MODELS[name]
     updates = scheme.updates(len(model.layers))
-    bits = tiny_training_bits(model.layers, updates, model.classifier_inputs)
+    bits = tiny_training_bits(model.layers, updates)
     assert bits // 8 // 1024 == scheme.kilobytes
 
 
@@ -88,7 +86,7 @@ def test_the_size_of_each_scheme_is_its_label(name: str, scheme: Scheme) -> None
 def test_the_size_of_a_full_update(name: str, kilobytes: int) -> None:
     model = MODELS[name]
     everything = [LayerUpdate(1.0, bias=True)] * len(model.layers)
-    bits = tiny_training_bits(model.layers, everything, model.classifier_inputs)
+    bits = tiny_training_bits(model.layers, everything)
     assert round(bits / 8 / 1024) == kilobytes
 
 
@@ -104,7 +102,7 @@ def test_parts_of_two_schemes_are_as_computed() -> None:
         parameters = sum(
             trained_weights(la, u.fraction) + 4 * la.out_channels * u.bias for la, u in pairs
         )
-        total = tiny_training_bits(model.layers, updates, model.classifier_inputs) / 8
+        total = tiny_training_bits(model.layers, updates) / 8
         assert parameters / 1024 == pytest.approx(trained, abs=0.06)
         assert (total - parameters) / 1024 == pytest.approx(kept, abs=0.06)
 
@@ -155,7 +153,7 @@ def test_the_shipped_tables_are_those_of_the_published_files(name: str) -> None:
         for la in model.layers
     ]
     assert [weights for *_, weights in convolutions] == [la.weights for la in model.layers]
-    assert tree["classifier"]["in_channel"] == model.classifier_inputs
+    assert tree["classifier"]["in_channel"] == model.layers[-1].out_channels
 
 
 def convolutions_of(tree: dict[str, Any], arrays: dict[str, Any]) -> Any:

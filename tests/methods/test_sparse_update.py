@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from published_nets import chain_of, graph_of, lean_kind
+from published_nets import chain_of, graph_of, made_up_costs
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -27,26 +27,12 @@ from fl_elastic.methods.sparse_update.published_schemes import (
 from fl_elastic.planning import POLICIES, PlanRequest
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.layer_shapes import group_layers
-from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.testing import made_up_profile
 
 
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = (1, 3, 128, 128)) -> CostProfile:
     """Every node costs a second each way and keeps what it puts out."""
-    owner = np.array([node.group is not None for node in graph.nodes])
-    sizes = np.array([4.0 * np.prod(node.shape) if node.shape else 0.0 for node in graph.nodes])
-    return CostProfile(
-        key=ProfileKey("made up", shape, 1, "none", "none"),
-        graph=graph,
-        node_update_seconds=np.where(owner, 1.0, 0.0),
-        node_path_seconds=np.ones(len(graph.nodes)),
-        optimizer_seconds=np.zeros(len(graph.groups)),
-        forward_seconds=np.full(len(graph.groups), 2.0),
-        fixed_seconds=0.0,
-        node_saved_bytes=sizes,
-        node_lean=np.array([lean_kind(node.name) for node in graph.nodes], dtype=float),
-        optimizer_bytes_per_weight=0.0,
-    )
+    return made_up_costs(graph, shape, np.ones, 0.0)
 
 
 def request_of(profile: CostProfile, budget: Budget) -> PlanRequest:
@@ -66,7 +52,7 @@ def test_a_traced_model_has_the_published_shapes(
     assert [replace(layer, name="") for layer in found[:-1]] == [
         replace(layer, name="") for layer in model.layers
     ]
-    assert found[-1].in_channels == model.classifier_inputs
+    assert found[-1].in_channels == model.layers[-1].out_channels
     assert published_model(profile.graph) is model
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peak_bytes import peak_bytes
-from published_nets import chain_of, lean_kind
+from published_nets import chain_of, made_up_costs
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -30,7 +30,7 @@ from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.macs import backward_macs, group_macs
 from fl_elastic.profiling.memory import mask_bytes
-from fl_elastic.profiling.profile import ModeCosts, ProfileKey
+from fl_elastic.profiling.profile import ModeCosts
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 
@@ -45,22 +45,9 @@ def traced(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> BackwardGraph:
 
 
 def profile_of(graph: BackwardGraph, shape: tuple[int, ...] = SHAPE) -> CostProfile:
-    """Seconds and bytes are random but for the shapes."""
+    """Seconds are random."""
     generator = np.random.default_rng(0)
-    owner = np.array([node.group is not None for node in graph.nodes])
-    sizes = np.array([4.0 * np.prod(node.shape) if node.shape else 0.0 for node in graph.nodes])
-    return CostProfile(
-        key=ProfileKey("made up", shape, 1, "none", "none"),
-        graph=graph,
-        node_update_seconds=np.where(owner, generator.uniform(0.5, 2, len(owner)), 0.0),
-        node_path_seconds=generator.uniform(0.5, 2, len(owner)),
-        optimizer_seconds=np.zeros(len(graph.groups)),
-        forward_seconds=np.full(len(graph.groups), 2.0),
-        fixed_seconds=0.0,
-        node_saved_bytes=sizes,
-        node_lean=np.array([lean_kind(node.name) for node in graph.nodes], dtype=float),
-        optimizer_bytes_per_weight=4.0,
-    )
+    return made_up_costs(graph, shape, lambda nodes: generator.uniform(0.5, 2, nodes), 4.0)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +64,7 @@ def request_of(profile: CostProfile, budget: Budget, seed: int = 0) -> PlanReque
     importance = generator.lognormal(0, 2, len(profile))
     modes = () if profile.modes is None else profile.modes.modes
     cosines = np.tile([mode.fraction**0.3 for mode in modes], (len(profile), 1))
-    fidelity = Fidelity(modes, cosines, np.ones_like(cosines))
+    fidelity = Fidelity(modes, cosines)
     return PlanRequest(profile, budget, importance, fidelity=fidelity, generator=generator)
 
 

@@ -8,7 +8,7 @@ import pytest
 from fl_elastic import Budget
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.planning.request import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.testing import made_up_profile
 
 STEPS = 10

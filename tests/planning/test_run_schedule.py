@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
+from small_models import GRAPHS, loss_fn, sgd
 from torch import nn
 
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength, run_schedule
@@ -18,11 +18,6 @@ from fl_elastic.profiling.memory import mask_bytes
 from fl_elastic.profiling.prefix import measure_prefix
 
 BATCH = 4
-MODELS = {
-    "chain": (chain, vectors),
-    "convolutions": (conv_net, images),
-    "residual": (Residual, images),
-}
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +25,7 @@ def profiles() -> dict[str, CostProfile]:
     torch.manual_seed(0)
     found = {}
     ticks = iter(range(10**9))
-    for name, (make, data) in MODELS.items():
+    for name, (make, data) in GRAPHS.items():
         model, batch = make(), data(1)[0]
         batch = (batch[0][:BATCH], batch[1][:BATCH])
         profile = profile_model(model, loss_fn, batch, optimizer_fn=sgd)
@@ -60,7 +55,7 @@ def step_by_step(profile: CostProfile, length: RunLength, above: int) -> float:
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_a_run_costs_what_its_steps_cost(
     name: str, profiles: dict[str, CostProfile], data: st.DataObject
 ) -> None:
@@ -80,7 +75,7 @@ def test_a_run_costs_what_its_steps_cost(
         assert each.seconds == pytest.approx(expected, rel=1e-6, abs=1e-6 * steps)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_what_lies_above_and_what_it_needs(name: str, profiles: dict[str, CostProfile]) -> None:
     profile = profiles[name]
     for each in run_schedule(profile, RunLength(2, 1, 8, 10**9)):
@@ -91,7 +86,7 @@ def test_what_lies_above_and_what_it_needs(name: str, profiles: dict[str, CostPr
         assert each.trained_share == pytest.approx(shares)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_it_pays_from_the_round_on_in_which_a_run_of_so_many_is_ahead(
     name: str, profiles: dict[str, CostProfile]
 ) -> None:

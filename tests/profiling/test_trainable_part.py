@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import Residual, chain, conv_net, images, loss_fn, sgd, vectors
+from small_models import GRAPHS, loss_fn, sgd
 from torch import nn
 
 from fl_elastic.budget import Budget
@@ -22,24 +22,18 @@ from fl_elastic.profiling.profile import trainable_part
 from fl_elastic.testing import made_up_profile
 from fl_elastic.training import ElasticTrainer, TrainablePart, TrainerOptions
 
-MODELS = {
-    "chain": (chain, vectors),
-    "convolutions": (conv_net, images),
-    "residual": (Residual, images),
-}
-
 
 @pytest.fixture(scope="module")
 def profiles() -> dict[str, CostProfile]:
     torch.manual_seed(0)
     return {
         name: profile_model(make(), loss_fn, data(1)[0], optimizer_fn=sgd)
-        for name, (make, data) in MODELS.items()
+        for name, (make, data) in GRAPHS.items()
     }
 
 
 @given(data=st.data())
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", GRAPHS)
 def test_every_plan_within_the_part_costs_what_it_costs_in_the_whole(
     name: str, profiles: dict[str, CostProfile], data: st.DataObject
 ) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from fl_elastic.groups.batch import as_pair
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.place import INPUT, MOST_FEATURES, Place
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.testing.probes import Snapshot
 
 ROWS = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.readout.place import INPUT, Reading, parse_places
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.read_out import read_out
 

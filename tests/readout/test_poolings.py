@@ -18,7 +18,7 @@ from fl_elastic import registry
 from fl_elastic.errors import PlanError
 from fl_elastic.readout.place import Place
 from fl_elastic.readout.poolings import POOLINGS, pooling_for
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.testing import Check, name_of, pooling_checks
 
 STRANGER = '''

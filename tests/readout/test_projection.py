@@ -11,7 +11,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.readout.loading import loaded
 from fl_elastic.readout.place import Place, Reading
 from fl_elastic.readout.projection import Directions, Projection
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.update import Manifest
 from fl_elastic.update.manifest import Role
 

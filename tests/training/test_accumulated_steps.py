@@ -15,7 +15,7 @@ from torch import nn
 from trainer_settings import free_probes
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import PlanError, SettingError, TrainingError
+from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
@@ -153,9 +153,3 @@ def test_windows_of_channels_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(PlanError, match="accumulate 2"):
         trainer.fit(batches)
-
-
-@pytest.mark.parametrize("accumulate", [0, -1])
-def test_impossible_numbers_are_refused(accumulate: int) -> None:
-    with pytest.raises(SettingError, match="at least 1 batch"):
-        TrainerOptions(accumulate=accumulate)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import TrainingError
 from fl_elastic.losses import own_loss_or_cross_entropy
 from fl_elastic.methods.dampening.forget import digest_of

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from fl_elastic import fine_tune
 from fl_elastic.budget import Budget
-from fl_elastic.closed_form.wire import encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.readout import Readout
 from fl_elastic.readout.place import AUTO, Reading, parse_places
-from fl_elastic.readout.wire import encode_places
+from fl_elastic.readout.places_wire import encode_places
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.place_sample import place_sample
 from fl_elastic.training.places_reply import places_reply

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -324,18 +323,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
     return bool(one == other)
-
-
-def test_a_bad_batch_does_not_poison_the_fits_after_it() -> None:
-    model, good = chain(), vectors(4)
-    trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy="full")
-    with pytest.raises(TrainingError):
-        trainer.fit(
-            [*good[:2], (good[0][0] * 1e30, good[0][1]), (good[0][0] * math.nan, good[0][1])]
-        )
-    twin = plainly_trained(model, good)
-    trainer.fit(good)
-    assert same_weights(weights_of(twin), model)
 
 
 def test_a_rate_that_overflows_the_weights_is_an_error_and_leaves_them() -> None:

@@ -93,9 +93,11 @@ def test_a_weight_that_overflows_makes_no_update(value: float) -> None:
     [
         ({"full_update_every": -1}, "full_update_every"),
         ({"full_update_every": 1.5}, "full_update_every 1.5 must be a whole number"),
+        ({"accumulate": 0}, "accumulate 0 must be .*at least 1"),
         ({"accumulate": 1.5}, "accumulate 1.5 must be a whole number"),
         ({"accumulate": "2"}, "accumulate '2' must be a whole number"),
         ({"accumulate": math.inf}, "accumulate inf must be a whole number"),
+        ({"proximal": -1.0}, "proximal -1"),
         ({"proximal": "2"}, "proximal '2' must be a number"),
         ({"proximal": True}, "proximal True must be a number"),
         ({"seed": 1.5}, "seed 1.5 must be a whole number"),

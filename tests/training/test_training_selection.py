@@ -137,6 +137,11 @@ def test_probes_of_zeros_are_taken_as_drift_and_divide_nothing() -> None:
     assert np.isfinite(state.worth([1, 1, 1])).all()
 
 
+def test_without_scores_a_group_is_worth_its_presence() -> None:
+    presence = (1 / 3 + np.array([0.1, 0.3, 0.6])) / 2
+    assert fresh().worth([10.0, 30.0, 60.0]) == pytest.approx(0.1 * presence)
+
+
 def test_worth_is_the_share_of_importance_and_a_turn_for_those_left_out() -> None:
     state = fresh()
     state.scores, state.left_out = [1.0, -0.5, 3.0], [0, 4, 1]

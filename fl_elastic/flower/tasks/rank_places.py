@@ -1,6 +1,6 @@
 """Send samples by which the server ranks the places that the head may read.
 
-`fl_elastic.flower.place_choice` collects the samples.
+`fl_elastic.flower.round_zero_places` collects the samples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RankPlaces(RoundTask):
     def answer(self, work: ClientRound) -> Answer:
         """Return the features, packed, as the principal axes of their folds."""
         from fl_elastic.readout.place import Reading
-        from fl_elastic.readout.wire import encode_places
+        from fl_elastic.readout.places_wire import encode_places
         from fl_elastic.training.places_reply import places_reply
 
         client, data = work.client, work.data

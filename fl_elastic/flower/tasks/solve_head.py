@@ -57,7 +57,7 @@ class SolveHead(RoundTask):
             from fl_elastic.flower.private_round_zero import noisy_answer
 
             return noisy_answer(work, self)
-        from fl_elastic.closed_form.wire import encode_head_sums
+        from fl_elastic.closed_form.head_sums_wire import encode_head_sums
         from fl_elastic.training.model_head import refuse_frozen_head
 
         sums, examples, forward = _exact_sums(work)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import as_pair, counted
-from fl_elastic.groups.forward import compute_loss, example_counter, to_device
+from fl_elastic.groups.forward import compute_loss, to_device
+from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import untouched

@@ -40,7 +40,7 @@ def joined_forward(module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanFo
     while place < len(layers):
         units, patch, end = _units(layers, place, modes)
         if len(units) > 1:
-            steps.append(PatchChain.of(units, patch))
+            steps.append(PatchChain(tuple(units), patch))
             place = end
         else:
             steps.append(layers[place])

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_elastic.errors import PlanError
 from fl_elastic.methods.gradient_filter.convolution import filtered_conv2d
 from fl_elastic.methods.gradient_filter.patches import CellGrid
 from fl_elastic.ops.activations import relu, relu6
 from fl_elastic.ops.geometry import ConvGeometry, Pair
-from fl_elastic.ops.norm import frozen_batch_norm, is_frozen_norm, norm_scale
+from fl_elastic.ops.norm import frozen_batch_norm, norm_scale
 
 
 @dataclass(frozen=True)
@@ -28,20 +26,17 @@ class PatchUnit:
         Frozen and in eval mode.
     activation : nn.ReLU or nn.ReLU6 or None
         The rectifier at the end.
-    adds : int or None
-        Index of the unit whose input is added between norm and activation, as in a residual shortcut.
     """
 
     conv: nn.Conv2d
     norm: nn.BatchNorm2d | None = None
     activation: nn.ReLU | nn.ReLU6 | None = None
-    adds: int | None = None
 
     @property
     def geometry(self) -> ConvGeometry:
         """How the kernel slides."""
         geometry = ConvGeometry.of(self.conv)
-        assert geometry is not None, "PatchChain.of lets no other convolution pass"
+        assert geometry is not None
         return geometry
 
     @property
@@ -56,15 +51,13 @@ class PatchUnit:
         assert self.norm.running_var is not None
         return norm_scale(self.norm.running_var, self.norm.weight, self.norm.eps)
 
-    def finish(self, y: Tensor, added: Tensor | None) -> Tensor:
-        """Return ``y``, the output of the convolution, after norm, addition and activation, without gradients."""
+    def finish(self, y: Tensor) -> Tensor:
+        """Return ``y``, the output of the convolution, after norm and activation, without gradients."""
         if self.norm is not None:
             norm = self.norm
             y = functional.batch_norm(
                 y, norm.running_mean, norm.running_var, norm.weight, norm.bias, False, 0.0, norm.eps
             )
-        if added is not None:
-            y += added
         if self.activation is not None:
             y = functional.relu6(y, inplace=True) if self.is_capped else y.relu_()
         return y
@@ -72,35 +65,14 @@ class PatchUnit:
 
 @dataclass(frozen=True)
 class PatchChain:
-    """Consecutive units with the same patch side; make it with `of`."""
+    """Consecutive units with the same patch side.
+
+    A convolution pads with zeros, equally on both sides, and a 1 x 1 one has no stride: otherwise its gradient is
+    not constant on patches. Norms are frozen.
+    """
 
     units: tuple[PatchUnit, ...]
     patch: int
-
-    @classmethod
-    def of(cls, units: Sequence[PatchUnit], patch: int) -> PatchChain:
-        """Return the chain of ``units``.
-
-        Raises
-        ------
-        PlanError
-            If there are no units, or one of them cannot be in a chain: its convolution pads with anything but zeros
-            or unequally; it is 1 x 1 with a stride, so that its gradient is not constant on patches; its norm is
-            not frozen; or it adds the input of a later unit.
-        """
-        if not units:
-            raise PlanError("a chain needs at least one unit, and none is given")
-        if patch < 1:
-            raise PlanError(f"patch side {patch} must be at least 1")
-        for index, unit in enumerate(units):
-            geometry = ConvGeometry.of(unit.conv)
-            if geometry is None or geometry.skips_pixels:
-                raise PlanError(f"unit {index} of a chain cannot be {unit.conv}, leave it out")
-            if unit.norm is not None and not is_frozen_norm(unit.norm):
-                raise PlanError(f"the norm of unit {index} is trained, freeze it and call eval()")
-            if unit.adds is not None and not 0 <= unit.adds <= index:
-                raise PlanError(f"unit {index} adds the input of unit {unit.adds}, use 0..{index}")
-        return cls(tuple(units), patch)
 
     def parameters(self) -> list[Tensor | None]:
         """Return weight and bias of every convolution in order."""
@@ -117,9 +89,7 @@ class PatchChain:
 
     def op_by_op(self, x: Tensor) -> Tensor:
         """Return the output of the chain with each operation run separately, on full-size gradients."""
-        inputs: list[Tensor] = []
         for unit in self.units:
-            inputs.append(x)
             x = filtered_conv2d(
                 x, unit.conv.weight, unit.conv.bias, unit.geometry, self.patch, filters_input=True
             )
@@ -128,8 +98,6 @@ class PatchChain:
                 x = frozen_batch_norm(
                     x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
                 )
-            if unit.adds is not None:
-                x = x + inputs[unit.adds]
             if unit.activation is not None:
                 x = relu6(x) if unit.is_capped else relu(x)
         return x

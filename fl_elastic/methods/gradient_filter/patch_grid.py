@@ -33,9 +33,7 @@ def run_patch_chain(x: Tensor, chain: PatchChain) -> Tensor:
     It keeps the patch means of every trained convolution's input, the number of open units per patch of the inner
     rectifiers (a byte each), and a bit per element of the last rectifier. The gradient of ``x`` has full size.
 
-    The gradients are those of `PatchChain.op_by_op`, with one exception: the gradient that a shortcut brings from
-    behind a rectifier is not constant on patches; if it meets another rectifier inside the chain, it is treated as
-    if it were. If the chain does not fit the size of ``x``, it runs op by op.
+    The gradients are those of `PatchChain.op_by_op`. If the chain does not fit the size of ``x``, it runs op by op.
     """
     if x.dim() != 4 or not chain.fits((x.shape[2], x.shape[3])):
         return chain.op_by_op(x)
@@ -48,17 +46,13 @@ class _PatchChain(Function):
         needs = ctx.needs_input_grad
         ctx.chain, ctx.sizes, ctx.layout = chain, [], None
         ctx.lowest = _lowest_needed(needs)
-        inputs: list[Tensor | None] = []
-        sources = {unit.adds for unit in chain.units}
         saved: list[Tensor | None] = []
         for index, unit in enumerate(chain.units):
             weight, bias = parameters[2 * index : 2 * index + 2]
             assert weight is not None
             pooled = pooled_input(x, unit.geometry, chain.patch) if needs[2 + 2 * index] else None
             ctx.sizes.append((x.shape[2], x.shape[3]))
-            inputs.append(x if index in sources else None)
-            added = None if unit.adds is None else inputs[unit.adds]
-            x = unit.finish(unit.geometry.convolve(x, weight, bias), added)
+            x = unit.finish(unit.geometry.convolve(x, weight, bias))
             mask = None
             if unit.activation is not None and index >= ctx.lowest:
                 opened = open_units(x, capped=unit.is_capped)
@@ -78,30 +72,19 @@ class _PatchChain(Function):
         chain, needs = ctx.chain, ctx.needs_input_grad
         saved = ctx.saved_tensors
         of_parameters: list[Tensor | None] = [None] * len(chain.parameters())
-        # Gradients of the units' inputs: those constant on patches, and full-size ones brought by shortcuts.
-        means: dict[int, Tensor] = {}
-        whole: dict[int, Tensor] = {}
-        last = len(chain.units) - 1
-        for index in reversed(range(ctx.lowest, last + 1)):
-            unit, geometry = chain.units[index], chain.units[index].geometry
+        # Of the present unit's output, and in the end of the chain's input.
+        on_patches: Tensor | None = None
+        for index in reversed(range(ctx.lowest, len(chain.units))):
+            geometry = chain.units[index].geometry
             weight, pooled, mask, scale = saved[4 * index : 4 * index + 4]
             size = ctx.sizes[index]
-            counts = patch_counts(geometry.output_size(size), chain.patch, gradient)
-            arrived = gradient if index == last else whole.pop(index + 1, None)
-            on_patches = means.pop(index + 1, None)
-            if mask is not None and index == last:
-                arrived = gate(gradient, mask, ctx.layout)
-            elif mask is not None:
-                if arrived is not None:
-                    on_patches = _plus(on_patches, _sums(arrived, chain.patch) / counts)
-                    arrived = None
-                on_patches = None if on_patches is None else on_patches * (mask / counts)
-            if unit.adds is not None:
-                _add(whole, unit.adds, arrived)
-                _add(means, unit.adds, on_patches)
-            sums = None if on_patches is None else on_patches * counts
-            sums = sums if arrived is None else _plus(sums, _sums(arrived, chain.patch))
-            assert sums is not None
+            if on_patches is None:
+                whole = gradient if mask is None else gate(gradient, mask, ctx.layout)
+                sums = _sums(whole, chain.patch)
+            elif mask is None:
+                sums = on_patches * patch_counts(geometry.output_size(size), chain.patch, gradient)
+            else:
+                sums = on_patches * mask
             if scale is not None:
                 sums = sums * scale.view(-1, 1, 1)
             if needs[2 + 2 * index]:
@@ -112,10 +95,10 @@ class _PatchChain(Function):
                 of_parameters[2 * index + 1] = sums.sum((0, 2, 3))
             if index > ctx.lowest or needs[0]:
                 on_cells = grid_input_gradient(sums, weight, geometry, size, chain.patch)
-                _add(means, index, _on_patches(on_cells, geometry, size, chain.patch))
+                on_patches = _on_patches(on_cells, geometry, size, chain.patch)
         of_input = None
-        if needs[0]:
-            of_input = _plus(whole.get(0), _fill(means[0], ctx.sizes[0], chain.patch))
+        if needs[0] and on_patches is not None:
+            of_input = _fill(on_patches, ctx.sizes[0], chain.patch)
         return of_input, None, *of_parameters
 
 
@@ -138,15 +121,6 @@ def _sums(gradient: Tensor, patch: int) -> Tensor:
     if not gradient.is_contiguous():
         gradient = gradient.contiguous(memory_format=torch.channels_last)
     return patch_sums(gradient, patch)
-
-
-def _plus(one: Tensor | None, other: Tensor) -> Tensor:
-    return other if one is None else one + other
-
-
-def _add(gradients: dict[int, Tensor], index: int, more: Tensor | None) -> None:
-    if more is not None:
-        gradients[index] = _plus(gradients.get(index), more)
 
 
 def _on_patches(on_cells: Tensor, geometry: ConvGeometry, size: Pair, patch: int) -> Tensor:

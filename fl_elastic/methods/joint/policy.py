@@ -1,4 +1,4 @@
-"""One choice among all ways of training a group: frozen, bias, channels, filtered, full; stored or recomputed."""
+"""One choice among all ways of training a group: frozen, bias, channels, full; stored or recomputed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.elastic import ElasticPolicy, costlier_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
-from fl_elastic.planning.joint.choices import Limits
-from fl_elastic.planning.joint.knapsack import joint_knapsack
+from fl_elastic.planning.multiple_choice.choices import Limits
+from fl_elastic.planning.multiple_choice.knapsack import multiple_choice_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.recompute import candidate_blocks
@@ -38,8 +38,8 @@ class _Found:
 class JointPolicy(Policy):
     """Choose a mode for every group under time, memory and uplink together.
 
-    The joint solver charges branches as one chain, and a shared stored tensor to each layer that uses it. The costs
-    of its answer are then computed on the real graph, and it solves again with the budget that these leave over.
+    The multiple-choice solver charges branches as one chain, and a shared stored tensor to each layer that uses it.
+    The costs of its answer are then computed on the real graph, and it solves again with what these leave over.
     Under a memory limit different numbers of recomputed blocks are tried; blocks that save most come first. If
     fewer steps may be taken, the plan maximises its value times the gain of the steps that fit (see
     `fl_elastic.planning.request.STEP_GAIN_EXPONENT`), as policy "elastic" does.
@@ -108,7 +108,7 @@ def _solutions(
     # The solver adds up what a step never holds at the same time, and ignores the memory of inference.
     memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
-        selection = joint_knapsack(options.choices, Limits(spend, memory_spend, uplink))
+        selection = multiple_choice_knapsack(options.choices, Limits(spend, memory_spend, uplink))
         modes = tuple(options.modes_of(selection.options))
         used = tuple(block for block in blocks if _is_used(request, modes, block))
         again = sum(recompute_seconds(profile, block) for block in used)

@@ -25,8 +25,8 @@ from fl_elastic.planning.channel_modes import (
 )
 from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.planning.joint.choices import Limits
-from fl_elastic.planning.joint.knapsack import joint_knapsack
+from fl_elastic.planning.multiple_choice.choices import Limits
+from fl_elastic.planning.multiple_choice.knapsack import multiple_choice_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.request import PlanRequest
@@ -46,9 +46,9 @@ class SparseUpdatePolicy(Policy):
     convolutions of one of the three published models, the largest published scheme that fits is used. For any other
     model the choice is SparseUpdate-style. The published schemes train almost only the first pointwise convolution
     of each block in the later half. So the candidates are the pointwise layers there that widen; if there are none,
-    all pointwise layers there, or else all dense ones. Shortcuts are never candidates. The joint solver chooses
-    their shares of channels, and biases are trained as deep as the error gradient goes, half as deep, or not at
-    all. The worth of a layer is an assumption: equal for all layers, times the square root of the share of its
+    all pointwise layers there, or else all dense ones. Shortcuts are never candidates. The multiple-choice solver
+    chooses their shares of channels, and biases are trained as deep as the error gradient goes, half as deep, or
+    not at all. The worth of a layer is an assumption: equal for all layers, times the square root of its share of
     channels.
 
     The published models have no norms, because these are folded into the convolutions; here a norm is trained
@@ -154,7 +154,7 @@ def _transferred(request: PlanRequest) -> Iterator[list[Mode]]:
             np.inf if budget.uplink is None else budget.uplink * share,
         )
         try:
-            modes = options.modes_of(joint_knapsack(options.choices, limits).options)
+            modes = options.modes_of(multiple_choice_knapsack(options.choices, limits).options)
         except BudgetError:
             return
         weights = tuple(
@@ -203,5 +203,5 @@ def _assumed_request(request: PlanRequest, candidates: Sequence[int]) -> PlanReq
         request,
         profile=replace(profile, modes=costs),
         importance=worth,
-        fidelity=Fidelity(_MODES, kept, np.ones(shape)),
+        fidelity=Fidelity(_MODES, kept),
     )

@@ -65,15 +65,12 @@ class PublishedModel:
         Its published name.
     layers : tuple of LayerShape
         From the input to the classifier.
-    classifier_inputs : int
-        Number of input features of the classifier.
     schemes : tuple of Scheme
         Smallest first.
     """
 
     name: str
     layers: tuple[LayerShape, ...]
-    classifier_inputs: int
     schemes: tuple[Scheme, ...]
 
 
@@ -129,7 +126,6 @@ PUBLISHED_MODELS = (
     PublishedModel(
         "mbv2-w0.35",
         _layers(_MBV2),
-        112,
         (
             _scheme(49, 16, "36 39 40 41 42 45 48 49", "1 1 0 4 8 8 8 8"),
             _scheme(73, 20, "32 33 36 39 41 42 45 48", "8 2 2 1 4 8 8 1"),
@@ -141,7 +137,6 @@ PUBLISHED_MODELS = (
     PublishedModel(
         "mcunet-5fps",
         _layers(_MCUNET),
-        160,
         (
             _scheme(49, 20, "23 24 27 30 33 39", "0 4 2 2 0 0"),
             _scheme(74, 21, "21 23 24 26 27 30", "1 0 1 0 2 1"),
@@ -153,7 +148,6 @@ PUBLISHED_MODELS = (
     PublishedModel(
         "proxyless-w0.3",
         _layers(_PROXYLESS),
-        96,
         (
             _scheme(49, 21, "39 42 44 45 50 51 54 57", "4 1 0 1 0 8 4 4"),
             _scheme(74, 28, "33 36 39 42 45 51 54 57", "2 4 1 1 1 2 4 2"),

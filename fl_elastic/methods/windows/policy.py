@@ -42,8 +42,6 @@ class SliceOutPolicy(Policy):
     every : {"step", "fit"}
         Whether windows are drawn for each step, as published, or for each fit, so that an update contains only
         these windows and its bytes shrink with them.
-    offset : int, optional
-        The unit at which every window starts, instead of a random one; see `Windows`.
 
     Raises
     ------
@@ -59,10 +57,9 @@ class SliceOutPolicy(Policy):
         self,
         rate: float | None = None,
         every: Every = "step",
-        offset: int | None = None,
     ) -> None:
-        Windows((), 1.0 if rate is None else rate, every, offset=offset)
-        self.rate, self.every, self.offset = rate, every, offset
+        Windows((), 1.0 if rate is None else rate, every)
+        self.rate, self.every = rate, every
 
     def refuse_misfit(self, profile: CostProfile) -> None:
         """Raise PlanError for a model without an inner width."""
@@ -104,7 +101,7 @@ class SliceOutPolicy(Policy):
             return request.plan(self.name, modes)
         last: tuple[PlanRequest, Windows] | None = None
         for rate in _RATES if self.rate is None else (self.rate,):
-            windows = Windows(widths, rate, self.every, seed, self.offset)
+            windows = Windows(widths, rate, self.every, seed)
             narrow = self._narrow(request, windows)
             if not _fits_bytes(request, narrow, windows, modes):
                 continue

@@ -39,10 +39,6 @@ class Windows(StepTransform):
         Whether the starts of windows are drawn for each step or once for a fit.
     seed : int
         Seed of the random starts.
-    offset : int, optional
-        The unit at which every window starts instead of a random one, counted beyond the last unit from the first
-        again: 0 as in HeteroFL (Diao et al., 2021), or one further in each round as in FedRolex (Alam et al.,
-        2022).
 
     Raises
     ------
@@ -54,7 +50,6 @@ class Windows(StepTransform):
     rate: float
     every: Every = "step"
     seed: int = 0
-    offset: int | None = None
     runs_part: ClassVar[bool] = True
     opens_steps: ClassVar[bool] = True
 
@@ -63,8 +58,6 @@ class Windows(StepTransform):
             raise PlanError(f"keep-rate {self.rate} must be above 0 and at most 1")
         if self.every not in ("step", "fit"):
             raise PlanError(f"windows are drawn every 'step' or every 'fit', not {self.every!r}")
-        if self.offset is not None and self.offset < 0:
-            raise PlanError(f"offset {self.offset} must not be negative")
 
     @property
     def lasts_a_fit(self) -> bool:
@@ -108,14 +101,8 @@ class Windows(StepTransform):
         """
         return max(1, round(width.size * self.rate))
 
-    def share(self, width: Width) -> float:
-        """Return the share of a width's units that are kept."""
-        return self.length(width) / width.size
-
     def starts(self, step: int = 0) -> dict[str, int]:
         """Return the start of each width's window in a step of the fit."""
-        if self.offset is not None:
-            return {width.name: self.offset % width.size for width in self.widths}
         generator = np.random.default_rng([self.seed, 0 if self.every == "fit" else step])
         return {
             width.name: int(generator.choice(window_starts(width.size, self.length(width))))

@@ -24,22 +24,20 @@ Visit: TypeAlias = Callable[[int, nn.Module, Tensor, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Fidelity:
-    """Cosines between the gradients of a mode and the exact ones, layer by layer.
+    """Cosines between the weights' gradients of a mode and the exact ones, layer by layer.
 
-    Each layer gets the exact input and output gradient. The error that a filtered error gradient causes further
-    down is in ``inputs`` of the layer that filters it.
+    Each layer gets the exact input and output gradient.
 
     Attributes
     ----------
     modes : tuple of Mode
         The K modes.
-    weights, inputs : array, shape (N, K)
-        Cosines for the gradient of the weight and of the input; NaN if a mode does not apply.
+    weights : array, shape (N, K)
+        Cosine for each layer and mode; NaN if a mode does not apply.
     """
 
     modes: tuple[Mode, ...]
     weights: NDArray[np.float64]
-    inputs: NDArray[np.float64]
 
 
 def measure_fidelity(
@@ -59,22 +57,20 @@ def measure_fidelity(
         for group in range(len(graph.groups))
         if (module := convolution_module(graph, model, group)) is not None
     }
-    shape = (len(graph.groups), len(modes))
-    weights, inputs = np.full(shape, np.nan), np.full(shape, np.nan)
+    weights = np.full((len(graph.groups), len(modes)), np.nan)
 
     def visit(group: int, layer: nn.Module, given: Tensor, gradient: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d)
         # In mixed precision activations have fewer bits than the weights.
         given, gradient = given.to(layer.weight.dtype), gradient.to(layer.weight.dtype)
-        exact = _gradients(layer, layer.forward, given, gradient)
+        exact = _gradient(layer, layer.forward, given, gradient)
         for column, mode in enumerate(modes):
-            seen = _in_mode(layer, mode, exact[0], given, gradient)
+            seen = _in_mode(layer, mode, exact, given, gradient)
             if seen is not None:
-                weights[group, column] = gradient_cosine(seen[0], exact[0])
-                inputs[group, column] = gradient_cosine(seen[1], exact[1])
+                weights[group, column] = gradient_cosine(seen, exact)
 
     visit_layers(model, loss_fn, batch, layers, visit)
-    return Fidelity(tuple(modes), weights, inputs)
+    return Fidelity(tuple(modes), weights)
 
 
 def gradient_cosine(one: Tensor, other: Tensor) -> float:
@@ -85,7 +81,7 @@ def gradient_cosine(one: Tensor, other: Tensor) -> float:
 
 def _in_mode(
     layer: nn.Conv2d, mode: Mode, exact: Tensor, given: Tensor, gradient: Tensor
-) -> tuple[Tensor, Tensor] | None:
+) -> Tensor | None:
     if mode.kind not in ("channels", "filtered"):
         return None
     whole = layer.in_channels if mode.axis == "in" else layer.out_channels
@@ -95,7 +91,7 @@ def _in_mode(
         return None
     channels = _largest_channels(layer, exact, mode) if mode.kind == "channels" else None
     forward = lean_forward(layer, mode, channels)
-    return None if forward is None else _gradients(layer, forward, given, gradient)
+    return None if forward is None else _gradient(layer, forward, given, gradient)
 
 
 def _largest_channels(layer: nn.Conv2d, exact: Tensor, mode: Mode) -> list[int]:
@@ -105,18 +101,15 @@ def _largest_channels(layer: nn.Conv2d, exact: Tensor, mode: Mode) -> list[int]:
     return sorted(norms.topk(mode.channel_count(len(norms))).indices.tolist())
 
 
-def _gradients(
-    layer: nn.Conv2d, forward: object, given: Tensor, gradient: Tensor
-) -> tuple[Tensor, Tensor]:
-    leaf = given.detach().requires_grad_(True)
+def _gradient(layer: nn.Conv2d, forward: object, given: Tensor, gradient: Tensor) -> Tensor:
     flag = layer.weight.requires_grad
     layer.weight.requires_grad_(True)
     try:
-        output = forward(leaf)  # type: ignore[operator]
-        found = torch.autograd.grad(output, [layer.weight, leaf], gradient)
+        output = forward(given.detach())  # type: ignore[operator]
+        found: Tensor = torch.autograd.grad(output, layer.weight, gradient)[0]
     finally:
         layer.weight.requires_grad_(flag)
-    return found[0], found[1]
+    return found
 
 
 def visit_layers(

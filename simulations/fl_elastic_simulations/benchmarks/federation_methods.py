@@ -40,14 +40,13 @@ METHODS: dict[str, Table] = {
     "timelyfl, our server": {"peer": "timelyfl"} | _SERVER,
     "fedel": {"peer": "fedel"},
     "fedel, free probe, our server": {"peer": "fedel_free_probe"} | _SERVER,
-    "heterofl": {"peer": "heterofl"},
 }
 """Methods by their name in the table; settings that are not given have the defaults of a scenario.
 
-Under a deadline each method is charged for what it needs to know. A method that trains everything, and
-``heterofl``, needs only the time of its own steps, which it sees in training: it is charged nothing. All others
-are charged for a cost profile in each client's first fit, and for a choice in each fit in which not everything
-fits; ``fedel`` also for its probes.
+Under a deadline each method is charged for what it needs to know. A method that trains everything
+needs only the time of its own steps, which it sees in training: it is charged nothing. All others are charged for a
+cost profile in each client's first fit, and for a choice in each fit in which not everything fits; ``fedel`` also
+for its probes.
 """
 
 _SOLVED: Table = {"round_zero": "closed_form"}

@@ -16,7 +16,7 @@ from fl_elastic.budget import Budget
 from fl_elastic.groups.forward import channels_last
 from fl_elastic.losses import classification_loss
 from fl_elastic.readout.place import joined
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions, evaluate
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out

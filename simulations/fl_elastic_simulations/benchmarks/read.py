@@ -16,12 +16,12 @@ from torch import nn
 
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.wire import encode_head_sums
+from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
 from fl_elastic.named_models import build_model, resolve_model
 from fl_elastic.readout.place import INPUT, MOST_FEATURES
-from fl_elastic.readout.readout import Readout
+from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training import evaluate
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.model_head import put_head
@@ -153,7 +153,7 @@ class Read(Benchmark):
                     cases[f"{name} | {method} | {seed}"] = (task, read, seed, root)
             for most in reversed(ALLOWED if task.pretrained else ()):
                 cases[f"{name} | {_SIZES}{most} | {seeds[0]}"] = (
-                    task, "auto", seeds[0], root, None, most,
+                    task, f"auto>{most}", seeds[0], root, None,
                 )  # fmt: skip
         return dict(sorted(cases.items(), key=lambda each: each[1][2]))
 
@@ -230,7 +230,6 @@ def read_cell(
     seed: int,
     root: str,
     examples: int | None = None,
-    most: int = MOST_FEATURES,
 ) -> Row:
     """Solve one head in this process; return its accuracy, error and size, and the CPU seconds of each part.
 
@@ -239,15 +238,13 @@ def read_cell(
     task : ReadTask
         Task to solve.
     read : str
-        ``auto``, ``last`` or names of places.
+        ``auto``, ``auto>512`` for at most 512 features, ``last`` or names of places.
     seed : int
         Seed that chooses the examples, their order and random weights.
     root : str
         Folder of the datasets.
     examples : int, optional
         Largest number of training and of test examples; by default the task's.
-    most : int
-        Largest number of features that may be chosen.
     """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -258,7 +255,7 @@ def read_cell(
     order = order[: examples or task.examples]
     loader = _batches(data.train_x[order], data.train_y[order], colour=colour)
     times = [time.process_time()]
-    model, choice = readout_of(model, loader, read, most_features=most)
+    model, choice = readout_of(model, loader, read)
     times.append(time.process_time())
     sums = head_sums(model, loader)
     times.append(time.process_time())

@@ -106,7 +106,7 @@ def run_stream(task: str, method: str, seed: int, data_root: str | None) -> Row:
     choosing = 0.0
     if how.read:
         began, batches = time.process_time(), _batches_at_home(kind, stream.before, known)
-        home = readout_of(home, batches, how.read, most_features=how.most_features)[0]
+        home = readout_of(home, batches, how.read)[0]
         choosing = time.process_time() - began
     head = None
     if how.closed_form:

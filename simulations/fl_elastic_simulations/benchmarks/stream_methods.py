@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_elastic.readout.place import MOST_FEATURES
-
 
 @dataclass(frozen=True)
 class StreamMethod:
@@ -30,8 +28,6 @@ class StreamMethod:
     read : str
         Where a head in closed form reads: the last layer if empty, places chosen from the data at home if ``auto``,
         or the places of these names.
-    most_features : int
-        Largest number of features of an example, if places are chosen.
     """
 
     policy: str = "full"
@@ -41,7 +37,6 @@ class StreamMethod:
     closed_form: bool = False
     at_home: bool = True
     read: str = ""
-    most_features: int = MOST_FEATURES
 
     @property
     def store_share(self) -> float:
@@ -68,7 +63,7 @@ METHODS: dict[str, StreamMethod] = {
     SOLVED: StreamMethod(closed_form=True),
     "closed form, untrained body": StreamMethod(closed_form=True, at_home=False),
     READS: StreamMethod(closed_form=True, at_home=False, read="auto"),
-    MORE: StreamMethod(closed_form=True, at_home=False, read="auto", most_features=4096),
+    MORE: StreamMethod(closed_form=True, at_home=False, read="auto>4096"),
     "closed form, blocks 7, 14 and last": StreamMethod(
         closed_form=True,
         at_home=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,25 +120,20 @@ class StreamTask:
 _GREY = (0.2860, 0.3530)
 _COLOUR = (torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225]))
 
-_SIGNS = ([0.3376, 0.3137, 0.3245], [0.2692, 0.2608, 0.2696])
+_SIGNS = (torch.tensor([0.3376, 0.3137, 0.3245]), torch.tensor([0.2692, 0.2608, 0.2696]))
 
 
 def _grey(pixels: Tensor) -> Tensor:
     return (pixels.float() / 255 - _GREY[0]) / _GREY[1]
 
 
-def _colours(pixels: Tensor) -> Tensor:
-    mean, spread = (each.to(pixels.device)[:, None, None] for each in _COLOUR)
+def _colours(of: tuple[Tensor, Tensor], pixels: Tensor) -> Tensor:
+    mean, spread = (each.to(pixels.device)[:, None, None] for each in of)
     return (pixels.float() / 255 - mean) / spread
 
 
 def _bytes(scaled: NDArray[np.floating]) -> NDArray[np.uint8]:
     return np.asarray(np.rint(np.clip(scaled, 0, 1) * 255), np.uint8)
-
-
-def _signs_colours(pixels: Tensor) -> Tensor:
-    mean, spread = (torch.tensor(each, device=pixels.device)[:, None, None] for each in _SIGNS)
-    return (pixels.float() / 255 - mean) / spread
 
 
 def _fashion(root: Path) -> tuple[Labelled, Labelled]:
@@ -222,7 +218,7 @@ def _signs(root: Path, seed: int) -> Stream:
     """Return a stream with eleven signs known at home, then eight new ones at a time, 40 pictures of each."""
     found = load_dataset("gtsrb", root)
     draw = np.random.default_rng(seed)
-    mean, spread = (np.array(each, np.float32)[:, None, None] for each in _SIGNS)
+    mean, spread = (each.numpy()[:, None, None] for each in _SIGNS)
 
     def large(x: NDArray[np.float32]) -> NDArray[np.uint8]:
         return _bytes(np.repeat(np.repeat(x * spread + mean, 2, axis=2), 2, axis=3))
@@ -324,10 +320,12 @@ TASKS: dict[str, StreamTask] = {
     ),
     "birds": StreamTask(
         "CUB-50, ten new species at a time, pretrained MobileNetV2 at 64 pixels", _birds,
-        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_colours,
+        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28,
+        prepare=partial(_colours, _COLOUR),
     ),
     "signs": StreamTask(
         "Traffic signs, eight new ones at a time, pretrained MobileNetV2 at 64 pixels", _signs,
-        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28, prepare=_signs_colours,
+        _mobilenet, latent=15, capacity=8 * 2**20, every=100, steps=20, latent_steps=28,
+        prepare=partial(_colours, _SIGNS),
     ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 from fl_elastic.budget import Budget
-from fl_elastic.closed_form.wire import decode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.errors import DatasetError, ElasticError, ScenarioError, TrainingError
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client import ElasticClient

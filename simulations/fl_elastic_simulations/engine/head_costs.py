@@ -16,13 +16,13 @@ from fl_elastic.budget import Budget
 from fl_elastic.closed_form.folds import Fold
 from fl_elastic.closed_form.head import best_ridge, penalties_tried
 from fl_elastic.closed_form.head_sums import HeadSums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums, encode_head_sums
 from fl_elastic.closed_form.ridge import Ridge, RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful
-from fl_elastic.closed_form.wire import decode_head_sums, encode_head_sums
 from fl_elastic.errors import ElasticError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import batch_size
-from fl_elastic.readout.choice import Sample, choose_places
+from fl_elastic.readout.best_places import Sample, choose_places
 from fl_elastic.readout.place import AUTO, Place
 from fl_elastic.training.places_reply import places_reply
 from fl_elastic.training.sums_size import held_out

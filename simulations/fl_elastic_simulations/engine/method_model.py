@@ -20,7 +20,7 @@ def read_at(model: nn.Module, read: str, scenario: Scenario, data_root: str | No
     if not read:
         return model
     # The dataset is only needed for the few methods that read elsewhere.
-    from fl_elastic.readout.readout import Readout
+    from fl_elastic.readout.readout_module import Readout
 
     classes = scenario_dataset(scenario, data_root).classes
     return Readout(model, read, first_batch(scenario, data_root)[0], classes)

@@ -2,14 +2,12 @@
 
 from fl_elastic_simulations.peers.base import PEERS, LocalResult, LocalTask, Peer, register_peer
 from fl_elastic_simulations.peers.fedel import FedEl
-from fl_elastic_simulations.peers.heterofl import HeteroFl
 from fl_elastic_simulations.peers.random_parts import RandomLayers
 from fl_elastic_simulations.peers.timelyfl import TimelyFl
 
 __all__ = [
     "PEERS",
     "FedEl",
-    "HeteroFl",
     "LocalResult",
     "LocalTask",
     "Peer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,8 +16,9 @@ from torch import nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import ElasticError, TrainingError
-from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import batch_shape, compute_loss, weight_in_mean
+from fl_elastic.groups import LossFn
+from fl_elastic.groups.forward import batch_shape, compute_loss
+from fl_elastic.groups.loss_settings import weight_in_mean
 from fl_elastic.planning import Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import clock_for
@@ -25,7 +26,6 @@ from fl_elastic.profiling.profile import Mask, model_device, profile_key
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
 from fl_elastic.training.batches import Epochs
 from fl_elastic.update import Manifest, PartialUpdate, load_weights, weights_of
-from fl_elastic.update.parts import Masks
 from fl_elastic_simulations.peers.base import (
     LocalResult,
     LocalTask,
@@ -36,15 +36,7 @@ from fl_elastic_simulations.peers.base import (
 
 
 class FixedMask(Policy):
-    """A policy that trains the given groups.
-
-    Parameters
-    ----------
-    name : str
-        Name of the peer that chose them.
-    mask : array of bool, shape (N,)
-        Groups to train, in backward order.
-    """
+    """A policy that trains the groups of a mask, for the peer of this name."""
 
     needs_coverage = False
     reduces_uplink = False
@@ -58,12 +50,7 @@ class FixedMask(Policy):
 
 
 def train_mask(task: LocalTask, name: str, mask: Mask, *, epochs: int | None = None) -> LocalResult:
-    """Train the groups in ``mask``, shape (N,) in backward order, for the peer ``name``; see `train_policy`."""
-    return train_policy(task, FixedMask(name, mask), epochs=epochs)
-
-
-def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) -> LocalResult:
-    """Train a policy's choice with the elastic trainer, in as many steps as the task's time allows.
+    """Train some groups with the elastic trainer, in as many steps as the task's time allows.
 
     The time of steps is predicted from the task's costs, not measured, so that the result is reproducible. Nothing
     is explored.
@@ -72,8 +59,10 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
     ----------
     task : LocalTask
         The task.
-    policy : Policy
-        Chooses the groups, without using importance.
+    name : str
+        Name of the peer that chose them.
+    mask : array of bool, shape (N,)
+        Groups to train, in backward order.
     epochs : int, optional
         Number of passes over the data; by default the task's.
 
@@ -88,7 +77,7 @@ def train_policy(task: LocalTask, policy: Policy, *, epochs: int | None = None) 
         task.loss_fn,
         task.optimizer_fn,
         budget=Budget(deadline=deadline),
-        policy=policy,
+        policy=FixedMask(name, mask),
         profile=costs_of(task),
         options=TrainerOptions(timing=Timing(closed_loop=False), full_update_every=0),
     )
@@ -154,7 +143,6 @@ class StepsTaken:
         cost: float,
         *,
         choosing_seconds: float = 0.0,
-        parts: dict[str, Masks] | None = None,
     ) -> LocalResult:
         """Return the local result of these steps.
 
@@ -168,8 +156,6 @@ class StepsTaken:
             Seconds of one step by the cost profile, for simulated time.
         choosing_seconds : float
             Additional seconds for choosing.
-        parts : dict, optional
-            Trained entries of each tensor that was only partly trained.
         """
         requested = requested_steps(task)
         return LocalResult(
@@ -178,7 +164,6 @@ class StepsTaken:
                 steps=dict.fromkeys(deltas, self.count),
                 num_examples=num_examples(task),
                 base_version=task.base_version,
-                parts=parts or {},
             ),
             host_seconds=choosing_seconds + self.count * cost,
             steps=self.count,
@@ -213,7 +198,7 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     optimizer = task.optimizer_fn([p for p in model.parameters() if p.requires_grad])
     losses: list[float] = []
     counting: list[float] = []
-    batches = _stream(task, device)
+    batches = Epochs(task.batches, task.epochs, device)
     shapes: list[tuple[int, ...]] = []
     seconds: list[float] = []
     for batch in islice(batches, steps):
@@ -236,11 +221,6 @@ def take_steps(task: LocalTask, model: nn.Module, loss_fn: LossFn, steps: int) -
     whole = [taken for taken, shape in zip(seconds, shapes, strict=True) if shape == shapes[0]]
     model.zero_grad(set_to_none=True)
     return StepsTaken(tuple(losses), tuple(counting), statistics.median(whole))
-
-
-def _stream(task: LocalTask, device: object) -> Epochs:
-    batches: Iterable[Batch] = task.batches
-    return Epochs(batches, task.epochs, device)
 
 
 @contextmanager

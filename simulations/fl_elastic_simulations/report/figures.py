@@ -243,10 +243,10 @@ def _frame_and_bar(
     return frame, bar
 
 
-def _two_lines(label: str, width: int = 12) -> str:
+def _two_lines(label: str) -> str:
     """Break a long label at the space nearest to its middle."""
     spaces = [index for index, letter in enumerate(label) if letter == " "]
-    if len(label) <= width or not spaces:
+    if len(label) <= 12 or not spaces:
         return drawn_text(label)
     middle = min(spaces, key=lambda index: abs(index - len(label) / 2))
     return f"{drawn_text(label[:middle])}<br>{drawn_text(label[middle + 1 :])}"

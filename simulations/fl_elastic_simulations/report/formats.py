@@ -25,19 +25,20 @@ class Unit:
     size: float
 
 
+_MOST_SPANS, _NAME_WIDTH = 6, 14
 _BYTE_UNITS = tuple(
     Unit(name, 1000.0**power) for power, name in enumerate(("B", "kB", "MB", "GB", "TB"))
 )
 _TIME_UNITS = (Unit("s", 1), Unit("min", _MINUTE), Unit("h", _HOUR), Unit("d", _DAY))
 
 
-def _significant(value: float, digits: int = 3) -> str:
-    """Format ``value`` with ``digits`` significant digits, never with an exponent."""
+def _significant(value: float) -> str:
+    """Format ``value`` with three significant digits, never with an exponent."""
     if value == 0:
         return "0"
     # Round first: 9.999 must become 10.0, not 10.00.
-    rounded = float(f"{value:.{digits - 1}e}")
-    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    rounded = float(f"{value:.2e}")
+    decimals = 2 - math.floor(math.log10(abs(rounded)))
     return f"{value:.{min(max(decimals, 0), 6)}f}"
 
 
@@ -141,7 +142,7 @@ def accuracy_text(mean: float | None, deviation: float | None = None) -> str:
     return f"{100 * mean:.1f} %{spread}"
 
 
-def spans_text(numbers: Iterable[int], most: int = 6) -> str:
+def spans_text(numbers: Iterable[int]) -> str:
     """Format integers as spans; if there are many spans, only their count, the first and the last number.
 
     >>> spans_text([3, 1, 2, 7]) == f"1{MISSING}3, 7", spans_text(range(1, 40, 2))
@@ -154,13 +155,13 @@ def spans_text(numbers: Iterable[int], most: int = 6) -> str:
             spans[-1].append(number)
         else:
             spans.append([number])
-    if len(spans) > most:
+    if len(spans) > _MOST_SPANS:
         return f"{len(ordered)} from {ordered[0]} to {ordered[-1]}"
     texts = [str(s[0]) if len(s) == 1 else f"{s[0]}{MISSING}{s[-1]}" for s in spans]
     return ", ".join(texts)
 
 
-def abbreviated(name: str, width: int = 14) -> str:
+def abbreviated(name: str) -> str:
     """Shorten a long dotted name: first reduce outer parts to a letter and their number, then cut the middle.
 
     >>> abbreviated("layer4.0.conv1")
@@ -170,15 +171,15 @@ def abbreviated(name: str, width: int = 14) -> str:
     >>> abbreviated("a_layer_of_no_parts")
     'a_la…_no_parts'
     """
-    if len(name) <= width:
+    if len(name) <= _NAME_WIDTH:
         return name
     *outer, last = name.split(".")
     short = ".".join([*(_initial(part) for part in outer), last])
-    if len(short) <= width:
+    if len(short) <= _NAME_WIDTH:
         return short
     # The end, which distinguishes layers, keeps more letters than the beginning.
-    head = (width - 1) // 3
-    return f"{short[:head]}{_ELLIPSIS}{short[head + 1 - width :]}"
+    head = (_NAME_WIDTH - 1) // 3
+    return f"{short[:head]}{_ELLIPSIS}{short[head + 1 - _NAME_WIDTH :]}"
 
 
 def _initial(part: str) -> str:

@@ -16,8 +16,4 @@ __all__ = ["Fleet", "UnequalGrid", "measuring_mod"]
 
 _MODULES = {"Fleet": "fleet", "UnequalGrid": "grid", "measuring_mod": "measuring"}
 
-__getattr__ = loaded_late(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = loaded_late(__name__, _MODULES)

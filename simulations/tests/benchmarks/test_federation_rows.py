@@ -72,7 +72,7 @@ def fresh_cell(folder: Path, method: str) -> dict[str, Any]:
     return federation_cell("small", SMALL, method, 0, folder, "")
 
 
-PAYS = {"heterofl", "fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
+PAYS = {"fl_elastic", "fl_elastic, int8", "fedel", "fedel, free probe, our server"} | {
     f"{name}, our server" for name in ("last layers", "random layers", "timelyfl")
 }
 
@@ -89,7 +89,7 @@ def test_a_new_model_counts_from_when_it_was_there_even_if_it_is_of_the_same_rou
 
 
 # One that waits, a peer and ours; the others are among the slow tests.
-FIRST = {"fedavg, waiting, our server", "heterofl", OURS}
+FIRST = {"fedavg, waiting, our server", "timelyfl, our server", OURS}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_no_round_takes_longer_than_its_deadline(folder: Path, method: str) -> N
     assert row["simulated_seconds"] / (row["rounds"] + 1) <= (deadline + down) * 1.01
 
 
-@pytest.mark.parametrize("method", slow_unless(OURS.__eq__, [OURS, "heterofl", "fedel"]))
+@pytest.mark.parametrize("method", slow_unless(OURS.__eq__, [OURS, "fedel"]))
 def test_a_cell_is_reproducible_from_the_stored_costs(folder: Path, method: str) -> None:
     one, other = cell(folder, method), fresh_cell(folder, method)
     assert {**one, "cpu_seconds": 0.0} == {**other, "cpu_seconds": 0.0}

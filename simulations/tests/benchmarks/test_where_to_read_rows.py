@@ -41,7 +41,7 @@ def test_a_cell_reads_where_it_says_and_charges_its_parts() -> None:
         # Held-out rows travel as well.
         most = sums_bytes(row["features"], 10, 240)
         assert row["sent_bytes"] == pytest.approx(most, rel=0.05, abs=600)
-    few_of_them = read_cell(DIGITS, "auto", 0, "", examples=240, most=40)
+    few_of_them = read_cell(DIGITS, "auto>40", 0, "", examples=240)
     assert 0 < few_of_them["features"] <= 40 < rows[CHOSEN]["features"]
     errors = [error for _, error in rows[CHOSEN]["single"]]
     assert errors == sorted(errors) and not rows["last layer"]["single"]

@@ -23,7 +23,7 @@ from fl_elastic_simulations.engine.workload import measure_profile
 from fl_elastic_simulations.scenario import Scenario
 
 STEPS, SLOWEST = 12, 3.0
-CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers", "heterofl")
+CHOOSING = ("elastic", "last_k", "fedel", "timelyfl", "random_layers")
 FREE = ("wait", "fewer")
 # A twentieth of the fastest client's training, as in the benchmark.
 SENDING = 0.05
@@ -48,7 +48,7 @@ def table(slowest: float = SLOWEST, count: int = 2, **training: Any) -> dict[str
             "elastic": {"deep_every": 0},
             "last_k": {},
         }
-        | {name: {"peer": name} for name in ("heterofl", "fedel", "timelyfl", "random_layers")},
+        | {name: {"peer": name} for name in ("fedel", "timelyfl", "random_layers")},
     }
 
 

@@ -46,13 +46,12 @@ TABLE: dict[str, Any] = {
         {"name": "fast", "device": "laptop", "slowdown": 1.0, "count": 1},
         {"name": "slow", "device": "laptop", "slowdown": SLOWEST, "count": 1},
     ],
-    "methods": ["wait", "drop", "fewer", "elastic", "heterofl"],
+    "methods": ["wait", "drop", "fewer", "elastic"],
     "method": {
         "wait": {"policy": "full", "stragglers": "wait"},
         "drop": {"policy": "full", "stragglers": "drop"},
         "fewer": {"policy": "full", "budgeted": True},
         "elastic": {"policy": "elastic"},
-        "heterofl": {"peer": "heterofl"},
     },
 }
 BANDWIDTH = 1e9
@@ -102,7 +101,7 @@ def test_waiting_takes_the_slowest_clients_time(
 
 def test_dropping_leaves_the_slow_out_and_the_others_do_not(cells: dict[str, RunResult]) -> None:
     assert {name: cell.rejected for name, cell in cells.items()} == {
-        "wait": 0, "drop": 3, "fewer": 0, "elastic": 0, "heterofl": 0,
+        "wait": 0, "drop": 3, "fewer": 0, "elastic": 0,
     }  # fmt: skip
     assert max(cells["drop"].coverage["slow"][-1]) == 0.0
     assert min(cells["fewer"].coverage["slow"][-1]) == 1.0

@@ -133,7 +133,7 @@ def test_flowers_engine_takes_no_number_of_workers(tmp_path: Path) -> None:
 
 def test_clients_hold_as_many_classes_as_the_data_say(tmp_path: Path) -> None:
     data = SCENARIO["data"] | {"partition": "pathological", "classes_per_client": 4}
-    peer = {"methods": ["heterofl"], "method": {"heterofl": {"peer": "heterofl"}}}
+    peer = {"methods": ["timelyfl"], "method": {"timelyfl": {"peer": "timelyfl"}}}
     (cell,) = simulated(tmp_path, scenario(data=data, **peer))
     assert all(sum(count > 0 for count in counts) == 4 for counts in cell.labels)
     assert cell.rejected == 0

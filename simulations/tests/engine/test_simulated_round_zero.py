@@ -14,7 +14,7 @@ from choosing_costs import ran as results_of
 from slow_ones import slow_unless
 from torch import nn
 
-from fl_elastic.closed_form.wire import decode_head_sums
+from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.errors import ScenarioError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.profiling import CostProfile
@@ -375,7 +375,7 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     assert cell.history[-1]["round"] == last
 
 
-@pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel", "heterofl"]))
+@pytest.mark.parametrize("peer", slow_unless("timelyfl".__eq__, ["timelyfl", "fedel"]))
 def test_a_peer_goes_on_from_a_solved_head(
     ran: Any, peer: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,9 +398,9 @@ def test_a_peer_goes_on_from_a_solved_head(
 
 
 def test_a_peer_has_no_cut_and_others_known_ones() -> None:
-    method = {"narrow": {"peer": "heterofl", "cut": "moving"}}
+    method = {"other": {"peer": "timelyfl", "cut": "moving"}}
     with pytest.raises(ScenarioError, match="a peer knows no cut"):
-        check_methods(scenario(methods=["narrow"], method=method, target={"method": "narrow"}))
+        check_methods(scenario(methods=["other"], method=method, target={"method": "other"}))
     with pytest.raises(ScenarioError, match="cut 'low': known are none, fixed:GROUP, moving"):
         scenario(method={"solved": {"cut": "low"}, "plain": {}})
     with pytest.raises(ScenarioError, match="round_zero"):

@@ -70,7 +70,7 @@ def prepared(name: str, kind: str) -> nn.Module:
 
 
 def test_the_published_methods_are_all_there() -> None:
-    assert PEERS.names() == ["fedel", "fedel_free_probe", "heterofl", "random_layers", "timelyfl"]
+    assert PEERS.names() == ["fedel", "fedel_free_probe", "random_layers", "timelyfl"]
     for name in PEERS.names():
         peer = PEERS.make(name)
         assert peer.name == name

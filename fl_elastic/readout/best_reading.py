@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.readout.choice import EXAMPLES, Choice, Sample, choose_places
+from fl_elastic.readout.best_places import EXAMPLES, Choice, Sample, choose_places
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.projection import Directions
 

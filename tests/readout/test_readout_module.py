@@ -22,7 +22,7 @@ from fl_elastic.profiling import profile_model
 from fl_elastic.readout import loaded
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.place import INPUT, Place, parse_places
-from fl_elastic.readout.readout import Readout, _PassedBy, kept_tensors
+from fl_elastic.readout.readout_module import Readout, _PassedBy, kept_tensors
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.update.manifest import Manifest, load_weights, places_of, weights_of
 

@@ -15,9 +15,9 @@ from mutations import as_text, mutated_bytes, mutated_json
 from torch import nn
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.readout.choice import Sample, choose_places
+from fl_elastic.readout.best_places import Sample, choose_places
 from fl_elastic.readout.place import Place
-from fl_elastic.readout.wire import PlacesReply, decode_places, encode_places
+from fl_elastic.readout.places_wire import PlacesReply, decode_places, encode_places
 from fl_elastic.update import Manifest
 from fl_elastic.update.frame import Kind, unpack
 

@@ -11,7 +11,7 @@ from slow_ones import slow_unless
 
 from fl_elastic.closed_form.ridge import PENALTIES
 from fl_elastic.errors import UpdateError
-from fl_elastic.readout.choice import Choice, Sample, choose_places
+from fl_elastic.readout.best_places import Choice, Sample, choose_places
 from fl_elastic.readout.place import Place
 
 Floats = NDArray[np.float64]

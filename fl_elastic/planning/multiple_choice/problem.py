@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.joint.choices import COSTS, Choices, Limits
+from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits
 
 # A limit far below the largest cost is not a usable unit.
 _LEAST_UNIT = 1e-9
@@ -47,15 +47,12 @@ class Problem:
         Options that may be chosen; a group that cannot be the deepest has none as the last.
     room : array, shape (D,)
         The limits.
-    damage : array, shape (N, K)
-        Share of the deeper groups' value that an option loses; ignored by the bounds.
     """
 
     value: _Floats
     cost: _Floats
     allowed: _Bools
     room: _Floats
-    damage: _Floats
 
     @property
     def least(self) -> _Floats:
@@ -97,7 +94,6 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
     for name in COSTS:
         own = np.where(open_to, getattr(choices, name), 0.0)
         cost[name] = np.stack([own, own + np.where(reachable, path[name], 0.0)[:, None]])
-    cost["seconds"][0] += np.where(open_to, choices.path_change, 0.0)
     value = np.stack([np.where(open_to, choices.value, 0.0)] * 2)
     limit = {name: limits.with_slack(name) for name in COSTS if limits.with_slack(name) < np.inf}
     unit = {name: _unit(limit[name], cost[name]) for name in limit}
@@ -107,7 +103,6 @@ def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) ->
         cost=np.stack([cost[name] / unit[name] for name in limit] or [0.0 * value], -1),
         allowed=allowed,
         room=np.array([limit[name] / unit[name] for name in limit] or [1.0]),
-        damage=choices.damage,
     )
     allowed[1] &= (problem.needed + problem.least[1] <= problem.room).all(axis=-1)[:, None]
     return problem

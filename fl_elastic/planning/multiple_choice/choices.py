@@ -1,14 +1,14 @@
-"""The input of the joint solver: options per group with worth and costs, and the limits.
+"""The input of the multiple-choice solver: options per group with worth and costs, and the limits.
 
 A group is not only trained or frozen: it may be trained in several ways (all of it, its bias alone, some of its
-channels, with a filtered gradient), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".
+channels), each with its own worth, seconds, memory and uplink. Option 0 is "frozen".
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,12 @@ COSTS = ("seconds", "memory", "uplink")
 _EPSILON = 1e-9
 
 _Floats = NDArray[np.float64]
-_TABLES = ("value", *COSTS, "path_change", "damage")
+_TABLES = ("value", *COSTS)
 _SENSELESS: tuple[tuple[tuple[str, ...], Callable[[_Floats], Any], str], ...] = (
     (_TABLES, np.isnan, "is NaN"),
-    (("value", "path_change"), np.isinf, "is infinite"),
+    (("value",), np.isinf, "is infinite"),
     (("seconds",), np.isneginf, "is minus infinity"),
     (("memory", "uplink"), lambda each: each < 0, "is negative"),
-    (("damage",), lambda each: (each < 0) | (each >= 1), "is not at least 0 and less than 1"),
 )
 
 
@@ -70,10 +69,6 @@ class Limits:
         return limit + _EPSILON * abs(limit) if math.isfinite(limit) else limit
 
 
-def _zeros() -> _Floats:
-    return np.zeros((0, 0))
-
-
 @dataclass(frozen=True, eq=False)
 class Choices:
     """N tensor groups in backward order with K options each.
@@ -87,19 +82,13 @@ class Choices:
         Options that exist; frozen always does, except for forced groups.
     path_seconds, path_memory : array of float, shape (N,)
         Path cost from the previous group to this one, charged for every group down to the deepest trained one.
-    path_change : array of float, shape (N, K)
-        Seconds that an option adds to the path below it (negative if the path gets shorter), charged only if a
-        deeper group is trained. Zero by default.
-    damage : array of float in [0, 1), shape (N, K)
-        Share of the value of all deeper groups that an option loses. Zero by default.
     forced : tuple of int
         Groups that must not be frozen.
 
     Raises
     ------
     BudgetError
-        If shapes differ, an available option has a NaN, a negative size or a damage outside [0, 1), or a forced
-        group does not exist.
+        If shapes differ, an available option has a NaN or a negative size, or a forced group does not exist.
     """
 
     value: _Floats
@@ -109,8 +98,6 @@ class Choices:
     available: NDArray[np.bool_]
     path_seconds: _Floats
     path_memory: _Floats
-    path_change: _Floats = field(default_factory=_zeros)
-    damage: _Floats = field(default_factory=_zeros)
     forced: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,9 +106,7 @@ class Choices:
             raise BudgetError(f"value has shape {shape}; it must be (groups, options)")
         for name in (*_TABLES, "path_seconds", "path_memory"):
             given = np.asarray(getattr(self, name), dtype=np.float64)
-            if name in _TABLES:
-                given = given if given.size else np.zeros(shape)
-            elif np.isnan(given).any():
+            if name not in _TABLES and np.isnan(given).any():
                 raise BudgetError(f"{name} must not be NaN")
             _require_shape(name, given.shape, shape if name in _TABLES else shape[:1])
             object.__setattr__(self, name, given)
@@ -138,24 +123,13 @@ class Choices:
                 if is_wrong(getattr(self, name)[self.available]).any():
                     raise BudgetError(f"{name} of an available option {what}")
 
-    @property
-    def damaging(self) -> NDArray[np.bool_]:
-        """Available options that reduce the value of deeper groups, shape (N, K)."""
-        return self.available & (self.damage > 0)
-
     def totals(self, options: Sequence[int] | ArrayLike) -> Totals:
-        """Return the exact value and costs of one option per group.
+        """Return the exact value and costs of one option per group, with the path to the deepest trained one.
 
         Parameters
         ----------
         options : array-like of int, shape (N,)
             Index of the option of every group.
-
-        Returns
-        -------
-        Totals
-            ``value = sum of v[i] * prod over j < i of (1 - damage[j])``; costs include the path to the deepest
-            group that is not frozen.
 
         Examples
         --------
@@ -170,11 +144,9 @@ class Choices:
         if not len(trained):
             return Totals(0.0, 0.0, 0.0, 0.0)
         own, end = (trained, chosen[trained]), int(trained[-1]) + 1
-        keep = np.concatenate([[1.0], np.cumprod(1.0 - self.damage[own])[:-1]])
         seconds = self.seconds[own].sum() + self.path_seconds[:end].sum()
-        seconds += self.path_change[own][:-1].sum()
         memory = self.memory[own].sum() + self.path_memory[:end].sum()
-        value, uplink = (self.value[own] * keep).sum(), self.uplink[own].sum()
+        value, uplink = self.value[own].sum(), self.uplink[own].sum()
         return Totals(float(value), float(seconds), float(memory), float(uplink))
 
 

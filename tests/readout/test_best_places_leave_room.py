@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_elastic.readout.choice import Sample, choose_places
+from fl_elastic.readout.best_places import Sample, choose_places
 from fl_elastic.readout.place import Place
 
 

@@ -1,4 +1,4 @@
-"""The joint solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
+"""The multiple-choice solver: which groups to train, and how, within limits of seconds, memory and uplink at once.
 
 For a fixed depth this is a multiple-choice knapsack with up to three costs (Kellerer, Pferschy and Pisinger,
 Knapsack Problems, chapters 9 and 11). Prices on the costs give a bound for every depth. One search for all depths
@@ -10,15 +10,14 @@ dropped, the search is exact.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.joint.choices import COSTS, Choices, Limits, Totals
-from fl_elastic.planning.joint.problem import (
+from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits, Totals
+from fl_elastic.planning.multiple_choice.problem import (
     Problem,
     best_prices,
     bounds_above,
@@ -36,7 +35,7 @@ _TOLERANCE, _TOLERANCE_OF_ONE_COST, _TOLERANCE_OF_FEW_GROUPS = 2e-3, 1e-5, 1e-9
 _TOLERANCE_OF_THE_LEAST = 1e-6
 # Number of states that each successive sweep keeps, until the bound is met.
 _STATES, _STATES_OF_ONE_COST = (100, 1000), (300, 3000, 20_000)
-_ANSWERS, _REPRICINGS = 8, 4
+_ANSWERS = 8
 # Room below zero by rounding alone still counts as room.
 _ROUNDING = 1e-12
 # Factors by which prices are raised until the room suffices; and by which they are varied to judge states.
@@ -46,8 +45,8 @@ _PRICED = 8
 
 
 @dataclass(frozen=True, eq=False)
-class JointSelection:
-    """The options chosen by the joint solver.
+class MultipleChoiceSelection:
+    """The options chosen by the multiple-choice solver.
 
     Attributes
     ----------
@@ -56,8 +55,7 @@ class JointSelection:
     totals : Totals
         Worth and costs of these options.
     bound : float
-        Upper bound on the worth of any selection within the limits; NaN if an available option lowers the worth of
-        other groups (`Choices.damage`).
+        Upper bound on the worth of any selection within the limits.
     """
 
     options: NDArray[np.intp]
@@ -65,12 +63,11 @@ class JointSelection:
     bound: float
 
 
-def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
+def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoiceSelection:
     """Return the options of largest total value within all limits.
 
     With one limit the answer is exact up to 16 groups, as long as few states are undominated. Beyond that the
     search ends within 1e-5 of the bound, with several limits within 0.2 %, or when a fixed amount of work is done.
-    With damage the answer is approximate, but never worse than the best one found without damaging options.
 
     Parameters
     ----------
@@ -89,45 +86,16 @@ def joint_knapsack(choices: Choices, limits: Limits) -> JointSelection:
     >>> value = np.array([[0.0, 3.0, 2.0], [0.0, 5.0, 4.0]])
     >>> size = np.array([[0.0, 4.0, 1.0], [0.0, 4.0, 2.0]])
     >>> choices = Choices(value, size, size, size, value > 0, np.zeros(2), np.zeros(2))
-    >>> joint_knapsack(choices, Limits(seconds=9.0, uplink=5.0)).options.tolist()
+    >>> multiple_choice_knapsack(choices, Limits(seconds=9.0, uplink=5.0)).options.tolist()
     [2, 1]
     """
     if not len(choices.value):
-        return JointSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
-    harmless = choices
-    if choices.damaging.any():
-        available = choices.available & ~choices.damaging
-        harmless = replace(choices, available=available, damage=np.zeros_like(choices.damage))
-    options, bound = _solved(harmless, limits)
+        return MultipleChoiceSelection(np.zeros(0, dtype=np.intp), choices.totals([]), 0.0)
+    options, bound = _solved(choices, limits)
     if options is None:
         options, bound = _solved(choices, limits, _feasible(choices, limits))
-    if options is not None and harmless is not choices:
-        options, bound = _improved_with_damage(choices, limits, options), math.nan
     assert options is not None
-    return JointSelection(options, choices.totals(options), bound)
-
-
-def _improved_with_damage(choices: Choices, limits: Limits, known: _Ints) -> _Ints | None:
-    """Return good options with damage: by repeated linearisation, then by a search that counts damage."""
-    best = _Best(choices, limits)
-    found: _Ints | None = known
-    for _ in range(_REPRICINGS):
-        if found is None or not best.offer(found):
-            break
-        kept, deeper = _kept_and_deeper(choices, found)
-        value = kept[:, None] * (choices.value - choices.damage * deeper[:, None])
-        linear = replace(choices, value=value, damage=np.zeros_like(choices.damage))
-        found, _ = _solved(linear, limits)
-    return _solved(choices, limits, best.options, found)[0]
-
-
-def _kept_and_deeper(choices: Choices, options: _Ints) -> tuple[_Floats, _Floats]:
-    """Return the share of each group's value that is kept, and the value of all groups below each one."""
-    own = (np.arange(len(options)), options)
-    share, value, deeper = 1.0 - choices.damage[own], choices.value[own], np.zeros(len(options))
-    for group in range(len(options) - 1, 0, -1):
-        deeper[group - 1] = value[group] + share[group] * deeper[group]
-    return np.concatenate([[1.0], np.cumprod(share)[:-1]]), deeper
+    return MultipleChoiceSelection(options, choices.totals(options), bound)
 
 
 def _feasible(choices: Choices, limits: Limits) -> _Ints:
@@ -196,18 +164,18 @@ class _Best:
 
 
 def _solved(
-    choices: Choices, limits: Limits, *known: _Ints | None, least: str | None = None
+    choices: Choices, limits: Limits, known: _Ints | None = None, *, least: str | None = None
 ) -> tuple[_Ints | None, float]:
     """Return the best options, or those with the least of one cost, and the bound; try ``known`` ones first."""
     best, problem = _Best(choices, limits, least), problem_of(choices, limits, least=least)
     nothing = None if choices.forced else np.zeros(0, dtype=np.intp)
-    for options in (nothing, *known):
+    for options in (nothing, known):
         best.offer(options)
     one = len(problem.room) == 1
     tolerance = _TOLERANCE_OF_ONE_COST if one else _TOLERANCE
     if least is not None:
         tolerance = _TOLERANCE_OF_THE_LEAST
-    elif len(problem.damage) <= _FEW_GROUPS:
+    elif len(problem.allowed[0]) <= _FEW_GROUPS:
         tolerance = _TOLERANCE_OF_FEW_GROUPS
     prices, promise = _priced(problem, best)
     bound = float(promise.max(initial=-np.inf))
@@ -275,15 +243,14 @@ def _swept(
     that were dropped because of the cap.
     """
     begins = promise > goal
-    groups, dims = len(problem.damage), len(problem.room)
+    groups, dims = len(problem.allowed[0]), len(problem.room)
     above, needed = bounds_above(problem, prices), problem.needed
     value, room, dropped = np.zeros(0), np.zeros((0, dims)), -np.inf
     history: list[tuple[int, _Ints, _Ints]] = []
     for group in range(int(np.flatnonzero(begins).max(initial=-1)), -1, -1):
         inner = np.flatnonzero(problem.allowed[0, group])
         last = np.flatnonzero(problem.allowed[1, group] & begins[group])
-        share = 1.0 - problem.damage[group, inner]
-        going_on = problem.value[0, group, inner] + share * value[:, None]
+        going_on = problem.value[0, group, inner] + value[:, None]
         values = np.concatenate([going_on.ravel(), problem.value[1, group, last]])
         left = (room[:, None] - problem.cost[0, group, inner]).reshape(-1, dims)
         rooms = np.concatenate([left, problem.room - problem.cost[1, group, last]])

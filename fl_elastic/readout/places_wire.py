@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.closed_form.ridge import varies
 from fl_elastic.errors import PlanError, UpdateError
-from fl_elastic.readout.choice import Sample
+from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.update.checks import check_count
 from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack

@@ -17,11 +17,11 @@ from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.records import TrainReply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
-from fl_elastic.readout.choice import Choice, Sample
-from fl_elastic.readout.chosen_reading import choose_reading
+from fl_elastic.readout.best_places import Choice, Sample
+from fl_elastic.readout.best_reading import choose_reading
 from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place, Reading
+from fl_elastic.readout.places_wire import PlacesReply, decode_places
 from fl_elastic.readout.sample_weights import LARGEST_BELIEVED, sizes_of_samples, weighed
-from fl_elastic.readout.wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")

@@ -1,1 +1,0 @@
-"""The joint solver: a mode for every group under time, memory and uplink together."""

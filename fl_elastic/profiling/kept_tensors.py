@@ -1,0 +1,192 @@
+"""What the nodes of a step keep from the forward pass until they run backward, in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_elastic.groups import Mode, TensorGroup
+from fl_elastic.groups.graph import BackwardNode
+from fl_elastic.ops.lean_kind import LeanKind
+from fl_elastic.profiling.in_flight import InFlight, in_flight
+from fl_elastic.profiling.profile import CostProfile, Mask, SavedTensors, Seconds
+
+FLOAT = 4
+"""Bytes of a number."""
+_PROFILES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class NodeTable:
+    """What is known of a profile's M nodes and N groups, whatever is trained.
+
+    Attributes
+    ----------
+    saved : SavedTensors
+        Tensors that nodes save.
+    nodes, tensors : array
+        Pairs of a node and a tensor that it saves, by node.
+    owners, first, group
+        Nodes of each group, the first of them, and the group of each node, -1 for none.
+    statistics : array, shape (N,)
+        Numbers of running statistics.
+    whole_if_plain, whole_if_lean : array of bool, shape (M,)
+        Nodes that keep everything even if frozen, with torch's layers and with lean ones.
+    extra, work : array, shape (M,)
+        Bytes that lean layers keep, and that they unpack for a moment.
+    beside : array, shape (2, M)
+        Bytes for a moment of the forward and of the backward pass.
+    flight : InFlight
+        Tensors on their way between operations.
+    totals : dict
+        Results of `fl_elastic.profiling.memory.mask_bytes`.
+    """
+
+    saved: SavedTensors
+    nodes: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+    owners: tuple[tuple[int, ...], ...]
+    first: NDArray[np.int64]
+    statistics: NDArray[np.int64]
+    group: NDArray[np.int64]
+    whole_if_plain: Mask
+    whole_if_lean: Mask
+    extra: Seconds
+    work: Seconds
+    beside: Seconds
+    flight: InFlight
+    totals: dict[tuple[bytes, bool], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What some nodes keep: everything (``whole``), some bytes (``extra``), or further tensors (``besides``)."""
+
+    table: NodeTable
+    whole: Mask
+    extra: Seconds
+    besides: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of everything, each storage counted once."""
+        return float(self.held_at_nodes().sum())
+
+    def held_at_nodes(self) -> Seconds:
+        """Return the bytes held by node; each storage counts for its deepest node, which keeps it the longest."""
+        saved = self.table.saved
+        deepest = np.full(len(saved.tensor_bytes), -1)
+        kept = self.whole[self.table.nodes]
+        # Nodes are in order, so of several the last assignment stays.
+        deepest[self.table.tensors[kept]] = self.table.nodes[kept]
+        for node, tensor in self.besides:
+            deepest[tensor] = max(deepest[tensor], node)
+        used = deepest >= 0
+        return self.extra + np.bincount(
+            deepest[used], saved.tensor_bytes[used], minlength=len(self.extra)
+        )
+
+
+# Few profiles are cached: only those of the present fit are needed.
+@lru_cache(maxsize=_PROFILES)
+def node_table(profile: CostProfile) -> NodeTable:
+    """Return the table of a profile."""
+    nodes = profile.graph.nodes
+    kinds = profile.node_lean if len(profile.node_lean) else np.zeros(len(nodes))
+    sizes = np.array([float(math.prod(node.shape)) for node in nodes])
+    extra = np.where(kinds == LeanKind.GATE, sizes / 8, 0.0) + np.where(
+        kinds == LeanKind.POOL, sizes, 0.0
+    )
+    saved = profile.saved or SavedTensors.of_nodes(profile.node_saved_bytes)
+    order, owners = np.argsort(saved.nodes, kind="stable"), profile.graph.group_nodes()
+    return NodeTable(
+        saved,
+        saved.nodes[order],
+        saved.tensors[order],
+        owners,
+        np.array([each[0] for each in owners]),
+        np.array([each.statistics for each in profile.graph.groups]),
+        np.array([-1 if node.group is None else node.group for node in nodes]),
+        kinds != LeanKind.PRODUCT,
+        kinds == LeanKind.NONE,
+        extra,
+        # One byte per unit behind a gate, and eight per maximum.
+        np.where(kinds == LeanKind.GATE, sizes, 0.0)
+        + np.where(kinds == LeanKind.POOL, 8 * sizes, 0.0),
+        saved.beside if saved.beside.size else np.zeros((2, len(nodes))),
+        # Computed here once per profile, because hashing a graph goes over all of its nodes.
+        in_flight(profile.graph, tuple(saved.channels_last.tolist()), profile.key.threads),
+    )
+
+
+def kept_by(
+    profile: CostProfile,
+    modes: Sequence[Mode],
+    nodes: Mask,
+    *,
+    lean: bool,
+    inputs: Sequence[tuple[int, int]] = (),
+) -> Kept:
+    """Return what the nodes keep; for each pair (made, reader) the reader also keeps the whole output of made."""
+    table = node_table(profile)
+    whole = nodes & (table.whole_if_lean if lean else table.whole_if_plain)
+    extra = np.where(nodes, table.extra, 0.0) if lean else np.zeros(len(nodes))
+    for group, mode in enumerate(modes):
+        if mode.is_frozen or not _needs_input(profile.graph.groups[group], mode):
+            continue
+        owners = table.owners[group]
+        for index in owners:
+            if nodes[index]:
+                # A layer that runs several times is trained whole.
+                own = _own_bytes(profile, index, mode) if len(owners) == 1 else None
+                whole[index] = own is None
+                extra[index] += own or 0.0
+    known = []
+    for made, reader in inputs:
+        if table.saved.outputs[made] < 0:
+            # The output is kept until the block that begins there has run backward.
+            extra[max(made - 1, reader)] += _output_bytes(profile, made)
+        else:
+            known.append((max(made - 1, reader), int(table.saved.outputs[made])))
+    return Kept(table, whole, extra, tuple(known))
+
+
+def _own_bytes(profile: CostProfile, index: int, mode: Mode) -> float | None:
+    """Return the bytes that a trained group's node keeps with lean layers; None if it keeps all that torch does."""
+    node = profile.graph.nodes[index]
+    lean = len(profile.node_lean) and profile.node_lean[index] == LeanKind.CONVOLUTION
+    if not lean or mode.kind in ("full", "bias"):
+        return None
+    given = profile.graph.nodes[node.inputs[0]].shape if node.inputs else ()
+    if len(given) != 4:
+        return None
+    if mode.kind == "channels":
+        if mode.axis != "in" and not _is_depthwise(profile, node):
+            return None
+        # In a depthwise layer each output channel reads one input channel.
+        channels = node.shape[1] if mode.axis != "in" else given[1]
+        return FLOAT * math.prod(given) / given[1] * min(given[1], mode.channel_count(channels))
+    # Imported here: few plans have such modes.
+    from fl_elastic.ops.mode_operation import OPERATIONS
+
+    return FLOAT * OPERATIONS.make(mode.kind).kept_numbers(given, node.shape, mode)
+
+
+def _needs_input(group: TensorGroup, mode: Mode) -> bool:
+    """Return whether gradients need the layer's input: a bias's do not, a norm's factor, also a vector, does."""
+    return mode.kind != "bias" or len(group.vectors()) == len(group.parameters)
+
+
+def _is_depthwise(profile: CostProfile, node: BackwardNode) -> bool:
+    shapes = () if node.group is None else profile.graph.groups[node.group].shapes
+    return any(len(shape) == 4 and shape[1] == 1 for shape in shapes)
+
+
+def _output_bytes(profile: CostProfile, index: int) -> float:
+    shape = profile.graph.nodes[index].shape
+    return FLOAT * float(math.prod(shape)) if shape else float(profile.node_saved_bytes[index])
