@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -316,6 +318,34 @@ def test_what_the_package_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = fl_elastic.nonsense
     assert fl_elastic.groups is importlib.import_module("fl_elastic.groups")
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        try:
+            for part in parts[count:]:
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return True
+    return False
+
+
+def test_every_full_name_in_docstrings_and_comments_exists() -> None:
+    groups = entry_points().groups
+    said = {
+        (path.name, name)
+        for path in MODULES
+        for name in re.findall(r"`(fl_elastic(?:_simulations)?(?:\.\w+)+)`", path.read_text())
+    }
+    assert len(said) > 100
+    assert [each for each in sorted(said) if each[1] not in groups and not _exists(each[1])] == []
 
 
 def test_no_two_test_files_share_a_name() -> None:

@@ -125,7 +125,7 @@ class ChangeClipper:
         Parameters
         ----------
         update : PartialUpdate
-            One that passes `fl_elastic.update.check_update`; its deltas may be replaced.
+            One that passes `fl_elastic.update.checks.check_update`; its deltas may be replaced.
         manifest : Manifest
             Manifest of the model.
         base : mapping of str to ndarray

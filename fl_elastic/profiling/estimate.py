@@ -94,7 +94,7 @@ def estimate_profile(
     optimizer_fn : callable
         ``optimizer_fn(parameters)``.
     clock : {"auto", "wall", "cpu"}
-        See `fl_elastic.profiling.clock_for`.
+        See `fl_elastic.profiling.clock.clock_for`.
     memory : float, optional
         Bytes that a step may keep. With this limit only a sixteenth of the batch, at least two examples, and then
         twice as many are used, and the costs of the batch concluded from both.

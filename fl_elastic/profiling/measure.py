@@ -60,7 +60,7 @@ def profile_model(
     optimizer_fn : callable, optional
         ``optimizer_fn(parameters)``; without it the optimiser's step counts as free.
     clock : {"auto", "wall", "cpu"}
-        See `fl_elastic.profiling.clock_for`.
+        See `fl_elastic.profiling.clock.clock_for`.
 
     Raises
     ------

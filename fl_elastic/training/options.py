@@ -82,7 +82,7 @@ class Timing:
         Whether steps are timed while training, and the plan corrected by the result. If not, the plan depends on
         the stored cost profile alone, so that a simulation is reproducible.
     clock : {"auto", "wall", "cpu"}
-        See `fl_elastic.profiling.clock_for`.
+        See `fl_elastic.profiling.clock.clock_for`.
     profile_seconds, planning_seconds : float
         For simulations, where times are not measured: seconds charged for estimating costs, and for making each
         plan.
