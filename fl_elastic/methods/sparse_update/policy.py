@@ -57,8 +57,8 @@ class SparseUpdatePolicy(Policy):
     Parameters
     ----------
     scheme : Scheme, optional
-        What to train of the layers, counted from the input, for any model, such as the result of `search_scheme`;
-        by default it is chosen as described above.
+        What to train of the layers, counted from the input, for any model; by default it is chosen as described
+        above.
     """
 
     needs = Needs(modes=_MODES, channel_score="l2")
