@@ -363,7 +363,7 @@ def test_where_time_ends_a_run_its_last_head_is_there_in_time(
     original = AuxiliaryRounds.solve
 
     def solve(self: Any, *given: Any, **options: Any) -> Any:
-        solved.append(given[3].server_round)
+        solved.append(given[2].server_round)
         return original(self, *given, **options)
 
     monkeypatch.setattr(AuxiliaryRounds, "solve", solve)
