@@ -90,13 +90,14 @@ class SimulationProgress(Progress):
         self._bars.update(self._all, completed=done, note=note)
         left = self._seconds_left(done)
         if left is not None:
-            note += f", about {seconds_text(left)} left"
+            # A guess has no tenths of a second.
+            note += f", about {f'{left} s' if left < 60 else seconds_text(left)} left"
         self._console.print(
             f"{self._name}, round {number} of {self._rounds}: {note}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
-    def _seconds_left(self, done: float) -> float | None:
+    def _seconds_left(self, done: float) -> int | None:
         now = time.monotonic()
         before, began = self._first = self._first or (done, now)
         if done <= before or done >= self._total:

@@ -79,4 +79,4 @@ def test_where_simulated_time_ends_a_run_it_says_how_much_of_that_is_left(
             progress.round(number, 0.5, 1.0, 25.0 * number)
             clock[0] += 10.0
     left = [line.partition("about ")[2] for line in said.getvalue().splitlines()]
-    assert left == ["", "30.0 s left", "20.0 s left", "10.0 s left"]
+    assert left == ["", "30 s left", "20 s left", "10 s left"]
