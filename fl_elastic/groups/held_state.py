@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, MutableMapping, MutableSequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -161,7 +161,9 @@ def put_content_back(value: Any, copied: Any) -> None:
     elif isinstance(value, torch.Generator):
         value.set_state(copied)
     elif isinstance(value, np.random.Generator):
-        value.bit_generator.state = copied
+        value.bit_generator.state = pickle.loads(copied)
+    elif isinstance(value, np.random.RandomState):
+        value.set_state(pickle.loads(copied))
     elif isinstance(value, random.Random):
         value.setstate(copied)
     else:
@@ -196,9 +198,14 @@ def _state_of_generator(value: Any) -> Any:
     """Return the state of a random generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state()
+    # As bytes, which compare in one go: most of numpy's states are dicts with arrays.
     if isinstance(value, np.random.Generator):
-        return deepcopy(value.bit_generator.state)
-    return value.getstate() if isinstance(value, random.Random) else None
+        return pickle.dumps(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return pickle.dumps(value.get_state())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    return None
 
 
 def _inside(value: Any) -> Any:

@@ -249,6 +249,8 @@ class Recurrent(nn.Module):
         self.hidden: Any = [] if kind == "list" else {} if kind == "dict" else None
         if kind == "object":
             self.hidden = SimpleNamespace(states=[torch.zeros(1, 6, 8)], seen=0)
+        elif kind == "array":
+            self.hidden = np.zeros((1, 6, 8), np.float32)
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -259,6 +261,8 @@ class Recurrent(nn.Module):
             known = self.hidden.get("state")
         elif self.kind == "object":
             known = self.hidden.states[-1]
+        elif self.kind == "array":
+            known = torch.tensor(self.hidden)
         if self.kind == "in place" and known is not None:
             # What the way back needs is not written.
             known = known.clone()
@@ -273,6 +277,8 @@ class Recurrent(nn.Module):
         elif self.kind == "object":
             self.hidden.states.append(state.detach())
             self.hidden.seen += 1
+        elif self.kind == "array":
+            self.hidden[...] = state.detach().numpy()
         elif self.kind == "in place" and self.hidden is not None:
             self.hidden.copy_(state.detach())
         else:
@@ -281,7 +287,7 @@ class Recurrent(nn.Module):
         return found
 
 
-HELD = ["plain", "pair", "list", "dict", "in place", "object"]
+HELD = ["plain", "pair", "list", "dict", "in place", "object", "array"]
 BUDGETS = {"none": Budget(), "memory": Budget(memory=60_000)}
 
 
@@ -334,10 +340,14 @@ class Noisy(nn.Module):
         self.below, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
         self.of_torch = torch.Generator().manual_seed(1)
         self.of_numpy, self.of_python = np.random.default_rng(1), random.Random(1)
+        # States with arrays in them, and a generator without a state.
+        self.listed = [np.random.Generator(np.random.MT19937(1)), random.SystemRandom()]
+        self.older = np.random.RandomState(1)
 
     def forward(self, x: Tensor) -> Tensor:
         noise = torch.randn(x.shape[0], 8, generator=self.of_torch)
         noise += torch.from_numpy(self.of_numpy.normal(size=8)).float() + self.of_python.random()
+        noise += self.listed[0].random() + self.older.random_sample()
         found: Tensor = self.head(torch.relu(self.below(x)) + 0.1 * noise)
         return found
 
