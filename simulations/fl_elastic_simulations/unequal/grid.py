@@ -316,7 +316,8 @@ class UnequalGrid(GridWrapper):
         if measured is None:
             raise ScenarioError(
                 f"node {message.metadata.dst_node_id} did not measure a message of type "
-                f"{message.metadata.message_type!r}: give its app the mod, as in ClientApp(mods=[measuring_mod])"
+                f"{message.metadata.message_type!r}: give its app the mod, before any other, as in "
+                "ClientApp(mods=[measuring_mod])"
             )
         uplink = float(size_of(reply.content))
         cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes, measured.host)

@@ -262,6 +262,19 @@ def test_an_app_that_does_not_measure_is_named() -> None:
         ran(fleet(1.0, 2.0), client=app(mods=()))
 
 
+def test_a_mod_that_answers_before_the_measuring_one_is_told_its_place() -> None:
+    """As Flower's secure aggregation does, which lets only other messages pass."""
+
+    def answers(message: Message, context: Context, call_next: Any) -> Message:
+        if message.metadata.message_type == "train":
+            return Message(RecordDict({"said": MetricRecord({"n": 1.0})}), reply_to=message)
+        reply: Message = call_next(message, context)
+        return reply
+
+    with pytest.raises(ScenarioError, match="type 'train': give its app the mod, before any other"):
+        ran(fleet(1.0, 2.0), client=app(mods=(answers, measuring_mod)))
+
+
 def test_a_fleet_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_elastic_simulations.unequal.grid._CONNECT_SECONDS", 0.0)
     for nodes in (1, 3):
