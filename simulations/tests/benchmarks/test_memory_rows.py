@@ -121,6 +121,8 @@ def test_everything_is_trained_in_the_least_memory(small: Subject, peaks: list[P
 def test_a_refused_budget_is_a_row_of_its_own(small: Subject, peaks: list[Plan]) -> None:
     row = memory_row(small, 100_000)
     assert set(row) == {"budget_bytes", "refused"} and row["refused"]
+    table = memory.BENCHMARK.tables({"small | 1/100": row})["budgets"]
+    assert table.loc["small", "groups"] == "refused"
 
 
 @pytest.mark.slow
