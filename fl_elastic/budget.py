@@ -84,6 +84,14 @@ class Budget:
             return 0.0
         return sent_bytes / self.bandwidth
 
+    def sending_seconds_per_byte(self, steps: int) -> float:
+        """Return the seconds that each byte of the update takes of each of ``steps`` local steps.
+
+        >>> Budget(deadline=10.0, bandwidth=1e6).sending_seconds_per_byte(5)
+        2e-07
+        """
+        return self.sending_seconds(1.0) / max(steps, 1)
+
     def after(self, seconds: float, full_step_seconds: float, steps: int) -> Budget:
         """Return the budget that is left for ``steps`` steps after ``seconds`` have been spent.
 

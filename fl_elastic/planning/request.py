@@ -111,7 +111,7 @@ class PlanRequest:
     reachable : int, optional
         Number of groups, from the loss on, that may be trained; None for all.
     sending_seconds_per_byte : float
-        Seconds per step that sending one byte takes, see `with_sending`.
+        Seconds per step that sending one byte takes, see `CostProfile.with_sending`.
     generator : numpy.random.Generator
         The only source of randomness.
     memory : PolicyMemory

@@ -6,30 +6,8 @@ import math
 from dataclasses import replace
 
 from fl_elastic.budget import Budget
-from fl_elastic.profiling import CostProfile
 
 _MOST_OF_DEADLINE = 0.5
-
-
-def sending_seconds_per_byte(budget: Budget, steps: int) -> float:
-    """Return the seconds that each byte of the update takes of each of ``steps`` local steps.
-
-    >>> sending_seconds_per_byte(Budget(deadline=10.0, bandwidth=1e6), steps=5)
-    2e-07
-    """
-    return budget.sending_seconds(1.0) / max(steps, 1)
-
-
-def with_sending(profile: CostProfile, seconds_per_byte: float) -> CostProfile:
-    """Return the costs with the sending of each group added to the cost of training it.
-
-    Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a second
-    of sending against a second of computing.
-    """
-    if seconds_per_byte == 0:
-        return profile
-    sending = seconds_per_byte * profile.sent_bytes
-    return replace(profile, optimizer_seconds=profile.optimizer_seconds + sending)
 
 
 def sendable(budget: Budget) -> Budget:

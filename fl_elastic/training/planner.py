@@ -21,7 +21,7 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
+from fl_elastic.planning.sending import sendable
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes
@@ -189,8 +189,8 @@ class Planner:
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with these costs from now on, and only with the first ``reachable`` groups."""
-        rate = sending_seconds_per_byte(self.budget, self.requested_steps)
-        costs = replace(with_sending(costs, rate), code_bytes=self._code_bytes)
+        rate = self.budget.sending_seconds_per_byte(self.requested_steps)
+        costs = replace(costs.with_sending(rate), code_bytes=self._code_bytes)
         self._costs, self._reachable = costs, reachable
         self._fits_at_pace = self._last_probe = None
 
@@ -336,7 +336,7 @@ class Planner:
             If nothing is left of a deadline.
         """
         seconds = self.options.timing.planning_seconds
-        if self.options.timing.closed_loop or not seconds or not self.policy.reduces_uplink:
+        if not seconds or not self.policy.reduces_uplink:
             return 0.0
         if self._everything_fits(1.0):
             return 0.0
@@ -389,7 +389,7 @@ class Planner:
         planning, deadline = self.state.planning_seconds, self.budget.deadline
         if deadline and planning > _MOST_FOR_A_PLAN * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
-            self.state.planned_in(_FORGOTTEN * planning)
+            self.state.planning_seconds = _FORGOTTEN * planning
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
@@ -491,7 +491,7 @@ class Planner:
             correction=correction,
             fidelity=self._fidelity,
             reachable=self._reachable,
-            sending_seconds_per_byte=sending_seconds_per_byte(budget, self.requested_steps),
+            sending_seconds_per_byte=budget.sending_seconds_per_byte(self.requested_steps),
             generator=self._generator,
             memory=self.memory,
         )

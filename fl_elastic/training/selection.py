@@ -94,18 +94,6 @@ class SelectionState:
             self.steps_since_probe = self.probe_gap = 0
             self.memory = PolicyMemory()
 
-    def stepped(self) -> None:
-        """Count a step since the last probe."""
-        self.steps_since_probe += 1
-
-    def planned_in(self, seconds: float) -> None:
-        """Note the time that making a plan took."""
-        self.planning_seconds = seconds
-
-    def remember(self, memory: PolicyMemory) -> None:
-        """Keep what the policy itself remembers."""
-        self.memory = memory
-
     def probe_due(self) -> bool:
         """Whether importance must be measured before the next selection."""
         return not self.scores or self.steps_since_probe >= self.probe_gap
