@@ -11,7 +11,6 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
@@ -313,8 +312,7 @@ class AuxiliaryRounds:
             self._downlink.holds,
         ):
             shares.append(share)
-            metrics = believed_metrics(reply.metrics)
-            record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
+            record.accepted.append(AcceptedReply(node, {}, 0, 0, reply.metrics))
         chosen = fleet.cut.decide([each for each in shares if each])
         if chosen:
             # A device's time for a round is its time above the cut.

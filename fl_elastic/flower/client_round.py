@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ModelError
+from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.flower.tasks.task import EPOCHS, RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.given import whole
@@ -136,6 +136,26 @@ class ClientRound:
     def budget(self) -> Budget:
         """Budget of the task."""
         return round_budget(self.client.budget, self.task, CODECS.make(self.client.codec).share)
+
+    @property
+    def budget_left(self) -> Budget:
+        """The rest of the budget, whose deadline began when the message arrived, if time is measured.
+
+        Raises
+        ------
+        BudgetError
+            If the deadline has passed.
+        """
+        budget, timing = self.budget, self.client.options.timing
+        if budget.deadline is None or not timing.closed_loop or timing.clock == "cpu":
+            return budget
+        passed = time.perf_counter() - self.arrived
+        if passed >= budget.deadline:
+            raise BudgetError(
+                f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
+                f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
+            )
+        return budget.after(passed, 0.0, 0)
 
     @property
     def epochs(self) -> int:

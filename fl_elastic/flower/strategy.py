@@ -386,15 +386,11 @@ class PartialUpdates(Strategy):
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Asked only now, because the inner strategy has waited until enough nodes are connected.
-        told = {
-            each.metadata.dst_node_id: next(iter(each.content.config_records.values()), config)
-            for each in messages
-        }
-        self.fleet.meet(grid, config, told)
+        self.fleet.meet(grid, config, messages)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.choose_cut(messages, grid, asking):
-                self.fleet.meet(grid, config, told)
+                self.fleet.meet(grid, config, messages)
         deadline = self.fleet.gather(message.metadata.dst_node_id for message in messages).deadline
         packer = MessagePacker("train", self.downlink, grid)
         packed = packer.packed(messages, self.fleet.training)
@@ -489,7 +485,7 @@ class PartialUpdates(Strategy):
             return False
         solved = self._auxiliary.solve_again(
             this.packer, this.record, self._wait(),
-            forgets=forgets, last=this.number == self._last_round,
+            forgets=forgets, last=this.record.server_round == self._last_round,
         )  # fmt: skip
         if solved is not None:
             self.downlink.amend(solved)
@@ -528,8 +524,8 @@ class PartialUpdates(Strategy):
     def _step_back(self, this: Round, reason: str) -> ArrayRecord:
         """Restore the model before the last round; this round's updates start from a bad model and are dropped."""
         this.record.stepped_back = reason
-        self._keep(self.guard.step_back(), this.number + 1)
-        self.fleet.unlearning.undone(this.number - 1)
+        self._keep(self.guard.step_back(), this.record.server_round + 1)
+        self.fleet.unlearning.undone(this.record.server_round - 1)
         self.sizes.forget()
         self._report(this)
         return self._arrays()
@@ -570,17 +566,17 @@ class PartialUpdates(Strategy):
         """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
         each, before = self._each_seen, this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
-        new = whole_model(parameters, before if each else stepped, this.manifest)
+        new = whole_model(parameters, before if each else stepped, this.mean.manifest)
         if not each:
             optimizer, limit = self.server_optimizer, self.guard.rate_limit
             multiplies = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
-            if multiplies and Role.STATISTIC in this.manifest.roles:
+            if multiplies and Role.STATISTIC in this.mean.manifest.roles:
                 # Running statistics do not take part in a longer step, and would lag behind.
                 limit = min(limit, 1.0)
             new = this.shortened(merged, new, limit)
         if this.frozen_consensus is not None:
             new = this.frozen_consensus.put_back(new, before)
-        self._keep(new, this.number + 1)
+        self._keep(new, this.record.server_round + 1)
         if self.average is not None:
             self.average.add(self.downlink.weights)
 

@@ -113,11 +113,8 @@ class RoundTask(ABC):
     """Whether the model comes with the message."""
     known_to_flower: ClassVar[bool] = False
     """Whether Flower's own clients can do the task, too."""
-
-    @property
-    def reveals_data(self) -> bool:
-        """Whether the answer contains numbers from the data that an optimiser's noise does not cover."""
-        return True
+    reveals_data: ClassVar[bool] = True
+    """Whether the answer contains numbers from the data that an optimiser's noise does not cover."""
 
     @abstractmethod
     def answer(self, work: ClientRound) -> Answer:
