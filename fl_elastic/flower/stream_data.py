@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-LEFT = ("by_share", "joined", "trained")
-"""Values of ``left``: what is left for the learner, see `fl_elastic.flower.StreamClient`."""
 JOININGS = {"measured": (0.5, 0.0, 0.25, 0.75, 1.0), "replace": (1.0,)}
 """Candidate shares by name: five to try, or the whole of the federation's model, as in federated averaging."""
 
@@ -58,7 +56,7 @@ class StreamSettings:
         Loss of outputs and class indices.
     shares : tuple of float
         Shares of the server's model to try.
-    replay, steps, seed, left
+    replay, steps, seed
         See `fl_elastic.flower.StreamClient`.
     """
 
@@ -70,13 +68,10 @@ class StreamSettings:
     replay: Replay
     steps: int
     seed: int
-    left: str
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise StreamError(f"{self.steps} steps of a round mean nothing: give at least 1")
-        if self.left not in LEFT:
-            raise StreamError(f"left {self.left!r} is unknown: give {', '.join(LEFT)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,9 +258,7 @@ class StreamData(RoundData):
         begun, seen = self.joined, self.seen
         assert begun is not None
         trained = LabelledWeights.of(seen.classifier)
-        now = {"trained": trained, "joined": begun.model}.get(self.settings.left)
-        if now is None:
-            now = kept(begun.model, trained, begun.received, begun.shares)
+        now = kept(begun.model, trained, begun.received, begun.shares)
         new = tuple(label for label in now.labels if label not in seen.saved.labels)
         change = change_between(seen.saved, now)
         result = RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)
