@@ -88,6 +88,10 @@ class PolicyMemory:
         return self if self.owner == owner else PolicyMemory(owner)
 
 
+NO_MEMORY = PolicyMemory()
+"""Memory of a policy before its first fit."""
+
+
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
     """Everything that a policy may look at.
@@ -128,7 +132,7 @@ class PlanRequest:
     reachable: int | None = None
     sending_seconds_per_byte: float = 0.0
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    memory: PolicyMemory = field(default_factory=PolicyMemory)
+    memory: PolicyMemory = NO_MEMORY
 
     @property
     def allowed_step_seconds(self) -> float:

@@ -236,7 +236,7 @@ class Fit:
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())
-            step.begin(plan, self.start.unmoved(log.tensor_steps))
+            step.begin(plan, tensors, self.start.unmoved(log.tensor_steps))
             statistics = self._statistics(tensors)
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps

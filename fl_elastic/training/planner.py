@@ -366,10 +366,11 @@ class Planner:
         if not steps:
             return None
         request = self._request(1.0)
-        if not request.fits_bytes(request.head_mask()):
-            # Nothing fits: the policy raises the error.
+        mask = self._longest_left_out(request)
+        if mask is None:
+            # The policy raises the error.
             return None
-        plan = request.plan_of_mask("full", self._longest_left_out(request))
+        plan = request.plan_of_mask("full", mask)
         if affordable(plan) < steps:
             return None
         self.based_on = basis
@@ -416,12 +417,14 @@ class Planner:
             return self.probe(self._batches)
         return last
 
-    def _longest_left_out(self, request: PlanRequest) -> Mask:
-        """Return all groups, or, of those left out for longest, the ones that fit memory and uplink."""
+    def _longest_left_out(self, request: PlanRequest) -> Mask | None:
+        """Return all groups, or, of those left out for longest, those that fit memory and uplink, if any."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits_bytes(everything):
             return everything
         mask = request.head_mask()
+        if not request.fits_bytes(mask):
+            return None
         for group in np.argsort(-np.array(self.state.left_out), kind="stable").tolist():
             if not mask[group]:
                 mask[group] = True

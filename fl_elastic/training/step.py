@@ -103,22 +103,23 @@ class TrainingStep:
         self._still: StillThroughSteps | None = None
         self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
-        self._trained: dict[str, nn.Parameter] = {}
+        self._trained: Mapping[str, nn.Parameter] = {}
 
-    def begin(self, plan: Plan, unmoved: Mapping[str, np.ndarray]) -> None:
-        """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
+    def begin(
+        self,
+        plan: Plan,
+        trained: Mapping[str, nn.Parameter],
+        unmoved: Mapping[str, np.ndarray],
+    ) -> None:
+        """Train the parameters of a plan from the next step on; no step has changed ``unmoved`` weights yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
         self.finalize()
-        if self._watch is not None:
-            known = dict(self.model.named_parameters(remove_duplicate=False))
-            self._trained = {name: known[name] for name in plan.trained_parameters}
+        self._trained = trained
         optimizer = self.optimizing()
         self._guards = plan_guards(plan, self.model, unmoved, optimizer)
         self._still = StillThroughSteps(self.model, plan, optimizer)
-        self._moved_anyway = set()
-        if self._still.anything_moves:
-            trained = map(self.model.get_parameter, plan.trained_parameters)
-            self._moved_anyway = {id(each) for each in trained}
+        moves = self._still.anything_moves
+        self._moved_anyway = {id(each) for each in trained.values()} if moves else set()
         self.moved = set()
         self._opener = None
         for transform in plan.transforms:

@@ -234,7 +234,6 @@ class ElasticTrainer:
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
         """Price the steps, train phase by phase, and take over what the fit has shown."""
         options, clock, steps = self.options, log.clock, data.requested_steps
-        pull = ProximalPull.towards_present(self.model, options.proximal)
         copied, known = clock(), self.profile
         priced = self.profile = costs_for(
             self.planner.policy, known, self.model, self.loss_fn, data.first[0],
@@ -253,7 +252,7 @@ class ElasticTrainer:
             costs = planned_with(profile, forward, above, options.part.kept_head)
             budget = self.budget.after(estimating_seconds, profile.full_step_seconds, steps)
             self.planner.begin(costs, steps, data.first, budget, profile)
-            step = self._step(data, start, costs, pull, forward, clock)
+            step = self._step(data, start, costs, forward, clock)
             fit = Fit(
                 self.planner, step, start, profile, self._control(data, profile, budget), log,
                 None if self.budget.memory is None else FreeMemory(self.budget.memory),
@@ -284,7 +283,6 @@ class ElasticTrainer:
         data: FitBatches,
         start: FitStart,
         costs: CostProfile,
-        pull: ProximalPull,
         forward: ElasticForward | None,
         clock: Clock,
     ) -> TrainingStep:
@@ -293,6 +291,7 @@ class ElasticTrainer:
         watch = planner.after_backward if planner.policy.reads_steps else None
         if planner.learns_from_steps:
             worth = StepImportance(self.model, start.before, costs.graph.groups)
+        pull = ProximalPull.towards_present(self.model, self.options.proximal)
         return TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
             forward=forward, worth=worth, judge=data.judge, accumulate=self.options.accumulate,
