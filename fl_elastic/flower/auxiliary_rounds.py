@@ -335,7 +335,7 @@ class AuxiliaryRounds:
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
         replies = in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
-        record.downlink_total_bytes += packer.total_bytes
+        record.downlink_total_bytes += sum(packer.sent_bytes.values())
         return replies, packer
 
     def _close(self, record: RoundRecord, packer: MessagePacker) -> None:

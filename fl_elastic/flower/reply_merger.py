@@ -18,7 +18,7 @@ from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED
-from fl_elastic.flower.strategy_parameters import completed
+from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.checks import Limits, check_variances
 

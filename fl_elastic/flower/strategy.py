@@ -40,7 +40,6 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
     as_record,
@@ -56,11 +55,13 @@ from fl_elastic.flower.wrapped_strategy import (
     chosen_messages,
     goes_by_the_change,
     handed_on,
+    parameters_of,
     refuse_what_each_seen_ignores,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
+    whole_model,
 )
 from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY
@@ -317,7 +318,7 @@ class PartialUpdates(Strategy):
         config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
-        messages = self._chosen(self.inner.configure_train, 0, config, grid)
+        messages = [*self._chosen(self.inner.configure_train, 0, config, grid).values()]
         self.fleet.serve(manifest)
         # A deadline derived from training times does not apply to a pass; complete sums are exact.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
@@ -376,22 +377,22 @@ class PartialUpdates(Strategy):
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
         # Not a copy: an inner strategy may change its settings from round to round, such as a decaying rate.
-        messages = self._chosen(self.inner.configure_train, server_round, config, grid)
+        chosen = self._chosen(self.inner.configure_train, server_round, config, grid)
         if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
-            chosen = {message.metadata.dst_node_id for message in messages}
             due = self.availability.due(chosen)
-            self.availability.passed_over(chosen - due)
-            messages = [each for each in messages if each.metadata.dst_node_id in due]
+            self.availability.passed_over(chosen.keys() - due)
+            chosen = {node: message for node, message in chosen.items() if node in due}
+        messages = [*chosen.values()]
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Asked only now, because the inner strategy has waited until enough nodes are connected.
-        self.fleet.meet(grid, config, messages)
+        self.fleet.meet(grid, config, chosen)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.choose_cut(messages, grid, asking):
-                self.fleet.meet(grid, config, messages)
-        deadline = self.fleet.gather(message.metadata.dst_node_id for message in messages).deadline
+                self.fleet.meet(grid, config, chosen)
+        deadline = self.fleet.gather(chosen).deadline
         packer = MessagePacker("train", self.downlink, grid)
         packed = packer.packed(messages, self.fleet.training)
         record = RoundRecord(
@@ -409,9 +410,9 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
         self._remember(arrays, server_round + 1)
-        messages = self._chosen(self.inner.configure_evaluate, server_round, config, grid)
+        chosen = self._chosen(self.inner.configure_evaluate, server_round, config, grid)
         self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
-        return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
+        return packer.packed([*chosen.values()], lambda _: self.fleet.task(Evaluate))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -506,14 +507,14 @@ class PartialUpdates(Strategy):
 
     def _report(self, this: Round) -> None:
         """Log the record of the round, and pass it to ``on_round``."""
-        this.record.downlink_total_bytes = this.packer.total_bytes
+        this.record.downlink_total_bytes = sum(this.packer.sent_bytes.values())
         log_record(this.record, RULES.name_of(self.rule))
         self._tell(this.record)
 
     def _chosen(
         self, configure: Configure, server_round: int, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Return the messages to the clients that the inner strategy chooses."""
+    ) -> dict[int, Message]:
+        """Return by node the messages to the clients that the inner strategy chooses."""
         arrays = parameters_of(self.downlink.weights, self.downlink.manifest)
         return chosen_messages(self.inner, configure, server_round, arrays, config, grid)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
@@ -31,9 +33,10 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
-from fl_elastic.errors import CheckpointError, ElasticError, SettingError
+from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
 from fl_elastic.flower.round import Round, one_line
-from fl_elastic.flower.strategy_parameters import parameters_of
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role, Weights
 
 # Wording of the log lines of Flower's strategies.
 _RECEIVED = "%s: Received %s results and %s failures"
@@ -189,8 +192,8 @@ def chosen_messages(
     arrays: ArrayRecord,
     config: ConfigRecord,
     grid: Grid,
-) -> list[Message]:
-    """Return the messages that a method of the strategy makes for a round, one to each client that it chooses."""
+) -> dict[int, Message]:
+    """Return by node the messages that a method of the strategy makes for a round, one for each client."""
     # By position, as Flower does: a strategy of a user may have other names for its arguments.
     messages = list(configure(server_round, arrays, config, grid))
     _refuse_other_contents(inner, messages, arrays)
@@ -200,7 +203,7 @@ def chosen_messages(
     first: dict[int, Message] = {}
     for message in messages:
         first.setdefault(message.metadata.dst_node_id, message)
-    return list(first.values())
+    return first
 
 
 def _refuse_other_contents(
@@ -389,3 +392,58 @@ def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
         for name in names
     }
     return MetricRecord({**means, weighted_by: total})
+
+
+def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
+    """Return the parameters, which are all that an inner strategy may see; only the first ``most`` if given."""
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
+
+
+def completed(update: PartialUpdate, weights: Weights, manifest: Manifest) -> ArrayRecord:
+    """Return all parameters of one client, with the global value of those that it did not train.
+
+    Raises
+    ------
+    UpdateError
+        If the update changes nothing: a change of norm 0 cannot be clipped.
+    """
+    arrays = {
+        name: np.asarray(weights[name] + update.deltas.get(name, 0.0), manifest.array_dtype(name))
+        for name in manifest.names
+        if manifest.role(name) is Role.PARAMETER
+    }
+    # Flower divides by the norm of the change.
+    if all(np.array_equal(array, weights[name]) for name, array in arrays.items()):
+        raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
+    return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
+
+
+def whole_model(
+    parameters: ArrayRecord, others: Weights, manifest: Manifest
+) -> dict[str, NDArray[Any]]:
+    """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+
+    Raises
+    ------
+    UpdateError
+        If a parameter has another size.
+    """
+    whole = {}
+    for name in manifest.names:
+        array = parameters[name].numpy() if name in parameters else others[name]
+        if array.size != math.prod(manifest.shape(name)):
+            raise UpdateError(
+                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
+                "what it keeps from round to round, or its checkpoint, is of another model"
+            )
+        whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
+    return whole
+
+
+def _as_vector(array: NDArray[Any]) -> Array:
+    """Add a dimension to a zero-dimensional tensor, which Flower's clipping and optimisers would lose.
+
+    numpy turns sums of such arrays into plain scalars, which in-place operations then do not change.
+    """
+    return Array(np.atleast_1d(array))
