@@ -12,7 +12,7 @@ from fl_elastic.errors import ModelError, TrainingError
 from fl_elastic.groups.forward import call_model
 from fl_elastic.groups.model_state import refuse_unshaped
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
-from fl_elastic.training.features_fingerprint import fingerprint
+from fl_elastic.training.feature_codec import fingerprint
 from fl_elastic.training.last_layer import COMPUTED, NOT_LINEAR, calls_of
 
 

@@ -31,8 +31,7 @@ from fl_elastic.streaming.progress import Progress
 from fl_elastic.streaming.replay_loader import ReplayLoader
 from fl_elastic.streaming.round_inbox import RoundChange
 from fl_elastic.streaming.stream_memory import StreamMemory
-from fl_elastic.streaming.stream_options import Replay, StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import Replay, StreamOptions, Trigger
 from fl_elastic.training import ElasticTrainer, SelectionState
 from fl_elastic.update import Manifest, load_weights, weights_of
 
