@@ -119,7 +119,7 @@ def evaluate(
                 batch = to_device(as_pair(given), model_device(model))
                 with nullcontext() if running is None else running(batch):
                     outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
-                found = right_examples(outputs, batch[1])
+                found = _right_examples(outputs, batch[1])
                 if found is not None:
                     found = found[~is_ignored(batch[1], counter.ignored)]
                     if not len(found):
@@ -156,14 +156,14 @@ def evaluate(
     )
 
 
-def right_examples(outputs: object, targets: object) -> Tensor | None:
+def _right_examples(outputs: object, targets: object) -> Tensor | None:
     """Return for each example whether the class with the highest score is its target, shape (N,).
 
     None without class scores of shape (N, C) or class targets. The scores may be the ``logits`` of the outputs.
 
     Examples
     --------
-    >>> right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
+    >>> _right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
     [True, False]
     """
     scores = scores_of(outputs)

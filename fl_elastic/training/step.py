@@ -13,15 +13,13 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import outputs_and_loss
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.code_bytes import code_is_loaded
 from fl_elastic.training.apply_plan import plan_guards
-from fl_elastic.training.batches import Judge
-from fl_elastic.training.evaluate import right_examples
 from fl_elastic.training.step_importance import StepImportance
 from fl_elastic.training.still_parameters import StillThroughSteps
 
@@ -54,8 +52,6 @@ class TrainingStep:
         Reads importance from gradients, if steps measure it.
     watch : callable, optional
         ``watch(parameters, optimizer)`` sees the gradients of the trained parameters, by name, before each step.
-    judge : callable, optional
-        ``judge(right)`` is told, before each step, on which examples of a batch the model was right.
     accumulate : int
         Number of batches whose gradients a step adds up, each divided by this number.
 
@@ -83,7 +79,6 @@ class TrainingStep:
         forward: ElasticForward | None = None,
         worth: StepImportance | None = None,
         watch: Watch | None = None,
-        judge: Judge | None = None,
         accumulate: int = 1,
     ) -> None:
         self.clock = clock
@@ -92,8 +87,7 @@ class TrainingStep:
         self.loss_fn = loss_fn
         self.optimizing = optimizing
         self.forward, self.worth, self.accumulate = forward, worth, accumulate
-        self._watch, self._judge = watch, judge
-        self._right: Tensor | None = None
+        self._watch = watch
         self._pull = pull
         self.opener: StepOpener | None = None
         self._opener: StepOpener | None = None
@@ -173,8 +167,6 @@ class TrainingStep:
                 "all of its targets; "
                 "the model was put back to where the fit started"
             )
-        if self._judge is not None:
-            self._tell(self._judge)
         if loss.requires_grad:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
@@ -220,25 +212,10 @@ class TrainingStep:
         if self.forward is not None:
             try:
                 with self.forward.step(batch):
-                    return self._judged_loss(batch)
+                    return compute_loss(self.model, self.loss_fn, batch)
             except MissedCut as error:
                 self.forward.go_whole(str(error))
-        return self._judged_loss(batch)
-
-    def _judged_loss(self, batch: Batch) -> Tensor:
-        outputs, loss = outputs_and_loss(self.model, self.loss_fn, batch)
-        if self._judge is not None:
-            self._right = right_examples(outputs, batch[1])
-        return loss
-
-    def _tell(self, judge: Judge) -> None:
-        right, self._right = self._right, None
-        if right is None:
-            raise TrainingError(
-                "the loader asks on which examples the model is right, which takes class scores of shape (N, C) "
-                "and one class per example: use another sampler"
-            )
-        judge(right)
+        return compute_loss(self.model, self.loss_fn, batch)
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class ElasticTrainer:
         pull = ProximalPull.towards_present(self.model, self.options.proximal)
         return TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
-            forward=forward, worth=worth, judge=data.judge, accumulate=self.options.accumulate,
+            forward=forward, worth=worth, accumulate=self.options.accumulate,
             watch=watch,
         )  # fmt: skip
 
