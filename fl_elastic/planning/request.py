@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, too_much_to_send
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.sending import too_much_to_send
 from fl_elastic.planning.step_transform import StepCase, StepTransform
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, step_memory

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
@@ -21,7 +21,6 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.planning.sending import sendable
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes

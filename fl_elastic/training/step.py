@@ -19,9 +19,8 @@ from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.code_bytes import code_is_loaded
-from fl_elastic.training.apply_plan import plan_guards
+from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
 from fl_elastic.training.step_importance import StepImportance
-from fl_elastic.training.still_parameters import StillThroughSteps
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward

@@ -13,12 +13,11 @@ from slow_ones import slow_unless
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.planning.sending import sendable
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES

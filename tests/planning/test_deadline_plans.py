@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fl_elastic import Budget
+from fl_elastic.budget import sendable
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.planning.sending import sendable
 from fl_elastic.testing import made_up_profile
 
 STEPS = 10

@@ -83,7 +83,7 @@ class KeptTokens(StepTransform):
         Frozen parts run in eval mode, because which tokens a block attends to must not depend on chance.
         """
         # Imported here: only needed to apply a plan.
-        from fl_elastic.training.frozen_norms import held_in_eval
+        from fl_elastic.training.apply_plan import held_in_eval
 
         trained = set(plan.trained_parameters)
         with held_in_eval(model, _frozen_modules(model, trained)), self.dropping(model):
