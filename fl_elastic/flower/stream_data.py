@@ -23,9 +23,8 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import squared_outputs
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
-from fl_elastic.streaming.saved_learner import SavedLearner
+from fl_elastic.streaming.saved_learner import SavedLearner, StreamPosition
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import ElasticTrainer, FitReport
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 

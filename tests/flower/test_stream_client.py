@@ -28,7 +28,7 @@ from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import squared_gradients
 from fl_elastic.streaming import Guard, Latent, Replay, StreamLearner
 from fl_elastic.streaming.round_inbox import RoundInbox
-from fl_elastic.streaming.stream_position import StreamPosition
+from fl_elastic.streaming.saved_learner import StreamPosition
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
 from fl_elastic.update.model_wire import encode_weights

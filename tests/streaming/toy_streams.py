@@ -14,7 +14,7 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
-from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.guard import RecentSamples
 from fl_elastic.streaming.store.changes import Relabelled
 from fl_elastic.streaming.stream_options import StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
