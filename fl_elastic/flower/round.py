@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.downlink import MessagePacker
-from fl_elastic.flower.frozen_consensus import FrozenConsensus
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role, WeightDict
 

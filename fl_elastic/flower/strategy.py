@@ -27,7 +27,7 @@ from fl_elastic.flower.deadline import Deadline, reply_timeout
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
-from fl_elastic.flower.frozen_consensus import FrozenConsensus
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
 from fl_elastic.flower.initial import fresh_statistics, trained_before
 from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
