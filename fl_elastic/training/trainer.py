@@ -46,8 +46,7 @@ from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import ProximalPull, TrainingStep
-from fl_elastic.training.step_importance import StepImportance
+from fl_elastic.training.step import ProximalPull, StepImportance, TrainingStep
 from fl_elastic.update import Manifest, PartialUpdate
 
 if TYPE_CHECKING:
