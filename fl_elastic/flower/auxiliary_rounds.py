@@ -21,10 +21,9 @@ from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
 from fl_elastic.flower.round_zero import HeadCheckpoint, Solved, with_closed_form_head
 from fl_elastic.flower.tasks.cut_worth import RateCuts
-from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.forgetting import MeasureLoss, SumSquaredGradients
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, read_answers
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits

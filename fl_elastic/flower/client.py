@@ -34,9 +34,9 @@ from fl_elastic.planning import POLICIES, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training import FitReport, TrainerOptions
-from fl_elastic.training.arguments import check_parts, eager
 from fl_elastic.training.evaluate import MetricsFn
 from fl_elastic.training.loader import first_batches
+from fl_elastic.training.options import check_parts, eager
 from fl_elastic.update import CODECS, Manifest, load_weights
 from fl_elastic.update.manifest import places_of
 

@@ -160,7 +160,7 @@ class ClientRound:
     @property
     def epochs(self) -> int:
         """Local epochs of a round, as an int: the server's config may hold 2.0."""
-        from fl_elastic.training.arguments import whole_epochs
+        from fl_elastic.training.options import whole_epochs
 
         asked = self.config.get(EPOCHS, self.client.epochs)
         return whole_epochs(whole(asked) or asked)

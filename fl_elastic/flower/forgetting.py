@@ -179,7 +179,7 @@ def dampened(
     Parameters
     ----------
     replies : iterable of Message
-        Replies to `fl_elastic.flower.tasks.squared_gradients.SumSquaredGradients`.
+        Replies to `fl_elastic.flower.tasks.forgetting.SumSquaredGradients`.
     weights : mapping of str to array
         The model.
     manifest : Manifest

@@ -38,7 +38,7 @@ from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_memory import StreamMemory
 from fl_elastic.streaming.stream_options import ClosedForm, Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
-from fl_elastic.training.arguments import check_parts
+from fl_elastic.training.options import check_parts
 
 _LOG = logging.getLogger("fl_elastic")
 

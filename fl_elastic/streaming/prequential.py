@@ -16,8 +16,7 @@ from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.learning_rule import LearningRule
-from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.progress import Progress, StreamRecord
 from fl_elastic.streaming.sources import SourcePosition
 from fl_elastic.streaming.stream_memory import StreamMemory
 

@@ -28,13 +28,6 @@ from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.apply_plan import held_in_eval
-from fl_elastic.training.arguments import (
-    check_parts,
-    eager,
-    refuse_untrainable,
-    say_what_loss_keeps,
-    whole_epochs,
-)
 from fl_elastic.training.batches import FitBatches
 from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.changes import Trained, under_every_name
@@ -42,7 +35,15 @@ from fl_elastic.training.costs import costs_for, planned_with, refined
 from fl_elastic.training.fit import Fit
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.options import ForwardOptions, TrainerOptions
+from fl_elastic.training.options import (
+    ForwardOptions,
+    TrainerOptions,
+    check_parts,
+    eager,
+    refuse_untrainable,
+    say_what_loss_keeps,
+    whole_epochs,
+)
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState

@@ -20,9 +20,8 @@ from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.flower.stream_client import StreamClient
 from fl_elastic.flower.tasks.cut_worth import RateCuts
-from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.forgetting import MeasureLoss, SumSquaredGradients
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, config_key
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import squared_gradients

@@ -25,7 +25,7 @@ from toy_streams import (
 from fl_elastic.errors import StreamDataError
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner, Trigger
-from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.progress import StreamRecord
 from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.sources import open_source
 from fl_elastic.streaming.summary import stream_summary

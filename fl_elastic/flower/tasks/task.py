@@ -34,8 +34,8 @@ _CLASSES = {
     "describe": "describe.Describe",
     "solve-head": "solve_head.SolveHead",
     "rank-places": "rank_places.RankPlaces",
-    "squared-gradients": "squared_gradients.SumSquaredGradients",
-    "loss": "loss.MeasureLoss",
+    "squared-gradients": "forgetting.SumSquaredGradients",
+    "loss": "forgetting.MeasureLoss",
     "cut-worth": "cut_worth.RateCuts",
 }
 _Decoded = TypeVar("_Decoded")
