@@ -199,12 +199,12 @@ class TrainingStep:
         self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
-        if self._still is not None:
-            self._still.remember()
         with refusing_closures(optimizer):
+            if self._still is not None:
+                self._still.remember()
             optimizer.step()
-        if self._still is not None:
-            self._still.put_back()
+            if self._still is not None:
+                self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
         code_is_loaded()
