@@ -432,10 +432,10 @@ class PartialUpdates(Strategy):
         if this is None:
             raise UpdateError("aggregate_train was called before configure_train")
         self._take_in(this, replies)
-        reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
+        undo = None if self._each_seen else self._undo()
+        reason = "" if undo is None else self.guard.jumped(this.losses, this.diverged)
         if reason:
             return self._step_back(this, reason), None
-        undo = None if self._each_seen else self._undo()
         changed, metrics = self._merge(this)
         if not changed:
             return None, metrics
