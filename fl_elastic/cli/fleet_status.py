@@ -17,8 +17,7 @@ from fl_elastic.cli.tables import print_table
 from fl_elastic.errors import FleetError
 
 if TYPE_CHECKING:
-    from fl_elastic.fleet.rounds import NodeRound
-    from fl_elastic.fleet.status import NodeStatus
+    from fl_elastic.fleet.status import NodeRound, NodeStatus
 
 
 _GIB = 2**30
@@ -38,8 +37,7 @@ def status(
     from fl_elastic.fleet.flower_cli import ServerUnreachable, flower_at
     from fl_elastic.fleet.inventory import load_inventory
     from fl_elastic.fleet.layout import FleetFolder
-    from fl_elastic.fleet.rounds import last_rounds
-    from fl_elastic.fleet.status import fleet_status
+    from fl_elastic.fleet.status import fleet_status, last_rounds
     from fl_elastic.monitoring.journal import Journal
 
     place = FleetFolder(folder)

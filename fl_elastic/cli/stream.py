@@ -186,7 +186,7 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
 def _handle(
     learner: StreamLearner, readings: list[Reading], like: NDArray[Any], source: str
 ) -> None:
-    from fl_elastic.streaming.source_position import SourcePosition
+    from fl_elastic.streaming.sources import SourcePosition
 
     first = readings[0]
     if first.is_silence:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_elastic.errors import FleetError
-from fl_elastic.fleet.flower_environment import command_path, flower_environment
+from fl_elastic.fleet.commands import command_path, flower_environment
 from fl_elastic.fleet.inventory import Server
 from fl_elastic.fleet.layout import FleetFolder
 from fl_elastic.fleet.operator_files import CONNECTION, ensure_operator

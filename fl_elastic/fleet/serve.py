@@ -15,10 +15,11 @@ from fl_elastic.fleet.authority import LOOPBACK
 from fl_elastic.fleet.commands import (
     LOOPBACK_HOST,
     RUNTIME_PORT,
+    command_path,
+    flower_environment,
     superlink_arguments,
     supernode_arguments,
 )
-from fl_elastic.fleet.flower_environment import command_path, flower_environment
 from fl_elastic.fleet.inventory import load_inventory
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.names import check_port

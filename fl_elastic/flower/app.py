@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
+from numpy.typing import NDArray
 
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.records import as_asked, evaluate_reply, read_instruction, train_reply
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.training.lean_start import without_compiler
+
+Config: TypeAlias = dict[str, Any]
 
 
 def elastic_client_app(
@@ -35,34 +40,37 @@ def elastic_client_app(
     ...     return ElasticClient(model, train, test, budget=Budget(speedup=2), state_dir="state")
     >>> app = elastic_client_app(client_fn)
     """
-    app = ClientApp(mods=list(mods))
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        arrays, config = read_instruction("train", message.content)
-        client = _client_of(client_fn, context)
+    def answer(
+        kind: str, arrays: list[NDArray[Any]], config: Config, context: Context
+    ) -> RecordDict:
+        show_log()
+        client = client_fn(context)
+        client.run_on(context)
+        # Without a state folder importance is kept in the state of Flower's context, which lasts for a run.
+        client.state.recall_from(context.state)
+        if kind == "evaluate":
+            return evaluate_reply(*client.evaluate(arrays, config))
         reply = client.fit(arrays, config)
         client.state.keep_in(context.state)
-        return Message(as_asked(message.content, train_reply(*reply)), reply_to=message)
+        return train_reply(*reply)
 
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        arrays, config = read_instruction("evaluate", message.content)
-        reply = _client_of(client_fn, context).evaluate(arrays, config)
-        return Message(as_asked(message.content, evaluate_reply(*reply)), reply_to=message)
+    return answering_app(answer, mods)
 
+
+def answering_app(
+    answer: Callable[[str, list[NDArray[Any]], Config, Context], RecordDict],
+    mods: Sequence[Mod] = (),
+) -> ClientApp:
+    """Return a ClientApp that answers messages by ``answer(kind, arrays, config, context)``."""
+    app = ClientApp(mods=list(mods))
+
+    def answered(kind: str, message: Message, context: Context) -> Message:
+        # For each message: Flower may run the app in a process that did not make it.
+        without_compiler()
+        reply = answer(kind, *read_instruction(kind, message.content), context)
+        return Message(as_asked(message.content, reply), reply_to=message)
+
+    app.train()(partial(answered, "train"))
+    app.evaluate()(partial(answered, "evaluate"))
     return app
-
-
-def _client_of(client_fn: Callable[[Context], ElasticClient], context: Context) -> ElasticClient:
-    """Return the client of this node, with the node's id and the importance kept from its earlier messages.
-
-    Without a state folder the importance is kept in the state of Flower's context, which lasts for a run.
-    """
-    # For each message: Flower may run the app in a process that did not make it.
-    without_compiler()
-    show_log()
-    client = client_fn(context)
-    client.run_on(context)
-    client.state.recall_from(context.state)
-    return client

@@ -11,7 +11,6 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
@@ -22,10 +21,9 @@ from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
 from fl_elastic.flower.round_zero import HeadCheckpoint, Solved, with_closed_form_head
 from fl_elastic.flower.tasks.cut_worth import RateCuts
-from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.forgetting import MeasureLoss, SumSquaredGradients
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import RoundTask, read_answers
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
@@ -313,8 +311,7 @@ class AuxiliaryRounds:
             self._downlink.holds,
         ):
             shares.append(share)
-            metrics = believed_metrics(reply.metrics)
-            record.accepted.append(AcceptedReply(node, {}, 0, 0, metrics))
+            record.accepted.append(AcceptedReply(node, {}, 0, 0, reply.metrics))
         chosen = fleet.cut.decide([each for each in shares if each])
         if chosen:
             # A device's time for a round is its time above the cut.
@@ -337,7 +334,7 @@ class AuxiliaryRounds:
         packed = packer.packed(list(messages), lambda _: task)
         record.downlink_bytes = len(self._downlink.whole)
         replies = in_fixed_order(packer.grid.send_and_receive(packed, timeout=timeout))
-        record.downlink_total_bytes += packer.total_bytes
+        record.downlink_total_bytes += sum(packer.sent_bytes.values())
         return replies, packer
 
     def _close(self, record: RoundRecord, packer: MessagePacker) -> None:

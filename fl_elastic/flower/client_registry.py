@@ -117,9 +117,7 @@ class ClientRegistry:
                 node: known.bounded(self.groups) for node, known in self.capabilities.items()
             }
 
-    def meet(
-        self, grid: Grid, config: ConfigRecord, told: Mapping[int, ConfigRecord] | None = None
-    ) -> None:
+    def meet(self, grid: Grid, config: ConfigRecord, chosen: Mapping[int, Message]) -> None:
         """Ask nodes of unknown capabilities for them; those that do not answer are asked more and more rarely.
 
         A node whose number of epochs has changed is asked again, because its rounds now take another time.
@@ -130,12 +128,15 @@ class ClientRegistry:
             Sends to all connected nodes.
         config : ConfigRecord
             Config of the training messages; sent along with the question.
-        told : dict of int to ConfigRecord, optional
-            Config of the round's message to each node, sent along in place of ``config``.
+        chosen : dict of int to Message
+            The round's messages by node; their nodes are sent the config of theirs in place of ``config``.
         """
         if not self.config.needs_capabilities:
             return
-        told = told or {}
+        told = {
+            node: next(iter(message.content.config_records.values()), config)
+            for node, message in chosen.items()
+        }
         for node, own in told.items():
             if node in self.capabilities and own.get(EPOCHS) != self._epochs.get(node):
                 del self.capabilities[node]

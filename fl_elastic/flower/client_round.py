@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ModelError
+from fl_elastic.errors import BudgetError, ModelError
 from fl_elastic.flower.tasks.task import EPOCHS, RoundTask
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.given import whole
@@ -134,13 +134,44 @@ class ClientRound:
 
     @property
     def budget(self) -> Budget:
-        """Budget of the task."""
-        return round_budget(self.client.budget, self.task, CODECS.make(self.client.codec).share)
+        """Budget of the task: with the server's deadline, unless the device's own is earlier.
+
+        Plans count bytes in fp32, so bandwidth and uplink are divided by the codec's share of these.
+        """
+        own = self.client.budget
+        limits = [each for each in (own.deadline, self.task.deadline) if each is not None]
+        share = CODECS.make(self.client.codec).share
+        return replace(
+            own,
+            deadline=min(limits, default=None),
+            bandwidth=own.bandwidth and own.bandwidth / share,
+            uplink=own.uplink and own.uplink / share,
+        )
+
+    @property
+    def budget_left(self) -> Budget:
+        """The rest of the budget, whose deadline began when the message arrived, if time is measured.
+
+        Raises
+        ------
+        BudgetError
+            If the deadline has passed.
+        """
+        budget, timing = self.budget, self.client.options.timing
+        if budget.deadline is None or not timing.closed_loop or timing.clock == "cpu":
+            return budget
+        passed = time.perf_counter() - self.arrived
+        if passed >= budget.deadline:
+            raise BudgetError(
+                f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
+                f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
+            )
+        return budget.after(passed, 0.0, 0)
 
     @property
     def epochs(self) -> int:
         """Local epochs of a round, as an int: the server's config may hold 2.0."""
-        from fl_elastic.training.arguments import whole_epochs
+        from fl_elastic.training.options import whole_epochs
 
         asked = self.config.get(EPOCHS, self.client.epochs)
         return whole_epochs(whole(asked) or asked)
@@ -264,32 +295,6 @@ def _module_name(model: nn.Module, layer: str) -> str:
     except ModelError:
         return layer
     return weight.rpartition(".")[0]
-
-
-def round_budget(budget: Budget, task: RoundTask, share: float) -> Budget:
-    """Return the budget of a round: with the server's deadline, unless the device's own is earlier.
-
-    Parameters
-    ----------
-    budget : Budget
-        The device's budget.
-    task : RoundTask
-        Has the server's deadline.
-    share : float
-        Bytes of an update as the codec writes it over its bytes in fp32, in which plans count: bandwidth and uplink
-        bytes are divided by it.
-
-    Examples
-    --------
-    >>> from fl_elastic import Budget
-    >>> round_budget(Budget(deadline=20.0, uplink=1e6), Train(deadline=10.0), share=0.25)
-    Budget(speedup=None, deadline=10.0, memory=None, uplink=4000000.0, bandwidth=None)
-    """
-    limits = [each for each in (budget.deadline, task.deadline) if each is not None]
-    bandwidth, uplink = (
-        None if each is None else each / share for each in (budget.bandwidth, budget.uplink)
-    )
-    return replace(budget, deadline=min(limits, default=None), bandwidth=bandwidth, uplink=uplink)
 
 
 def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_elastic.errors import ArchiveError, ProfileError, StaleModelError, UpdateError
-from fl_elastic.planning import PolicyMemory
+from fl_elastic.planning.request import NO_MEMORY
 from fl_elastic.profiling import CostProfile, load_profile, save_profile
 from fl_elastic.profiling.profile import ProfileKey
 from fl_elastic.state.archive import archive_bytes, archive_of
@@ -189,7 +189,7 @@ class ClientState:
         request : str
             Digest of the examples. What updates lost through the codec is forgotten once for each digest.
         """
-        self.selection.memory = PolicyMemory()
+        self.selection.memory = NO_MEMORY
         path = self._path("feedback", "state")
         if self._feedback is not None or (path is not None and path.exists()):
             self.feedback.forget(request)

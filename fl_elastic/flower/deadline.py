@@ -1,6 +1,6 @@
 """How long a round may take, and how long the server waits for replies.
 
-A client takes the shorter of its own deadline and the server's (`fl_elastic.flower.client_round.round_budget`).
+A client takes the shorter of its own deadline and the server's, see `ClientRound.budget`.
 `fl_elastic.aggregation.merge_options.MergeOptions` sets the weight of a reply that comes after the deadline.
 """
 

@@ -276,11 +276,6 @@ class MessagePacker:
         self._contents: dict[tuple[int | str, int], RecordDict] = {}
         self._keys = "arrays", "config"
 
-    @property
-    def total_bytes(self) -> int:
-        """Size of all messages."""
-        return sum(self.sent_bytes.values())
-
     def packed(
         self, messages: list[Message], task_for: Callable[[int], RoundTask]
     ) -> list[Message]:

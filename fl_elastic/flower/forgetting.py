@@ -16,7 +16,6 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import read_answers
@@ -180,7 +179,7 @@ def dampened(
     Parameters
     ----------
     replies : iterable of Message
-        Replies to `fl_elastic.flower.tasks.squared_gradients.SumSquaredGradients`.
+        Replies to `fl_elastic.flower.tasks.forgetting.SumSquaredGradients`.
     weights : mapping of str to array
         The model.
     manifest : Manifest
@@ -267,9 +266,7 @@ def _read(
         lambda reply: decode_squares(reply.packed, manifest, limits),
         partial(record.leave_out, what=_SQUARES),
     ):
-        accepted = AcceptedReply(
-            node, {}, everything.examples, len(reply.packed), believed_metrics(reply.metrics)
-        )
+        accepted = AcceptedReply(node, {}, everything.examples, len(reply.packed), reply.metrics)
         yield _Sent(node, everything, forgotten, accepted)
 
 

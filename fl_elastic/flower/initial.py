@@ -1,8 +1,10 @@
-"""The arrays with which a server begins, and what their norm layers reveal about the model."""
+"""What a server begins with: arrays, and the settings for unequal devices that suit them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,21 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_elastic.aggregation import (
+    SERVER_OPTIMIZERS,
+    AggregationRule,
+    MergeOptions,
+    ModelAverage,
+    ServerOptimizer,
+)
+from fl_elastic.flower.deadline import Deadline
+from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.update import Manifest, weights_of
+
+# Flower's own logger, which a server app shows.
+_LOG = logging.getLogger("flwr")
+_RATE = 1.5
 
 
 def initial_arrays(model: nn.Module, *, whole: bool = False) -> ArrayRecord:
@@ -67,3 +82,34 @@ def trained_before(arrays: ArrayRecord) -> bool:
         return any(np.any(each) for each in means)
     scales = [each for name, each in weights.items() if name.endswith("weight") and each.ndim == 1]
     return any(len(each) > 0 and np.any(each != each[0]) for each in scales)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How updates are merged and what the rounds are like; see `fl_elastic.flower.PartialUpdates`."""
+
+    rule: str | AggregationRule | None = None
+    merge: MergeOptions | None = None
+    config: RoundConfig | None = None
+    server_optimizer: ServerOptimizer | None = None
+    average: ModelAverage | None = None
+
+
+def for_untrained(deadline: Deadline) -> Settings:
+    """Return the settings for unequal devices and a model that begins from random weights, and log them."""
+    merge, average = MergeOptions(late="merge"), ModelAverage(0.9)
+    config = RoundConfig(deadline=deadline)
+    _LOG.info(
+        "for unequal devices: rule contributors, server optimiser agreement at %g, mean of the last models "
+        "at %g, late updates merged by age to the power of -%g, %s",
+        _RATE, average.decay, merge.staleness_power, config,
+    )  # fmt: skip
+    optimizer = SERVER_OPTIMIZERS.make("agreement", _RATE)
+    return Settings("contributors", merge, config, optimizer, average)
+
+
+def for_pretrained(deadline: Deadline) -> Settings:
+    """Return the settings for unequal devices and a pretrained model, and log them."""
+    config = RoundConfig(deadline=deadline, read="auto", cut="moving")
+    _LOG.info("for unequal devices and a pretrained model: rule contributors, %s", config)
+    return Settings("contributors", config=config)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
@@ -20,13 +20,12 @@ from fl_elastic.devices.platform import processors
 from fl_elastic.devices.power import power_supply
 from fl_elastic.devices.vitals import vitals
 from fl_elastic.errors import ElasticError, FleetError
+from fl_elastic.flower.app import answering_app
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.node_config import NodeConfig
 from fl_elastic.flower.records import (
     ERROR,
-    as_asked,
     evaluate_reply,
-    read_instruction,
     train_reply,
 )
 from fl_elastic.flower.tasks.task import DEADLINE
@@ -40,7 +39,6 @@ from fl_elastic.profiling.execution import (
     measure_execution,
 )
 from fl_elastic.profiling.profile import profile_key
-from fl_elastic.training.lean_start import without_compiler
 
 JOURNAL = "metrics.jsonl"
 """File in a node's state folder with one line per round that the node took part in."""
@@ -99,32 +97,18 @@ def node_app(client_fn: Callable[[Context], ElasticClient]) -> ClientApp:
 
 def app_of(message_of: Callable[[dict[str, Any], Context], NodeMessage]) -> ClientApp:
     """Return a ClientApp that answers each message through the `NodeMessage` of its config and context."""
-    app = ClientApp()
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _answered("train", message, context)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return _answered("evaluate", message, context)
-
-    def _answered(kind: str, message: Message, context: Context) -> Message:
-        # A client's process lives for one message, so it does not load what it does not need.
-        without_compiler()
-        arrays, config = read_instruction(kind, message.content)
-        reply: RecordDict
+    def answer(
+        kind: str, arrays: list[NDArray[Any]], config: dict[str, Any], context: Context
+    ) -> RecordDict:
         try:
             node = message_of(config, context)
-            reply = node.train(arrays) if kind == "train" else node.evaluate(arrays)
+            return node.train(arrays) if kind == "train" else node.evaluate(arrays)
         except ElasticError as error:
             failed = {ERROR: str(error)}
-            reply = (
-                train_reply([], 0, failed) if kind == "train" else evaluate_reply(0.0, 0, failed)
-            )
-        return Message(as_asked(message.content, reply), reply_to=message)
+            return train_reply([], 0, failed) if kind == "train" else evaluate_reply(0.0, 0, failed)
 
-    return app
+    return answering_app(answer)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from fl_elastic.closed_form.sums_privacy import (
     private_head,
 )
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.round_zero import Solved, bias_beside
 from fl_elastic.flower.tasks.task import Answer, read_answers
@@ -157,8 +156,7 @@ def with_private_head(
     for node, reply, sums in read_answers(
         replies, lambda reply: decode_noisy_sums(reply.packed, manifest, noise), left_out, holds
     ):
-        metrics = believed_metrics(reply.metrics)
-        found.append((AcceptedReply(node, {}, 1, len(reply.packed), metrics), sums))
+        found.append((AcceptedReply(node, {}, 1, len(reply.packed), reply.metrics), sums))
     named = [each.weight for _, each in found]
     most = max(named, key=named.count, default="")
     usual = median(float(each.products[-1, -1]) for _, each in found) if found else 0.0

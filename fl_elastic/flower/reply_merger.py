@@ -18,7 +18,7 @@ from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED
-from fl_elastic.flower.strategy_parameters import completed
+from fl_elastic.flower.wrapped_strategy import completed
 from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.checks import Limits, check_variances
 
@@ -126,7 +126,7 @@ class ReplyMerger:
             self._clear(arrived)
 
     def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
-        self.sizes.hear(update, self.round.manifest)
+        self.sizes.hear(update, self.round.mean.manifest)
         self.doubted.append((times, node, message))
         if len(self.doubted) > max(-(-len(self.round.packer.sent_bytes) // _PARTS), 1):
             self._merge_doubted()
@@ -180,7 +180,7 @@ class ReplyMerger:
             if not staleness:
                 check_variances(update, self.round.weights)
             if not self.whole:
-                known = self.round.manifest, self.round.weights
+                known = self.round.mean.manifest, self.round.weights
                 times = self.sizes.doubted(update, *known) if waits else 0.0
                 if times:
                     self._hold(times, node, message, update)
@@ -189,7 +189,7 @@ class ReplyMerger:
                 if shortened:
                     self.round.record.shortened[node] = len(shortened)
             this = self.round
-            arrays = completed(update, this.weights, this.manifest) if self.whole else None
+            arrays = completed(update, this.weights, this.mean.manifest) if self.whole else None
             probabilities = self.fleet.trained(node, update)
             self.round.mean.add(
                 update, probabilities=probabilities, staleness=staleness, checked=True
@@ -228,7 +228,10 @@ class ReplyMerger:
         self.downlink.holds(node, reply.have)
         if reply.left_out:
             _LOG.warning(
-                "round %s: node %s: metrics left out: %s", this.number, node, reply.left_out
+                "round %s: node %s: metrics left out: %s",
+                this.record.server_round,
+                node,
+                reply.left_out,
             )
         if config.plan == "server":
             this.importance.append(read_importance(reply.importance, self.fleet.groups))
@@ -259,7 +262,7 @@ class ReplyMerger:
         steps = [max(each.steps.values(), default=1) for each in self.round.record.accepted]
         this = self.round
         update, metrics, size = stock.update(
-            message, this.weights, this.manifest, this.number, steps, self.limits,
+            message, this.weights, this.mean.manifest, this.record.server_round, steps, self.limits,
             self.weight_key,
         )  # fmt: skip
         return update, 0, TrainReply(bytes(0), update.num_examples, metrics, size=size)
@@ -269,7 +272,7 @@ class ReplyMerger:
         # Nobody else reads the reply, so its numbers are merged in place.
         update = decode(
             reply.packed,
-            self.round.manifest,
+            self.round.mean.manifest,
             self.limits,
             in_place=True,
             memory=self.round.mean.memory,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import PartialMean, ServerOptimizer
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.downlink import MessagePacker
-from fl_elastic.flower.frozen_consensus import FrozenConsensus
-from fl_elastic.update import Manifest
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.update.frame import checksum
 from fl_elastic.update.manifest import Role, WeightDict
 
@@ -68,16 +67,6 @@ class Round:
     stale: dict[int, str] = field(default_factory=dict)
     frozen_consensus: FrozenConsensus | None = None
 
-    @property
-    def number(self) -> int:
-        """Number of the round, which is the version of the model that clients start from."""
-        return self.record.server_round
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the model."""
-        return self.mean.manifest
-
     def merged(self) -> WeightDict | None:
         """Return the merged model; None if the updates cannot be merged."""
         try:
@@ -92,7 +81,7 @@ class Round:
         """Return the merged model after the server optimiser's step, if there is one; None if it cannot step."""
         if optimizer is None:
             return merged
-        roles = self.manifest.role
+        roles = self.mean.manifest.role
         touched = {name for name in self.mean.touched if roles(name) is Role.PARAMETER}
         try:
             return optimizer.step(self.weights, merged, touched)
@@ -112,7 +101,7 @@ class Round:
         """
         if math.isinf(limit):
             return stepped
-        base, manifest = self.weights, self.manifest
+        base, manifest = self.weights, self.mean.manifest
         names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
         clients_norm, step_norm = (
             math.sqrt(sum(_square(each[name], base[name]) for name in names))
@@ -131,7 +120,7 @@ class Round:
         return {**stepped, **shorter}
 
     def _unchanged(self, error: UpdateError) -> None:
-        _LOG.warning("round %s changes nothing: %s", self.number, one_line(str(error)))
+        _LOG.warning("round %s changes nothing: %s", self.record.server_round, one_line(str(error)))
 
 
 def _square(one: NDArray[Any], other: NDArray[Any]) -> float:

@@ -20,7 +20,6 @@ from fl_elastic.closed_form.head_sums_wire import decode_head_sums
 from fl_elastic.closed_form.ridge import RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
 from fl_elastic.update.checks import Limits
@@ -265,10 +264,9 @@ def _read(
     for node, reply, sums in read_answers(
         replies, lambda reply: decode_head_sums(reply.packed, manifest, limits), left_out, holds
     ):
-        metrics = believed_metrics(reply.metrics)
         whole = sums.num_examples <= reply.num_examples <= limits.max_examples
         yield _Sent(
-            node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), metrics),
+            node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), reply.metrics),
             reply.num_examples if whole else sums.num_examples,
         )  # fmt: skip
 

@@ -13,7 +13,6 @@ from flwr.app import Message
 from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.believed_metrics import believed_metrics
 from fl_elastic.flower.records import TrainReply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.tasks.task import read_answers
@@ -146,7 +145,7 @@ def _read(
         record.accepted.append(
             AcceptedReply(
                 node, {}, round(found.sample.num_examples), len(reply.packed),
-                believed_metrics(reply.metrics),
+                reply.metrics,
             )
         )  # fmt: skip
         yield node, found

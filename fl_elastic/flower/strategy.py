@@ -27,10 +27,15 @@ from fl_elastic.flower.deadline import Deadline, reply_timeout
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
-from fl_elastic.flower.frozen_consensus import FrozenConsensus
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
-from fl_elastic.flower.initial import fresh_statistics, trained_before
-from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
+from fl_elastic.flower.initial import (
+    Settings,
+    for_pretrained,
+    for_untrained,
+    fresh_statistics,
+    trained_before,
+)
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
@@ -40,7 +45,6 @@ from fl_elastic.flower.round import (
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
-from fl_elastic.flower.strategy_parameters import parameters_of, whole_model
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
     as_record,
@@ -56,11 +60,13 @@ from fl_elastic.flower.wrapped_strategy import (
     chosen_messages,
     goes_by_the_change,
     handed_on,
+    parameters_of,
     refuse_what_each_seen_ignores,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
     weight_key,
+    whole_model,
 )
 from fl_elastic.given import of_another_kind
 from fl_elastic.readout.place import BODY
@@ -317,7 +323,7 @@ class PartialUpdates(Strategy):
         config = own_settings(config)
         manifest, record = self._remember(arrays, 0), RoundRecord(0, trains=False)
         self._check_statistics(manifest)
-        messages = self._chosen(self.inner.configure_train, 0, config, grid)
+        messages = [*self._chosen(self.inner.configure_train, 0, config, grid).values()]
         self.fleet.serve(manifest)
         # A deadline derived from training times does not apply to a pass; complete sums are exact.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
@@ -376,26 +382,22 @@ class PartialUpdates(Strategy):
         if server_round == 1 and not self.config.solves_head:
             self._check_statistics(manifest)
         # Not a copy: an inner strategy may change its settings from round to round, such as a decaying rate.
-        messages = self._chosen(self.inner.configure_train, server_round, config, grid)
+        chosen = self._chosen(self.inner.configure_train, server_round, config, grid)
         if not self._each_seen:
             # Under differential privacy the noise is scaled for all sampled clients.
-            chosen = {message.metadata.dst_node_id for message in messages}
             due = self.availability.due(chosen)
-            self.availability.passed_over(chosen - due)
-            messages = [each for each in messages if each.metadata.dst_node_id in due]
+            self.availability.passed_over(chosen.keys() - due)
+            chosen = {node: message for node, message in chosen.items() if node in due}
+        messages = [*chosen.values()]
         if self.config.deadline is not None or self.merges_late:
             self._warned = self._warned or warned_of_a_wrapper(grid)
         # Asked only now, because the inner strategy has waited until enough nodes are connected.
-        told = {
-            each.metadata.dst_node_id: next(iter(each.content.config_records.values()), config)
-            for each in messages
-        }
-        self.fleet.meet(grid, config, told)
+        self.fleet.meet(grid, config, chosen)
         if self.fleet.cut.due(server_round):
             asking = RoundRecord(server_round, trains=False)
             if self._auxiliary.choose_cut(messages, grid, asking):
-                self.fleet.meet(grid, config, told)
-        deadline = self.fleet.gather(message.metadata.dst_node_id for message in messages).deadline
+                self.fleet.meet(grid, config, chosen)
+        deadline = self.fleet.gather(chosen).deadline
         packer = MessagePacker("train", self.downlink, grid)
         packed = packer.packed(messages, self.fleet.training)
         record = RoundRecord(
@@ -413,9 +415,9 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients; pack the model for them."""
         self._remember(arrays, server_round + 1)
-        messages = self._chosen(self.inner.configure_evaluate, server_round, config, grid)
+        chosen = self._chosen(self.inner.configure_evaluate, server_round, config, grid)
         self._evaluation = packer = MessagePacker("evaluate", self.downlink, grid)
-        return packer.packed(messages, lambda _: self.fleet.task(Evaluate))
+        return packer.packed([*chosen.values()], lambda _: self.fleet.task(Evaluate))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -430,10 +432,10 @@ class PartialUpdates(Strategy):
         if this is None:
             raise UpdateError("aggregate_train was called before configure_train")
         self._take_in(this, replies)
-        reason = "" if self._each_seen else self.guard.jumped(this.losses, this.diverged)
+        undo = None if self._each_seen else self._undo()
+        reason = "" if undo is None else self.guard.jumped(this.losses, this.diverged)
         if reason:
             return self._step_back(this, reason), None
-        undo = None if self._each_seen else self._undo()
         changed, metrics = self._merge(this)
         if not changed:
             return None, metrics
@@ -489,7 +491,7 @@ class PartialUpdates(Strategy):
             return False
         solved = self._auxiliary.solve_again(
             this.packer, this.record, self._wait(),
-            forgets=forgets, last=this.number == self._last_round,
+            forgets=forgets, last=this.record.server_round == self._last_round,
         )  # fmt: skip
         if solved is not None:
             self.downlink.amend(solved)
@@ -510,14 +512,14 @@ class PartialUpdates(Strategy):
 
     def _report(self, this: Round) -> None:
         """Log the record of the round, and pass it to ``on_round``."""
-        this.record.downlink_total_bytes = this.packer.total_bytes
+        this.record.downlink_total_bytes = sum(this.packer.sent_bytes.values())
         log_record(this.record, RULES.name_of(self.rule))
         self._tell(this.record)
 
     def _chosen(
         self, configure: Configure, server_round: int, config: ConfigRecord, grid: Grid
-    ) -> list[Message]:
-        """Return the messages to the clients that the inner strategy chooses."""
+    ) -> dict[int, Message]:
+        """Return by node the messages to the clients that the inner strategy chooses."""
         arrays = parameters_of(self.downlink.weights, self.downlink.manifest)
         return chosen_messages(self.inner, configure, server_round, arrays, config, grid)
 
@@ -528,8 +530,8 @@ class PartialUpdates(Strategy):
     def _step_back(self, this: Round, reason: str) -> ArrayRecord:
         """Restore the model before the last round; this round's updates start from a bad model and are dropped."""
         this.record.stepped_back = reason
-        self._keep(self.guard.step_back(), this.number + 1)
-        self.fleet.unlearning.undone(this.number - 1)
+        self._keep(self.guard.step_back(), this.record.server_round + 1)
+        self.fleet.unlearning.undone(this.record.server_round - 1)
         self.sizes.forget()
         self._report(this)
         return self._arrays()
@@ -570,17 +572,17 @@ class PartialUpdates(Strategy):
         """Use the inner strategy's parameters, and the rest of the merged model, in the next round."""
         each, before = self._each_seen, this.weights
         parameters = ArrayRecord() if takes_the_mean_as_it_is(self.inner) else aggregated
-        new = whole_model(parameters, before if each else stepped, this.manifest)
+        new = whole_model(parameters, before if each else stepped, this.mean.manifest)
         if not each:
             optimizer, limit = self.server_optimizer, self.guard.rate_limit
             multiplies = goes_by_the_change(self.inner) or (optimizer and optimizer.relative)
-            if multiplies and Role.STATISTIC in this.manifest.roles:
+            if multiplies and Role.STATISTIC in this.mean.manifest.roles:
                 # Running statistics do not take part in a longer step, and would lag behind.
                 limit = min(limit, 1.0)
             new = this.shortened(merged, new, limit)
         if this.frozen_consensus is not None:
             new = this.frozen_consensus.put_back(new, before)
-        self._keep(new, this.number + 1)
+        self._keep(new, this.record.server_round + 1)
         if self.average is not None:
             self.average.add(self.downlink.weights)
 

@@ -33,8 +33,9 @@ class StreamClient(ElasticClient):
     """Takes part in rounds with the samples of a stream, beside the learner of that stream.
 
     In each round the global model is joined with the model that the learner saved, and trained within the budget on
-    samples of the store; the changes are sent. The joined model is left for the learner, which takes it up at its
-    next sample if it is no worse. Learner and rounds may be different processes: they share only the state folder.
+    samples of the store; the changes are sent. The joined model is left for the learner, with as much of each
+    tensor's change in training as the tensor was the device's own; the learner takes it up at its next sample if it
+    is no worse. Learner and rounds may be different processes: they share only the state folder.
 
     If the fleet has a cut, everything below it is the federation's, and only what lies above is joined. Features
     there are kept as long as the store has their samples. A learner with latent replay can take part if its frozen
@@ -62,11 +63,6 @@ class StreamClient(ElasticClient):
         How many rows of a batch come out of the store; by default half of 32.
     steps : int
         Training steps of a round, if the budget pays for them.
-    left : {"by_share", "joined", "trained"}
-        The model that is left for the learner. ``joined``: the joined model before the round's training.
-        ``trained``: the one after it. ``by_share``: of each tensor's change in training, the share that was the
-        device's own; training on few samples of one device makes the federation's part worse, because nobody
-        averages it.
     prepare, seed
         As in the learner.
     **settings
@@ -101,7 +97,6 @@ class StreamClient(ElasticClient):
         loss_fn: LossFn = classification_loss,
         replay: Replay | None = None,
         steps: int = 20,
-        left: str = "by_share",
         prepare: Prepare = as_floats,
         seed: int = 0,
         **settings: Any,
@@ -124,7 +119,7 @@ class StreamClient(ElasticClient):
             )
         self._settings = StreamSettings(
             folder, layout, known, loss_fn, shares_to_try(joining), replay or Replay(),
-            steps, seed, left,
+            steps, seed,
         )  # fmt: skip
 
     def forget(self, ids: Iterable[int]) -> None:

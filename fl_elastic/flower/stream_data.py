@@ -23,9 +23,8 @@ from fl_elastic.groups import Batch, LossFn
 from fl_elastic.losses import squared_outputs
 from fl_elastic.streaming.labelled_weights import LabelledWeights, Shares, joined, kept, overlaid
 from fl_elastic.streaming.round_inbox import RoundChange, RoundInbox, change_between
-from fl_elastic.streaming.saved_learner import SavedLearner
+from fl_elastic.streaming.saved_learner import SavedLearner, StreamPosition
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.training import ElasticTrainer, FitReport
 from fl_elastic.update import Manifest, PartialUpdate, load_weights
 
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-LEFT = ("by_share", "joined", "trained")
-"""Values of ``left``: what is left for the learner, see `fl_elastic.flower.StreamClient`."""
 JOININGS = {"measured": (0.5, 0.0, 0.25, 0.75, 1.0), "replace": (1.0,)}
 """Candidate shares by name: five to try, or the whole of the federation's model, as in federated averaging."""
 
@@ -58,7 +55,7 @@ class StreamSettings:
         Loss of outputs and class indices.
     shares : tuple of float
         Shares of the server's model to try.
-    replay, steps, seed, left
+    replay, steps, seed
         See `fl_elastic.flower.StreamClient`.
     """
 
@@ -70,13 +67,10 @@ class StreamSettings:
     replay: Replay
     steps: int
     seed: int
-    left: str
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise StreamError(f"{self.steps} steps of a round mean nothing: give at least 1")
-        if self.left not in LEFT:
-            raise StreamError(f"left {self.left!r} is unknown: give {', '.join(LEFT)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,9 +257,7 @@ class StreamData(RoundData):
         begun, seen = self.joined, self.seen
         assert begun is not None
         trained = LabelledWeights.of(seen.classifier)
-        now = {"trained": trained, "joined": begun.model}.get(self.settings.left)
-        if now is None:
-            now = kept(begun.model, trained, begun.received, begun.shares)
+        now = kept(begun.model, trained, begun.received, begun.shares)
         new = tuple(label for label in now.labels if label not in seen.saved.labels)
         change = change_between(seen.saved, now)
         result = RoundChange(uuid.uuid4().hex, seen.rounds.last, change, new)

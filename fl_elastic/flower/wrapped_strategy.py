@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import (
@@ -30,10 +33,10 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
-from fl_elastic.errors import CheckpointError, ElasticError, SettingError
-from fl_elastic.flower.completed_metrics import completed_metrics, mean_metrics
+from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
 from fl_elastic.flower.round import Round, one_line
-from fl_elastic.flower.strategy_parameters import parameters_of
+from fl_elastic.update import Manifest, PartialUpdate
+from fl_elastic.update.manifest import Role, Weights
 
 # Wording of the log lines of Flower's strategies.
 _RECEIVED = "%s: Received %s results and %s failures"
@@ -49,6 +52,8 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
+# Names that the metrics of a round's clients may have together.
+_METRICS = 512
 _LOG = logging.getLogger("fl_elastic")
 
 Configure: TypeAlias = Callable[..., Iterable[Message]]
@@ -187,8 +192,8 @@ def chosen_messages(
     arrays: ArrayRecord,
     config: ConfigRecord,
     grid: Grid,
-) -> list[Message]:
-    """Return the messages that a method of the strategy makes for a round, one to each client that it chooses."""
+) -> dict[int, Message]:
+    """Return by node the messages that a method of the strategy makes for a round, one for each client."""
     # By position, as Flower does: a strategy of a user may have other names for its arguments.
     messages = list(configure(server_round, arrays, config, grid))
     _refuse_other_contents(inner, messages, arrays)
@@ -198,7 +203,7 @@ def chosen_messages(
     first: dict[int, Message] = {}
     for message in messages:
         first.setdefault(message.metadata.dst_node_id, message)
-    return list(first.values())
+    return first
 
 
 def _refuse_other_contents(
@@ -316,7 +321,7 @@ def handed_on(
         return None, None
     with counted_replies(len(this.usable)), metrics_of_all(inner, [] if each else metrics):
         try:
-            return inner.aggregate_train(this.number, [*usable, *this.failed])
+            return inner.aggregate_train(this.record.server_round, [*usable, *this.failed])
         except (ValueError, KeyError, AggregationError) as error:
             if isinstance(error, ElasticError) or each or not _is_flowers(inner.aggregate_train):
                 raise
@@ -334,5 +339,111 @@ def _for_all(
     For a strategy that returns the mean unchanged, one tensor stands for all of them.
     """
     most = 1 if takes_the_mean_as_it_is(inner) else None
-    arrays = parameters_of(merged, this.manifest, most)
+    arrays = parameters_of(merged, this.mean.manifest, most)
     return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})
+
+
+def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
+    """Give every client all metrics that any client sent, because Flower ends the run over unequal keys.
+
+    A client without a metric gets the weighted mean over those that sent it, so that the weighted mean over all
+    clients does not change. Every client also gets NAME-clients, the number of clients that sent it. Of more than
+    512 names, those that most clients sent are kept.
+
+    Examples
+    --------
+    >>> sent = [{"n": 2, "map": 0.25}, {"n": 2, "map": 0.75}, {"n": 4}]
+    >>> found = completed_metrics([RecordDict({"metrics": MetricRecord(each)}) for each in sent], "n")
+    >>> sorted(found[2]["metrics"].items())
+    [('map', 0.5), ('map-clients', 2), ('n', 4)]
+    """
+    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    having = Counter(name for record in records for name in record)
+    ranked = sorted(having, key=lambda name: -having[name])
+    if len(ranked) > _METRICS:
+        _LOG.warning(
+            "%s metrics that few clients sent are left out, as %s",
+            len(ranked) - _METRICS, one_line(", ".join(ranked[_METRICS:][:3])),
+        )  # fmt: skip
+    filled: dict[str, Any] = {}
+    for name in ranked[:_METRICS]:
+        if having[name] < len(records):
+            sent = [(record[weighted_by], record[name]) for record in records if name in record]
+            total = sum(weight for weight, _ in sent)
+            filled[name] = sum(weight * value for weight, value in sent) / total
+            if f"{name}-clients" not in having:
+                filled[f"{name}-clients"] = having[name]
+    kept = {*ranked[:_METRICS], *filled}
+    return [
+        RecordDict(
+            {"metrics": MetricRecord({k: v for k, v in (filled | record).items() if k in kept})}
+        )
+        for record in records
+    ]
+
+
+def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Return the weighted mean of metrics that all records have, with the summed weight."""
+    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
+    total = sum(record[weighted_by] for record in records)
+    names = [name for name in records[0] if name != weighted_by]
+    means = {
+        name: sum(record[weighted_by] * record[name] for record in records) / total
+        for name in names
+    }
+    return MetricRecord({**means, weighted_by: total})
+
+
+def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:
+    """Return the parameters, which are all that an inner strategy may see; only the first ``most`` if given."""
+    names = [name for name in manifest.names if manifest.role(name) is Role.PARAMETER]
+    return ArrayRecord({name: _as_vector(weights[name]) for name in names[:most]})
+
+
+def completed(update: PartialUpdate, weights: Weights, manifest: Manifest) -> ArrayRecord:
+    """Return all parameters of one client, with the global value of those that it did not train.
+
+    Raises
+    ------
+    UpdateError
+        If the update changes nothing: a change of norm 0 cannot be clipped.
+    """
+    arrays = {
+        name: np.asarray(weights[name] + update.deltas.get(name, 0.0), manifest.array_dtype(name))
+        for name in manifest.names
+        if manifest.role(name) is Role.PARAMETER
+    }
+    # Flower divides by the norm of the change.
+    if all(np.array_equal(array, weights[name]) for name, array in arrays.items()):
+        raise UpdateError("it changes nothing, and a change of norm 0 cannot be clipped")
+    return ArrayRecord({name: _as_vector(each) for name, each in arrays.items()})
+
+
+def whole_model(
+    parameters: ArrayRecord, others: Weights, manifest: Manifest
+) -> dict[str, NDArray[Any]]:
+    """Combine the inner strategy's parameters with statistics and counters, in the manifest's dtypes.
+
+    Raises
+    ------
+    UpdateError
+        If a parameter has another size.
+    """
+    whole = {}
+    for name in manifest.names:
+        array = parameters[name].numpy() if name in parameters else others[name]
+        if array.size != math.prod(manifest.shape(name)):
+            raise UpdateError(
+                f"the inner strategy gives {name!r} the shape {array.shape}, the model has {manifest.shape(name)}: "
+                "what it keeps from round to round, or its checkpoint, is of another model"
+            )
+        whole[name] = np.asarray(array, manifest.array_dtype(name)).reshape(manifest.shape(name))
+    return whole
+
+
+def _as_vector(array: NDArray[Any]) -> Array:
+    """Add a dimension to a zero-dimensional tensor, which Flower's clipping and optimisers would lose.
+
+    numpy turns sums of such arrays into plain scalars, which in-place operations then do not change.
+    """
+    return Array(np.atleast_1d(array))

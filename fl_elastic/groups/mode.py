@@ -113,7 +113,7 @@ class Mode:
 
     def trains(self, group: TensorGroup) -> tuple[str, ...]:
         """Return the names of the parameters of ``group`` that this mode trains, whole or in part."""
-        if self.kind == "frozen":
+        if self.is_frozen:
             return ()
         return group.vectors() if self.kind == "bias" else group.parameters
 

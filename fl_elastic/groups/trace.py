@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError
-from fl_elastic.groups.calls import Call, recorded_calls
-from fl_elastic.groups.cuts import find_blocks, find_cuts
+from fl_elastic.groups.cuts import Call, find_blocks, find_cuts, recorded_calls
 from fl_elastic.groups.forward import Batch, LossFn
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import UNUSED, BackwardGraph, BackwardNode, GroupKind, TensorGroup

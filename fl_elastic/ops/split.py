@@ -17,7 +17,7 @@ from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import spared_group_norms
 from fl_elastic.groups.untouched import RngState
-from fl_elastic.ops.folding import fold, foldable_pairs
+from fl_elastic.ops.inference import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
 from fl_elastic.registry import first_line
 

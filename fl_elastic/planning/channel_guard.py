@@ -1,6 +1,6 @@
 """Keeps the channels that a plan does not train unchanged, whatever momentum and weight decay do.
 
-`fl_elastic.training.still_parameters` keeps whole parameters.
+`fl_elastic.training.apply_plan` keeps whole parameters.
 """
 
 from __future__ import annotations

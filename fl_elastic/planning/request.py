@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, too_much_to_send
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.groups.mode import sent_bytes
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.sending import too_much_to_send
 from fl_elastic.planning.step_transform import StepCase, StepTransform
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import mask_bytes, step_memory
@@ -88,6 +87,10 @@ class PolicyMemory:
         return self if self.owner == owner else PolicyMemory(owner)
 
 
+NO_MEMORY = PolicyMemory()
+"""Memory of a policy before its first fit."""
+
+
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
     """Everything that a policy may look at.
@@ -111,7 +114,7 @@ class PlanRequest:
     reachable : int, optional
         Number of groups, from the loss on, that may be trained; None for all.
     sending_seconds_per_byte : float
-        Seconds per step that sending one byte takes, see `with_sending`.
+        Seconds per step that sending one byte takes, see `CostProfile.with_sending`.
     generator : numpy.random.Generator
         The only source of randomness.
     memory : PolicyMemory
@@ -128,7 +131,7 @@ class PlanRequest:
     reachable: int | None = None
     sending_seconds_per_byte: float = 0.0
     generator: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
-    memory: PolicyMemory = field(default_factory=PolicyMemory)
+    memory: PolicyMemory = NO_MEMORY
 
     @property
     def allowed_step_seconds(self) -> float:

@@ -27,8 +27,12 @@ from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
 from fl_elastic.profiling.memory import trial_bytes
 from fl_elastic.profiling.modes import convolution_module
-from fl_elastic.profiling.node_timer import TracedEdges, saved_bytes_by_node, time_nodes
-from fl_elastic.profiling.own_checkpoints import saved_by_step
+from fl_elastic.profiling.node_timer import (
+    TracedEdges,
+    saved_by_step,
+    saved_bytes_by_node,
+    time_nodes,
+)
 from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.prefix import measure_prefix
 from fl_elastic.profiling.profile import (

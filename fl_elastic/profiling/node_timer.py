@@ -1,22 +1,31 @@
-"""Time every node of a backward pass by hooks on autograd's nodes."""
+"""Time every node of a backward pass, and see what it keeps, by hooks on autograd's nodes."""
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_elastic.errors import TrainingError
+from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import dense_parts
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.torch_private import CheckpointedPart, mark_of, next_number, number_of
-from fl_elastic.groups.trace import Trace
+from fl_elastic.groups.torch_private import (
+    CheckpointedPart,
+    checkpointed_parts,
+    mark_of,
+    next_number,
+    number_of,
+)
+from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.profiling.clock import Clock
+from fl_elastic.profiling.part import part_of
 from fl_elastic.profiling.profile import SavedTensors, Seconds
 
 _FEW = 64
@@ -308,3 +317,39 @@ def _shallowest_groups(graph: BackwardGraph) -> list[int]:
         own = len(graph.groups) if node.group is None else node.group
         shallowest[index] = min([own, *below])
     return shallowest
+
+
+def saved_by_step(
+    run_forward: Callable[[], Trace], model: nn.Module, loss_fn: LossFn, batch: Batch
+) -> SavedTensors:
+    """Return which tensors each node keeps; recomputed parts count with what they keep while they run again.
+
+    All such parts are counted as if they ran again at the same time, because the graph does not show when they do;
+    so a step never takes more than stated. They are examined on a small part of the batch, because the whole batch
+    may not fit without recomputation.
+
+    Parameters
+    ----------
+    run_forward : callable
+        Runs a forward pass on ``batch``.
+    model, loss_fn, batch
+        The model, loss and batch of the training.
+    """
+    with checkpointed_parts(left_out=False) as parts:
+        saved = saved_tensors(run_forward, model)
+    if not parts:
+        return saved
+    few, scale = part_of(batch)
+    try:
+        saved = _without_checkpoints(model, loss_fn, few)
+    except TrainingError:
+        if few is batch:
+            raise
+        # For example if time comes first, and there are as many time steps as examples.
+        saved, scale = _without_checkpoints(model, loss_fn, batch), 1.0
+    return replace(saved, tensor_bytes=saved.tensor_bytes * scale)
+
+
+def _without_checkpoints(model: nn.Module, loss_fn: LossFn, batch: Batch) -> SavedTensors:
+    with checkpointed_parts(left_out=True) as parts:
+        return saved_tensors(lambda: trace_step(model, loss_fn, batch), model, parts)

@@ -23,6 +23,7 @@ from fl_elastic.optimizers import OptimizerFn, made_by
 
 # Settings of optimisers that change no costs, whatever their value.
 _NEVER_OFF = ("lr", "initial_lr", "eps", "alpha")
+_GRADIENT_BYTES = 4.0
 Seconds: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
@@ -258,6 +259,30 @@ class CostProfile:
 
     def __len__(self) -> int:
         return len(self.graph.groups)
+
+    def accumulated(self, batches: int) -> CostProfile:
+        """Return the cost per batch if the optimiser steps once every ``batches`` batches.
+
+        The optimiser's time is spread over them; gradients are held beside the next batch's activations.
+        """
+        if batches == 1:
+            return self
+        return replace(
+            self,
+            optimizer_seconds=self.optimizer_seconds / batches,
+            optimizer_bytes_per_weight=self.optimizer_bytes_per_weight + _GRADIENT_BYTES,
+        )
+
+    def with_sending(self, seconds_per_byte: float) -> CostProfile:
+        """Return the costs with the sending of each group added to the cost of training it.
+
+        Spread over the round's steps, sending is one more linear cost of a group, so the same knapsack weighs a
+        second of sending against a second of computing.
+        """
+        if seconds_per_byte == 0:
+            return self
+        sending = seconds_per_byte * self.sent_bytes
+        return replace(self, optimizer_seconds=self.optimizer_seconds + sending)
 
     @property
     def group_names(self) -> tuple[str, ...]:

@@ -1,14 +1,12 @@
 """Continual adaptation: a device that learns from its own stream."""
 
-from fl_elastic.streaming.closed_form_options import ClosedForm
+from fl_elastic.streaming.arrivals import Observation
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector
 from fl_elastic.streaming.guard import Guard
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner import StreamLearner
-from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.streaming.stream_options import Replay, StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import ClosedForm, Replay, StreamOptions, Trigger
 
 __all__ = [
     "DRIFT_DETECTORS",

@@ -13,14 +13,46 @@ from fl_elastic.errors import StreamError
 from fl_elastic.streaming.body import Look
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.intake import Refused, checked_batch, checked_sample
-from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.sources import SourcePosition
 
 # Sender names that are kept.
 _NAMES = 1000
 
 # Most samples of one forward pass: a larger batch only needs more memory.
 _TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The result for one sample, or for its label.
+
+    Parameters
+    ----------
+    prediction : int or None
+        Label predicted before the model learned from the sample; None if no class was known or the sample was
+        refused.
+    correct : bool or None
+        Whether the prediction was right; None without a label.
+    drift, adapted, rolled_back : bool
+        Whether the sample led to a drift, to an adaptation, or to one that was undone.
+    sample_id : int or None
+        Id for giving the label later; None if the sample was refused, or would be lost if the process were killed,
+        or was no longer in the store when its label came, so that its prediction counts and nothing is learned.
+    again : bool
+        Whether the sample was known already by its sender's name; it is not counted again, but its label is given
+        to it.
+    refused : str
+        Reason for refusing it; empty if it was accepted.
+    """
+
+    prediction: int | None = None
+    correct: bool | None = None
+    drift: bool = False
+    adapted: bool = False
+    rolled_back: bool = False
+    sample_id: int | None = None
+    again: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, eq=False)

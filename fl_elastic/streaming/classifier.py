@@ -15,11 +15,10 @@ from fl_elastic.errors import ElasticError, ModelError, StreamDataError, Trainin
 from fl_elastic.groups import LossFn
 from fl_elastic.groups.forward import call_model, one_number
 from fl_elastic.registry import first_line
-from fl_elastic.streaming.body import Body, Look, Prepare, WholeModel, scores_of
+from fl_elastic.streaming.body import Body, LastLayerBody, Look, Prepare, WholeModel, scores_of
 from fl_elastic.streaming.growing_head import ClassMap, grow_head, head_name
 from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.intake import Refused
-from fl_elastic.streaming.last_layer_body import LastLayerBody
 from fl_elastic.streaming.latent import Latent, UpperPart
 from fl_elastic.update import Manifest, load_weights, weights_of
 

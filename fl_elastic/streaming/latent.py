@@ -19,7 +19,7 @@ from fl_elastic.groups.trainable import forget_flags, note_flags
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.split import SplitModel
 from fl_elastic.streaming.body import Look, Prepare, Upper, as_floats, scores_of
-from fl_elastic.training.features_fingerprint import fingerprint
+from fl_elastic.training.feature_codec import fingerprint
 
 
 @dataclass(frozen=True)

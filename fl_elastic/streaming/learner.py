@@ -19,10 +19,9 @@ from fl_elastic.groups import LossFn
 from fl_elastic.losses import classification_loss
 from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Policy
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, SenderIds, noted_arrivals
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, Observation, SenderIds, noted_arrivals
 from fl_elastic.streaming.body import Prepare, as_floats
 from fl_elastic.streaming.classifier import Classifier, ClassifierState
-from fl_elastic.streaming.closed_form_options import ClosedForm
 from fl_elastic.streaming.dampening import Forgotten
 from fl_elastic.streaming.drift import DRIFT_DETECTORS, DriftDetector, DriftMemory
 from fl_elastic.streaming.guard import Guard
@@ -30,18 +29,16 @@ from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.latent import Latent
 from fl_elastic.streaming.learner_state import LearnerState, StateFolder
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule
-from fl_elastic.streaming.observation import Observation
 from fl_elastic.streaming.prequential import NO_SUCH_SAMPLE, Prequential
 from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.solved_head import SolvedHead
-from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.sources import SourcePosition
 from fl_elastic.streaming.step_training import StepTraining
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_memory import StreamMemory
-from fl_elastic.streaming.stream_options import Replay, StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import ClosedForm, Replay, StreamOptions, Trigger
 from fl_elastic.streaming.write_ahead import WriteAhead, log_bytes
-from fl_elastic.training.arguments import check_parts
+from fl_elastic.training.options import check_parts
 
 _LOG = logging.getLogger("fl_elastic")
 

@@ -28,11 +28,10 @@ from fl_elastic.state.archive import Kind, read_archive
 from fl_elastic.state.codec import from_archive, write_state
 from fl_elastic.state.files import only_one, remove_leftovers
 from fl_elastic.streaming.classifier import ClassifierState
+from fl_elastic.streaming.guard import RecentSamples
 from fl_elastic.streaming.learning_rule import Adaptation, RuleState
-from fl_elastic.streaming.progress import Progress
+from fl_elastic.streaming.progress import Progress, StreamRecord
 from fl_elastic.streaming.quarantine import quarantine
-from fl_elastic.streaming.recent import RecentSamples
-from fl_elastic.streaming.record import StreamRecord
 from fl_elastic.streaming.round_inbox import RoundsTaken
 
 _LOG = logging.getLogger("fl_elastic")

@@ -9,17 +9,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fl_elastic.given import whole
-from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, SenderIds
+from fl_elastic.streaming.arrivals import Arrivals, Arrived, LookAhead, Observation, SenderIds
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.drift import DriftMemory
 from fl_elastic.streaming.event_log import Event
 from fl_elastic.streaming.guard import Row
 from fl_elastic.streaming.intake import Refused, checked_label
 from fl_elastic.streaming.learning_rule import LearningRule
-from fl_elastic.streaming.observation import Observation
-from fl_elastic.streaming.progress import Progress
-from fl_elastic.streaming.record import StreamRecord
-from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.progress import Progress, StreamRecord
+from fl_elastic.streaming.sources import SourcePosition
 from fl_elastic.streaming.stream_memory import StreamMemory
 
 _LOG = logging.getLogger("fl_elastic")

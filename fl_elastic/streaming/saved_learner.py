@@ -18,9 +18,11 @@ from torch import nn
 from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.running_sums import RunningSums
-from fl_elastic.errors import StoreError, StreamError
+from fl_elastic.errors import ArchiveError, StoreError, StreamError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.untouched import preserved_rng
+from fl_elastic.state.archive import Kind
+from fl_elastic.state.codec import read_state, write_state
 from fl_elastic.streaming.body import Body, Prepare, Upper
 from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.growing_head import head_name
@@ -34,11 +36,11 @@ from fl_elastic.streaming.round_inbox import RoundsTaken
 from fl_elastic.streaming.solved_head_state import saved_sums
 from fl_elastic.streaming.store.sample_store import SampleStore, settings_of
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic.streaming.stream_position import StreamPosition
 from fl_elastic.streaming.write_ahead import labelled_since
 from fl_elastic.training.sums_size import held_out
 
-_STORE = "samples.db"
+_STORE, _POSITION = "samples.db", "position.state"
+_POSITION_KIND = Kind("fl_elastic.stream_position")
 _NEWEST = 512
 _ROOM = 16 * 2**20
 # A smaller share of the examples is taken for rounding error.
@@ -320,3 +322,36 @@ def _with_outputs(model: nn.Module, outputs: int | None) -> nn.Module:
             shorter = nn.Linear(layer.in_features, outputs, bias=layer.bias is not None)
         setattr(made.get_submodule(parent), own, shorter.to(layer.weight).train(layer.training))
     return made
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """How far a stream had been read at the last round; later samples are new to the federation.
+
+    Parameters
+    ----------
+    observed, labelled, drifts : int
+        Counters of `Progress`.
+    newest : int
+        Number of the newest sample, which is its id in the store.
+    rounds : int
+        Number of rounds so far.
+    """
+
+    observed: int = 0
+    labelled: int = 0
+    drifts: int = 0
+    newest: int = 0
+    rounds: int = 0
+
+    @classmethod
+    def load(cls, folder: Path) -> StreamPosition:
+        """Return the position saved in a learner's folder; the beginning of the stream if none can be read."""
+        try:
+            return read_state(cls, folder / _POSITION, _POSITION_KIND)
+        except (OSError, ArchiveError):
+            return cls()
+
+    def save(self, folder: Path) -> None:
+        """Save it in a learner's folder; OSError if the disk does not take it."""
+        write_state(folder / _POSITION, _POSITION_KIND, self)

@@ -18,7 +18,6 @@ from fl_elastic.closed_form.running_sums import RunningSums
 from fl_elastic.errors import StreamDataError, StreamError, UpdateError
 from fl_elastic.readout.readout_module import Readout
 from fl_elastic.streaming.classifier import Classifier
-from fl_elastic.streaming.closed_form_options import ClosedForm
 from fl_elastic.streaming.growing_head import last_linear
 from fl_elastic.streaming.guard import Guard, Row, Score
 from fl_elastic.streaming.learning_rule import Adaptation, LearningRule, RuleState
@@ -27,6 +26,7 @@ from fl_elastic.streaming.round_inbox import RoundChange
 from fl_elastic.streaming.solved_head_state import SolvedHeadState, sample_weights
 from fl_elastic.streaming.store.sample_store import SampleStore
 from fl_elastic.streaming.stream_memory import StreamMemory
+from fl_elastic.streaming.stream_options import ClosedForm
 
 # Number of stored samples from which the penalty is chosen.
 _HELD_OUT = 320

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from fl_elastic.streaming.event_log import IngestedSamples
 from fl_elastic.streaming.growing_head import ClassMap
-from fl_elastic.streaming.guard import Guard, Row
-from fl_elastic.streaming.ingested import IngestedSamples
-from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.guard import Guard, RecentSamples, Row
 from fl_elastic.streaming.replay_loader import Pool
-from fl_elastic.streaming.source_position import SourcePosition, with_position
+from fl_elastic.streaming.sources import SourcePosition, with_position
 from fl_elastic.streaming.store.changes import Change, Offer, Relabelled, Withdrawn
 from fl_elastic.streaming.store.sample_store import SampleStore
 

@@ -1,9 +1,11 @@
-"""Settings of a learner: what a batch holds, and what is rarely changed."""
+"""Settings of a learner: what a batch holds, when it adapts, its head in closed form, and rarely changed ones."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import StreamError
 from fl_elastic.given import is_real, whole
 from fl_elastic.training import TrainerOptions
@@ -79,3 +81,84 @@ class StreamOptions:
                 raise StreamError(f"{name} {getattr(self, name)} must be at least 1")
         if self.save_every < 0:
             raise StreamError(f"save_every {self.save_every} must not be negative")
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """Adapt after a number of labelled samples, and after a drift.
+
+    Parameters
+    ----------
+    samples : int, optional
+        Labelled samples from one adaptation to the next; None to adapt after drifts only.
+    after_drift : int, optional
+        Labelled samples to wait for after a drift; None to ignore drifts.
+
+    Examples
+    --------
+    >>> Trigger(100).due(samples=40, since_drift=None), Trigger(100).due(samples=40, since_drift=32)
+    (False, True)
+    """
+
+    samples: int | None = 50
+    after_drift: int | None = 32
+
+    def __post_init__(self) -> None:
+        if self.samples is not None and (whole(self.samples) or 0) < 1:
+            raise StreamError(
+                f"{self.samples!r} samples between adaptations is invalid: give a whole number, at least 1"
+            )
+        after = whole(self.after_drift)
+        if self.after_drift is not None and (after is None or after < 0):
+            raise StreamError(
+                f"{self.after_drift!r} samples after a drift is invalid: give a whole number from 0"
+            )
+
+    def due(self, samples: int, since_drift: int | None) -> bool:
+        """Return whether to adapt now.
+
+        Parameters
+        ----------
+        samples : int
+            Labelled samples since the last adaptation.
+        since_drift : int or None
+            Labelled samples since a drift that no adaptation has followed yet; None if there is none.
+        """
+        if self.samples is not None and samples >= self.samples:
+            return True
+        if self.after_drift is None or since_drift is None:
+            return False
+        return since_drift >= self.after_drift
+
+
+@dataclass(frozen=True, eq=False)
+class ClosedForm:
+    """Settings of a head in closed form that learns from a stream.
+
+    It reads the input of the model's last layer. For a head that reads elsewhere, give the learner the model that
+    `fl_elastic.training.read_out.readout_of` makes.
+
+    Parameters
+    ----------
+    remember : float, optional
+        A sample's weight falls to 1/e of a new one's after this many further samples. By default all samples have
+        equal weight, so that no order of classes makes the head forget one; 1,000 to 3,000 suit streams whose
+        classes change.
+    before : HeadSums, optional
+        Sums from before the stream, as `fl_elastic.training.head_pass` computes them locally, or from a server.
+        They have one column per label in ``classes`` of the learner, in order.
+
+    Examples
+    --------
+    >>> ClosedForm(remember=1000).remember
+    1000
+    """
+
+    remember: float | None = None
+    before: HeadSums | None = None
+
+    def __post_init__(self) -> None:
+        if self.remember is not None and not 1 <= self.remember < math.inf:
+            raise StreamError(
+                f"remember {self.remember} is invalid: give a number of samples, at least 1, or None for all"
+            )

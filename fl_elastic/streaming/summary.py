@@ -7,7 +7,7 @@ from typing import Any
 
 from fl_elastic.environment import environment
 from fl_elastic.streaming.learner import StreamLearner
-from fl_elastic.streaming.record import label_name
+from fl_elastic.streaming.progress import label_name
 
 FORMAT = "fl_elastic.stream_summary"
 

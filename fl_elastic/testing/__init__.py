@@ -8,9 +8,8 @@ a rule is broken. With pytest::
         check(MyPolicy)
 """
 
-from fl_elastic.testing.channel_scores import channel_score_checks
 from fl_elastic.testing.codecs import codec_checks
-from fl_elastic.testing.importances import importance_checks
+from fl_elastic.testing.importances import channel_score_checks, importance_checks
 from fl_elastic.testing.policies import policy_checks
 from fl_elastic.testing.poolings import pooling_checks
 from fl_elastic.testing.profiles import made_up_profile

@@ -1,4 +1,4 @@
-"""Make a model train by a plan, and leave it as it was before."""
+"""Make a model train by a plan: what it does not train is held still, and the model is as before afterwards."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.torch_private import (
+    NormWithStatistics,
     has_hooks,
     spared_group_norms,
     uncompiled,
 )
-from fl_elastic.groups.trainable import flags_kept
+from fl_elastic.groups.trainable import flags_kept, trainable
+from fl_elastic.optimizers import moves_by_gradient
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import StepGuard
-from fl_elastic.training.frozen_norms import frozen_norms, held_in_eval
-from fl_elastic.training.still_parameters import StillThroughSteps
 
 
 @contextmanager
@@ -174,3 +174,111 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
                 parameter.grad = None
         with held_in_eval(model, frozen_norms(model, trained)), spared_group_norms(model):
             yield
+
+
+class StillThroughSteps:
+    """Keeps what a plan does not train unchanged, bit by bit, through the steps of any optimiser.
+
+    Torch's own optimisers do not move a parameter without a gradient. Others may treat a missing gradient as zeros,
+    so that momentum and decay move the parameter, or may follow other rules: then values are copied before each
+    step and put back after it.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model in training.
+    plan : Plan
+        The plan it is trained by.
+    optimizer : torch optimiser
+        The optimiser that takes the steps.
+
+    Attributes
+    ----------
+    anything_moves : bool
+        Whether a step may move a parameter without a gradient.
+    still : list of Parameter
+        Parameters that are put back: those that the optimiser drives or may know. Parameters that the owner froze
+        are not among them.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        trained = {id(model.get_parameter(name)) for name in plan.trained_parameters}
+        self.anything_moves = not moves_by_gradient(optimizer)
+        driven = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.still = [
+            each
+            for each in (model.parameters() if self.anything_moves else ())
+            if id(each) not in trained and (id(each) in driven or trainable(each))
+        ]
+        self._values: list[Tensor] = []
+        self._within = 0
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Copy what must stay, before a step; nested steps, as of a derived class, share one copy."""
+        if not self._within:
+            self._values = [each.detach().clone() for each in self.still]
+        self._within += 1
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Put back what a step has moved, and drop its gradient."""
+        for parameter, value in zip(self.still, self._values, strict=True):
+            if not torch.equal(parameter, value):
+                parameter.copy_(value)
+            parameter.grad = None
+        self._within -= 1
+        if not self._within:
+            self._values = []
+
+
+def frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:
+    """Return the norms with running statistics of which no parameter's name is in ``trained``."""
+    norms: list[nn.Module] = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, NormWithStatistics):
+            own = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters()]
+            if own and not any(name in trained for name in own):
+                norms.append(module)
+    return norms
+
+
+@contextmanager
+def held_in_eval(model: nn.Module, norms: Sequence[nn.Module] | None = None) -> Iterator[None]:
+    """Run norms with their present statistics inside the block, also after ``model.train()``; restore all modes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model whose modes are restored.
+    norms : sequence of nn.Module, optional
+        The norms to hold; by default all that have statistics.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    if norms is None:
+        norms = [each for each in model.modules() if isinstance(each, NormWithStatistics)]
+    before = [(norm, norm.__dict__.get("train")) for norm in norms]
+    for norm in norms:
+        norm.eval()
+        # An instance attribute shadows the method, so that model.train() does not change this module.
+        norm.__dict__["train"] = _StaysInEval(norm)
+    try:
+        yield
+    finally:
+        for norm, shadow in before:
+            norm.__dict__.pop("train", None)
+            if shadow is not None:
+                norm.__dict__["train"] = shadow
+        for module, mode in modes:
+            module.training = mode
+
+
+class _StaysInEval:
+    """Replaces the ``train`` method of a norm by one that does nothing."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        del mode
+        return self._norm

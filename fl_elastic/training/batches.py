@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
-
-from torch import Tensor
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch
@@ -23,13 +21,11 @@ from fl_elastic.training.loader import (
     READ_ONCE,
     LoaderSize,
     check_rereadable,
-    first_batches,
     loader_size,
     says_its_length,
 )
 
 _LOG = logging.getLogger("fl_elastic")
-Judge = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +50,6 @@ class FitBatches:
         Number of batches in all passes.
     distinct_examples : int
         Number of different examples: a stream has more samples than it draws for an epoch.
-    judge : callable, optional
-        Told what the model gets right in each batch, for a sampler that depends on it.
     loading_seconds : float, optional
         Expected time to read a batch; None if reading does not count towards the budget.
     """
@@ -68,7 +62,6 @@ class FitBatches:
     shape: tuple[int, ...]
     requested_steps: int
     distinct_examples: int
-    judge: Judge | None
     loading_seconds: float | None
 
     @classmethod
@@ -110,14 +103,7 @@ class FitBatches:
         if deadline is None and not says_its_length(loader):
             # Before reading for training begins, so that its worker processes do not compete with this count.
             size = loader_size(loader, None, counter)
-        # A sampler that depends on what the model gets right; of a DataLoader, or the loader itself.
-        drawn = getattr(loader, "batch_sampler", None)
-        judge = getattr(loader, "judge", None) or getattr(drawn, "judge", None)
-        if judge is None:
-            first = passes.first(count)
-        else:
-            # Such a sampler is told the result on each batch before it draws the next one.
-            first = first_batches(loader, count, device, counter)
+        first = passes.first(count)
         loading = (clock() - began) / len(first) if timed else None
         shape = batch_shape(first[0])
         if size is None:
@@ -127,9 +113,7 @@ class FitBatches:
             raise TrainingError(READ_ONCE)
         steps = size.batches * epochs
         distinct = max(size.examples, getattr(loader, "distinct_examples", 0))
-        return cls(
-            loader, epochs, passes, size, first, shape, steps, distinct, judge, loading
-        )  # fmt: skip
+        return cls(loader, epochs, passes, size, first, shape, steps, distinct, loading)
 
     def counted(self) -> int:
         """Return the number of examples in a pass, after the fit; warn if the loader's length was too small."""

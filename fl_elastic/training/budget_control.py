@@ -47,6 +47,8 @@ class BudgetControl:
     ----------
     planning_seconds : float
         Time that making a plan takes. A new plan is made only if it saves several times as much.
+    full_ratio : float or None
+        Median of the timed full steps over the cost profile's full step; None if none was timed.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class BudgetControl:
         self.correction = 1.0
         self.corrected = False
         self.drift = 1.0
+        self.full_ratio: float | None = None
         self.spent = 0.0
         self.predicted = 0.0
         self.steps = 0
@@ -154,7 +157,7 @@ class BudgetControl:
         # A clock too coarse to see the step gives no information: assume no drift.
         self._references.append(ratio if ratio > 0 else 1.0)
         # Of two, take the faster: disturbances only make a step longer.
-        self.drift = statistics.median_low(self._references)
+        self.full_ratio = self.drift = statistics.median_low(self._references)
 
     @property
     def _compares_with_full_steps(self) -> bool:
@@ -261,8 +264,3 @@ class BudgetControl:
     def recent_step_seconds(self) -> float:
         """Median of the last steps of the present plan, 0 before the first."""
         return statistics.median(self._recent) if self._recent else 0.0
-
-    @property
-    def full_ratio(self) -> float | None:
-        """Median of the timed full steps over the cost profile's full step; None if none was timed."""
-        return self.drift if self._references else None

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
 
-_GRADIENT_BYTES = 4.0
 _MOST_SCALE = 2.0
 _MOST_PASSES = 16
 
@@ -59,7 +58,8 @@ def costs_for(
             # In simulated time the deadline's seconds are another device's.
             deadline=budget.deadline if measured else None,
         )  # fmt: skip
-    profile = with_prefix(profile, model, batch, options)
+    if options.forward is not None:
+        profile = with_prefix(profile, model, batch, options.timing.clock)
     if not policy.needs.modes:
         return profile
     from fl_elastic.profiling.estimate import estimated_modes
@@ -67,33 +67,11 @@ def costs_for(
     return estimated_modes(profile, model, policy.needs.modes)
 
 
-def with_prefix(
-    profile: CostProfile, model: nn.Module, batch: Batch, options: TrainerOptions
-) -> CostProfile:
-    """Return the profile with the measured costs of a frozen prefix, if options ask for one and none are known."""
-    if options.forward is None or len(profile.cut_inference_seconds):
+def with_prefix(profile: CostProfile, model: nn.Module, batch: Batch, clock: str) -> CostProfile:
+    """Return the profile with the costs of a frozen prefix, measured by this clock if they are unknown."""
+    if len(profile.cut_inference_seconds):
         return profile
-    clock = clock_for(model_device(model), options.timing.clock)
-    return measure_prefix(profile, model, batch, clock, repeats=1)
-
-
-def accumulated(profile: CostProfile, batches: int) -> CostProfile:
-    """Return the cost per batch if the optimiser steps once every ``batches`` batches.
-
-    The optimiser's time is spread over them; accumulated gradients are held beside the next batch's activations.
-    """
-    if batches == 1:
-        return profile
-    return replace(
-        profile,
-        optimizer_seconds=profile.optimizer_seconds / batches,
-        optimizer_bytes_per_weight=profile.optimizer_bytes_per_weight + _GRADIENT_BYTES,
-    )
-
-
-def with_loading(profile: CostProfile, seconds: float) -> CostProfile:
-    """Return the cost of a batch including the time to read it, which no plan changes."""
-    return replace(profile, fixed_seconds=profile.fixed_seconds + seconds) if seconds else profile
+    return measure_prefix(profile, model, batch, clock_for(model_device(model), clock), repeats=1)
 
 
 def planned_with(
@@ -110,7 +88,7 @@ def planned_with(
 
 def lasting_costs(profile: CostProfile, options: TrainerOptions, examples: int) -> CostProfile:
     """Return the step costs of what may be trained, once the features of ``examples`` examples are kept."""
-    profile = accumulated(profile, options.accumulate)
+    profile = profile.accumulated(options.accumulate)
     above, forward = None, options.forward
     if options.part.cut:
         above = profile.graph.groups_above(options.part.cut)
@@ -140,7 +118,7 @@ def passes_above_cut(
     """
     if not options.part.cut:
         return 1
-    full = accumulated(profile, options.accumulate).full_step_seconds
+    full = profile.accumulated(options.accumulate).full_step_seconds
     above = lasting_costs(profile, options, examples).full_step_seconds
     return max(1, min(int(full / (speedup * above)), _MOST_PASSES))
 

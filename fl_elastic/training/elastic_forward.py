@@ -26,9 +26,8 @@ from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.prefix import StoreTerms
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.registry import first_line
-from fl_elastic.training.feature_codec import FeatureCodec
+from fl_elastic.training.feature_codec import FeatureCodec, fingerprint
 from fl_elastic.training.feature_store import FeatureStore
-from fl_elastic.training.features_fingerprint import fingerprint
 from fl_elastic.training.options import ForwardOptions
 from fl_elastic.training.report import ForwardReport
 

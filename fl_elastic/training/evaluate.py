@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,11 +98,6 @@ def evaluate(
     (None, {'mae': 0.0})
     """
     check_loader(loader)
-    modes = [(module, module.training) for module in model.modules()]
-    # A recurrent model may hold a state from batch to batch: it is used during the evaluation and restored
-    # afterwards.
-    held = Attributes.of(model)
-    model.eval()
     loss, over, examples = 0.0, 0.0, 0
     counter = example_counter(loss_fn, count_examples)
     right: int | None = 0
@@ -110,38 +105,33 @@ def evaluate(
     sums: defaultdict[str, float] = defaultdict(float)
     counts: defaultdict[str, int] = defaultdict(int)
     collected = _emptied(metrics_fn)
-    try:
-        with torch.no_grad():
-            for given, size, _ in counter.over(loader):
-                if not size:
-                    # The mean over no examples is not defined.
+    with evaluating(model):
+        for given, size, _ in counter.over(loader):
+            if not size:
+                # The mean over no examples is not defined.
+                continue
+            batch = to_device(as_pair(given), model_device(model))
+            with nullcontext() if running is None else running(batch):
+                outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
+            found = _right_examples(outputs, batch[1])
+            if found is not None:
+                found = found[~is_ignored(batch[1], counter.ignored)]
+                if not len(found):
                     continue
-                batch = to_device(as_pair(given), model_device(model))
-                with nullcontext() if running is None else running(batch):
-                    outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
-                found = right_examples(outputs, batch[1])
-                if found is not None:
-                    found = found[~is_ignored(batch[1], counter.ignored)]
-                    if not len(found):
-                        continue
-                counting = weight_in_mean(loss_fn, batch[1], size)
-                if not counting:
-                    continue
-                over += counting
-                loss += float(batch_loss) * (1 if is_summed(loss_fn) else counting)
-                right = None if right is None or found is None else right + int(found.sum())
-                judged += 0 if found is None else len(found)
-                if collected is not None:
-                    collected.update(outputs, batch[1])
-                elif metrics_fn is not None:
-                    for name, value in _numbers(metrics_fn(outputs, batch[1])).items():
-                        sums[name] += value * size
-                        counts[name] += size
-                examples += size
-    finally:
-        held.put_back()
-        for module, mode in modes:
-            module.training = mode
+            counting = weight_in_mean(loss_fn, batch[1], size)
+            if not counting:
+                continue
+            over += counting
+            loss += float(batch_loss) * (1 if is_summed(loss_fn) else counting)
+            right = None if right is None or found is None else right + int(found.sum())
+            judged += 0 if found is None else len(found)
+            if collected is not None:
+                collected.update(outputs, batch[1])
+            elif metrics_fn is not None:
+                for name, value in _numbers(metrics_fn(outputs, batch[1])).items():
+                    sums[name] += value * size
+                    counts[name] += size
+            examples += size
     if examples == 0:
         raise TrainingError(
             "the test loader gave no batch, or none with an example: check the client's data"
@@ -156,14 +146,32 @@ def evaluate(
     )
 
 
-def right_examples(outputs: object, targets: object) -> Tensor | None:
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Run a model in eval mode and without gradients inside the block; modes and held states are restored.
+
+    A recurrent model may hold a state from batch to batch: it is used inside the block, and put back afterwards.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    held = Attributes.of(model)
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        held.put_back()
+        for module, mode in modes:
+            module.training = mode
+
+
+def _right_examples(outputs: object, targets: object) -> Tensor | None:
     """Return for each example whether the class with the highest score is its target, shape (N,).
 
     None without class scores of shape (N, C) or class targets. The scores may be the ``logits`` of the outputs.
 
     Examples
     --------
-    >>> right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
+    >>> _right_examples(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).tolist()
     [True, False]
     """
     scores = scores_of(outputs)

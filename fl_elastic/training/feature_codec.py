@@ -1,14 +1,17 @@
-"""Features as stored numbers: 32, 16 or 8 bits each."""
+"""Features as stored numbers, of 32, 16 or 8 bits each, and a digest of the model that they are of."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_elastic.errors import SettingError
+from fl_elastic.groups.forward import tensor_bytes
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.uint8}
 # Largest error, as a share of an example's greatest value. A larger one means a value beyond the range of fp16.
@@ -18,6 +21,7 @@ _TOLERANCE = {"fp32": 1e-6, "fp16": 1e-3, "int8": 5e-3}
 _MOST_LOST = 1e-2
 # Each scale takes eight bytes: with fewer values per scale, rows would be hardly smaller than in fp16.
 _FEWEST_POSITIONS = 64
+_DIGEST = 16
 
 
 @dataclass(frozen=True)
@@ -117,3 +121,25 @@ class FeatureCodec:
 
 def _bytes_of(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.uint8)
+
+
+def fingerprint(
+    modules: Sequence[nn.Module], place: str, others: Iterable[tuple[str, Tensor]] = ()
+) -> bytes:
+    """Return a digest of what features depend on: tensors of ``modules``, other named ones, and the place."""
+    digest = hashlib.blake2b(place.encode(), digest_size=_DIGEST)
+    tensors = [each for module in modules for each in _tensors_of(module).items()]
+    for name, tensor in (*tensors, *others):
+        digest.update(name.encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.digest()
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a module computes with, including buffers that are not saved."""
+    saved = {
+        name: each
+        for name, each in module.state_dict(keep_vars=True).items()
+        if isinstance(each, Tensor)
+    }
+    return saved | dict(module.named_buffers())

@@ -94,8 +94,6 @@ class Fit:
         Seconds that reading the next step's batch took, if they count, and the usual time if it was read before.
     stayed_here : set of str
         Parameters that the forward pass has changed and that do not travel.
-    step_seconds, recent_seconds : float
-        Median time of a step: of all with a whole batch, and of the last ones by `plan`.
     """
 
     planner: Planner
@@ -114,8 +112,6 @@ class Fit:
     loading: float = 0.0
     prefetched_seconds: float = 0.0
     stayed_here: set[str] = field(default_factory=set)
-    step_seconds: float = 0.0
-    recent_seconds: float = 0.0
     batch: Batch | None = None
     _stream: Epochs = field(init=False)
 
@@ -159,8 +155,6 @@ class Fit:
         for phase in self._phases():
             self._train(phase)
         self.plan = self.plans[-1][1]
-        self.step_seconds = self.log.median_step_seconds
-        self.recent_seconds = self.control.recent_step_seconds
         self._close()
         self.log.ended = self.log.clock()
         self._refuse_overflow()
@@ -221,7 +215,7 @@ class Fit:
 
     def _learn(self) -> None:
         """Pass on what the steps so far showed about the importance of the groups they trained."""
-        if self.step.worth is not None:
+        if self.step.worth is not None and self.control.steps:
             self.planner.learn(self.step.worth.scores())
 
     def _train(self, phase: Phase) -> None:
@@ -242,7 +236,7 @@ class Fit:
             known = dict(model.named_parameters(remove_duplicate=False))
             tensors = {name: known[name] for name in plan.trained_parameters}
             self.start.about_to_train(tensors.values())
-            step.begin(plan, self.start.unmoved(log.tensor_steps))
+            step.begin(plan, tensors, self.start.unmoved(log.tensor_steps))
             statistics = self._statistics(tensors)
             self.charge(log.clock() - started, preparing=True)
             steps_before = control.steps
@@ -271,10 +265,10 @@ class Fit:
         computed = 0 if forward is None else forward.computed
         seconds, whole = log.step(batch, plan, step.take)
         # Only now: the step has refused a batch whose targets are no classes of the model.
-        log.weigh(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
+        log.weights.append(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         if step.stepped:
             log.count(tensors, step.moved)
-        log.read(self.loading)
+        log.seconds += self.loading
         seconds += self.loading
         # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
         steady = seconds + self.prefetched_seconds
@@ -289,7 +283,7 @@ class Fit:
             nearly_full=forward is None and not plan.transforms and share >= _NEARLY_FULL,
         )
         self._predict_first_pass(computed)
-        self.planner.state.stepped()
+        self.planner.state.steps_since_probe += 1
 
     def _interrupts(self, phase: Phase) -> bool:
         """Return whether a full step, or another choice, is due before the next step of a phase."""
@@ -329,8 +323,7 @@ class Fit:
         if passes:
             seconds = passes * float(self.profile.forward_seconds[-1])
             self.control.spent += seconds
-            self.control.predicted += seconds
-            self.log.predicted_seconds += seconds
+            self._predict(seconds)
 
     def _close(self) -> None:
         """Let the step opener finish the model, if steps trained only a part of it at a time."""
@@ -353,29 +346,22 @@ class Fit:
         if self._probe_due(current):
             drifted = planner.measure_importance(batches)
             keep = not drifted and not control.corrected
-            probe = planner.batches_needed * self.profile.full_step_seconds
-            log.charge(probe)
-            control.predicted += probe
+            self._predict(planner.batches_needed * self.profile.full_step_seconds, choosing=True)
         if keep and current is not None:
             plan = current
             control.replanned()
         else:
-            planning = self._pay_for_plan()
-            began = log.clock()
+            planning, began = 0.0, log.clock()
+            if not planner.options.timing.closed_loop:
+                planning = planner.pay_for_plan()
+                self._predict(planning, choosing=True)
             plan = planner.plan(control.correction)
-            closed = planner.options.timing.closed_loop
-            planning = log.clock() - began if closed else planning
-            planner.state.planned_in(planning)
+            if planner.options.timing.closed_loop:
+                planning = log.clock() - began
+            planner.state.planning_seconds = planning
             control.replanned(planning)
         self.charge(log.clock() - started)
         return plan
-
-    def _pay_for_plan(self) -> float:
-        """Charge what the options charge for a plan; return the seconds."""
-        planning = self.planner.pay_for_plan()
-        self.log.charge(planning)
-        self.control.predicted += planning
-        return planning
 
     def _probe_due(self, plan: Plan | None) -> bool:
         """Return whether to probe importance now; ``plan`` is the present one, None before the first."""
@@ -417,6 +403,12 @@ class Fit:
         self.log.preparing_seconds += seconds * preparing
         self.control.spent += seconds
 
+    def _predict(self, seconds: float, *, choosing: bool = False) -> None:
+        """Add predicted time besides that of steps, such as of a probe or a plan."""
+        self.log.predicted_seconds += seconds
+        self.log.choosing_seconds += seconds * choosing
+        self.control.predicted += seconds
+
     def _expected_prefix_seconds(self, plan: Plan) -> float:
         forward = self.step.forward
         if forward is None:
@@ -431,9 +423,7 @@ class Fit:
             return
         examples = forward.computed - computed
         locked, batch = forward.locked_groups or 0, self.profile.key.rows
-        seconds = examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch
-        self.log.predicted_seconds += seconds
-        self.control.predicted += seconds
+        self._predict(examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch)
 
     def _statistics(self, trained: Container[str] = ()) -> dict[str, Tensor]:
         """Return copies of what training may change without a gradient."""

@@ -136,8 +136,8 @@ class FitStart:
         for name, each in self._named:
             if (
                 name not in stepped
-                and has_gradient_hooks(each)
                 and id(each) in self._parameters
+                and has_gradient_hooks(each)
                 and not np.array_equal(self._parameters[id(each)][1], array_of(each))
             ):
                 raise TrainingError(

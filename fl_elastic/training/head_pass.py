@@ -19,11 +19,11 @@ from fl_elastic.groups import Batch
 from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.batch_rows import few_of
 from fl_elastic.groups.forward import LossFn, call_model, refusing_misfits, to_device
-from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.loss_settings import ignored_class, weighs_classes
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.profiling.profile import model_device
+from fl_elastic.training.evaluate import evaluating
 from fl_elastic.training.gathered_sums import NONE_COUNTS, GatheredSums
 from fl_elastic.training.last_layer import (
     LastLayer,
@@ -203,8 +203,6 @@ def _pass_over(
         yield from counted(loader)
         ended = True
 
-    modes = [(module, module.training) for module in model.modules()]
-    held = Attributes.of(model)
     odds: bool | None = None
     # Whether it is settled that the loss does not take outputs for log-odds: targets from 0 to 1 alone do not tell.
     settled = False
@@ -213,40 +211,34 @@ def _pass_over(
         _LOG.warning(
             "the loss weights its classes, which a head in closed form does not: it counts all examples alike"
         )
-    model.eval()
-    try:
-        with torch.no_grad(), ExitStack() as stack:
-            seen = stack.enter_context(calls_of(filter(is_linear, model.modules())))
-            lay_out: _LayOut | None = None
-            for given, size in within(to_the_end(), seconds):
-                seen.clear()
-                batch = to_device(as_pair(given), model_device(model))
-                inputs, targets = as_pair(batch)
-                if running is None and lay_out is None:
-                    small = few_of((inputs, targets))
-                    lay_out = stack.enter_context(as_inference(model, small))
-                outputs = _outputs(model, batch, size, running, lay_out)
-                rows = rows_of(model, seen, outputs, targets, ignored)
-                counts = len(rows.without_ignored().wanted) > 0
-                if counts and (odds is None or not (odds or settled or rows.may_be_shares)):
-                    again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
-                    odds = loss_fn is not None and takes_log_odds(
-                        rows, loss_fn, outputs, targets, again
-                    )
-                    settled = (
-                        loss_fn is None or rows.classes or (rows.differ and not rows.may_be_shares)
-                    )
-                if odds and not rows.may_be_shares:
-                    raise TrainingError(
-                        "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and another "
-                        "batch has targets outside: shuffle the data, or train the head"
-                    )
-                rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
-                take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))
-    finally:
-        held.put_back()
-        for module, mode in modes:
-            module.training = mode
+    with evaluating(model), ExitStack() as stack:
+        seen = stack.enter_context(calls_of(filter(is_linear, model.modules())))
+        lay_out: _LayOut | None = None
+        for given, size in within(to_the_end(), seconds):
+            seen.clear()
+            batch = to_device(as_pair(given), model_device(model))
+            inputs, targets = as_pair(batch)
+            if running is None and lay_out is None:
+                small = few_of((inputs, targets))
+                lay_out = stack.enter_context(as_inference(model, small))
+            outputs = _outputs(model, batch, size, running, lay_out)
+            rows = rows_of(model, seen, outputs, targets, ignored)
+            counts = len(rows.without_ignored().wanted) > 0
+            if counts and (odds is None or not (odds or settled or rows.may_be_shares)):
+                again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
+                odds = loss_fn is not None and takes_log_odds(
+                    rows, loss_fn, outputs, targets, again
+                )
+                settled = (
+                    loss_fn is None or rows.classes or (rows.differ and not rows.may_be_shares)
+                )
+            if odds and not rows.may_be_shares:
+                raise TrainingError(
+                    "the loss takes the first batch's targets, which lie from 0 to 1, for shares, and another "
+                    "batch has targets outside: shuffle the data, or train the head"
+                )
+            rows = replace(rows, wanted=log_odds(rows.wanted)) if odds else rows
+            take(rows.without_ignored(), example_keys(inputs, rows.count, rows.features))
     return ended
 
 

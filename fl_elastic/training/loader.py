@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from fl_elastic.errors import TrainingError
@@ -21,7 +20,6 @@ from fl_elastic.groups.untouched import preserved_rng
 from fl_elastic.profiling.clock import Clock
 
 _LOG = logging.getLogger("fl_elastic")
-Judge = Callable[[Tensor], None]
 COUNT_ALL = ExampleCounter()
 """Counts the examples for a loss that ignores no other class than -100."""
 READ_ONCE = (

@@ -20,7 +20,7 @@ from fl_elastic.planning import Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.changes import changes, trained_parts
-from fl_elastic.training.costs import accumulated, costs_for, planned_with
+from fl_elastic.training.costs import costs_for, planned_with
 from fl_elastic.training.loader import first_batches
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.planner import Planner
@@ -116,7 +116,7 @@ def plan_for(
         planner.policy, profile, model, loss_fn, batches[0],
         optimizer_fn=optimizer_fn, budget=budget, options=options,
     )  # fmt: skip
-    whole = accumulated(whole, options.accumulate)
+    whole = whole.accumulated(options.accumulate)
     above = whole.graph.groups_above(options.part.cut) if options.part.cut else None
     planner.begin(
         planned_with(whole, None, above, options.part.kept_head), steps, batches, whole=whole
@@ -124,7 +124,7 @@ def plan_for(
     if planner.policy.needs.importance:
         planner.measure_importance(batches[: planner.batches_needed])
     plan = planner.plan(1.0)
-    planner.state.remember(planner.memory)
+    planner.state.memory = planner.memory
     if plan.step_fraction < 1:
         _LOG.warning(
             "a step of this plan takes %.3g s, the budget allows %.3g s: take %s of the steps (Plan.step_fraction)",

@@ -19,7 +19,6 @@ from fl_elastic.groups.batch import IGNORED, as_pair, counted
 from fl_elastic.groups.batch_rows import take_examples
 from fl_elastic.groups.forward import LossFn, all_finite, refusing_misfits, to_device
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.loss_settings import ignored_class
 from fl_elastic.ops.inference import as_inference, traced
 from fl_elastic.profiling.clock import clock_for
@@ -31,6 +30,7 @@ from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout_module import reaching
+from fl_elastic.training.evaluate import evaluating
 from fl_elastic.training.gathered_sums import NONE_COUNTS
 from fl_elastic.training.head_pass import example_keys
 from fl_elastic.training.last_layer import as_numbers
@@ -99,8 +99,6 @@ def place_sample(
     PlanError
         If the model does not have one of the places.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    held = Attributes.of(model)
     now = clock_for(model_device(model), clock)
     features: dict[Place, Tensor] = {}
     gathered: list[tuple[Tensor, Tensor]] = []
@@ -112,94 +110,84 @@ def place_sample(
     first: FirstPass | None = None
     graph: BackwardGraph | None = None
     ignored = IGNORED if loss_fn is None else ignored_class(loss_fn)
-    model.eval()
-    try:
-        with torch.no_grad(), ExitStack() as stack:
-            for given, size in within(counted(loader), seconds):
-                batch = to_device(as_pair(given), model_device(model))
-                if size > left:
-                    batch = tuple(take_examples(part, slice(left)) for part in batch)
-                with refusing_misfits(batch):
-                    inputs, targets = as_pair(batch)
-                    if first is None:
-                        first = FirstPass.of(model, (inputs, targets))
-                    if not places:
-                        graph = traced(model, first.few)
-                        places = candidate_places(
-                            model, first.few, most_features, first=first, graph=graph
-                        )
-                        if not places:
-                            raise TrainingError(
-                                f"no place of the model has at most {most_features} features, which is all that is "
-                                "affordable: allow more memory or uplink bytes"
-                            )
-                    if lay_out is None:
-                        outputs = first.outputs
-                        read = {each.module for each in places}
-                        lay_out = stack.enter_context(as_inference(model, first.few, read, graph))
-                    started = now()
-
-                    def note(place: Place, started: float = started) -> None:
-                        where = place.module, place.at_input
-                        spent[where] = spent.get(where, 0.0) + now() - started
-
-                    firsts = {(each.module, each.at_input): each for each in reversed(places)}
-                    seen = with_mirror_images(inputs) if asked.mirrored else inputs
-                    found = reaching(model, tuple(firsts.values()), lay_out(seen), reached=note)
-                    at = dict(zip(firsts, found, strict=True))
-                    rows: dict[Place, Tensor] = {}
-                    for place in places:
-                        tensor = at[place.module, place.at_input]
-                        if place not in poolings:
-                            poolings[place] = pooling_for(place, tensor)
-                        own = _pooled(poolings[place], tensor, features.get(place))
-                        if own is None and not asked.places:
-                            features.pop(place)
-                            continue
-                        if own is None:
-                            raise PlanError(
-                                f"place {place} has another number of features in another batch, as inputs differ "
-                                "in size: pool it on a grid"
-                            )
-                        if len(own) != views * min(size, left):
-                            raise PlanError(
-                                f"place {place} has {len(own)} rows for {views * min(size, left)} examples: time "
-                                "steps, tokens or nodes come first there, or a batch lacks targets"
-                            )
-                        rows[place] = mean_of_views(own) if asked.mirrored else own
-                    places = tuple(rows)
+    with evaluating(model), ExitStack() as stack:
+        for given, size in within(counted(loader), seconds):
+            batch = to_device(as_pair(given), model_device(model))
+            if size > left:
+                batch = tuple(take_examples(part, slice(left)) for part in batch)
+            with refusing_misfits(batch):
+                inputs, targets = as_pair(batch)
+                if first is None:
+                    first = FirstPass.of(model, (inputs, targets))
+                if not places:
+                    graph = traced(model, first.few)
+                    places = candidate_places(
+                        model, first.few, most_features, first=first, graph=graph
+                    )
                     if not places:
                         raise TrainingError(
-                            "no place of the model has the same number of features in all batches, as inputs "
-                            "differ in size: read the last layer"
+                            f"no place of the model has at most {most_features} features, which is all that is "
+                            "affordable: allow more memory or uplink bytes"
                         )
-                    narrow = next(iter(rows.values()))
-                    scores = torch.empty(len(narrow), outputs)
-                    wanted, classes = as_numbers(None, targets, scores, ignored)
-                    known = ~wanted.isnan().any(dim=1)
-                    if loss_fn is not None and not count and known.any():
-                        loss = loss_of_scores(
-                            loss_fn, targets, partial(Tensor.type_as, other=found[0])
+                if lay_out is None:
+                    outputs = first.outputs
+                    read = {each.module for each in places}
+                    lay_out = stack.enter_context(as_inference(model, first.few, read, graph))
+                started = now()
+
+                def note(place: Place, started: float = started) -> None:
+                    where = place.module, place.at_input
+                    spent[where] = spent.get(where, 0.0) + now() - started
+
+                firsts = {(each.module, each.at_input): each for each in reversed(places)}
+                seen = with_mirror_images(inputs) if asked.mirrored else inputs
+                found = reaching(model, tuple(firsts.values()), lay_out(seen), reached=note)
+                at = dict(zip(firsts, found, strict=True))
+                rows: dict[Place, Tensor] = {}
+                for place in places:
+                    tensor = at[place.module, place.at_input]
+                    if place not in poolings:
+                        poolings[place] = pooling_for(place, tensor)
+                    own = _pooled(poolings[place], tensor, features.get(place))
+                    if own is None and not asked.places:
+                        features.pop(place)
+                        continue
+                    if own is None:
+                        raise PlanError(
+                            f"place {place} has another number of features in another batch, as inputs differ "
+                            "in size: pool it on a grid"
                         )
-                        refuse_other_scores(loss, wanted.nan_to_num(), classes)
-                    keys = torch.tensor(
-                        example_keys(inputs, len(narrow), narrow), dtype=torch.int64
+                    if len(own) != views * min(size, left):
+                        raise PlanError(
+                            f"place {place} has {len(own)} rows for {views * min(size, left)} examples: time "
+                            "steps, tokens or nodes come first there, or a batch lacks targets"
+                        )
+                    rows[place] = mean_of_views(own) if asked.mirrored else own
+                places = tuple(rows)
+                if not places:
+                    raise TrainingError(
+                        "no place of the model has the same number of features in all batches, as inputs "
+                        "differ in size: read the last layer"
                     )
-                    begin, count = count, count + int(known.sum())
-                    for place, each in rows.items():
-                        if place not in features:
-                            # Allocated for all examples at once, of which only written rows take memory: joining
-                            # many small tensors at the end would hold everything twice.
-                            features[place] = torch.empty(examples, each.shape[1])
-                        features[place][begin:count] = each[known]
-                    gathered.append((wanted[known], keys[known]))
-                left -= len(narrow)
-                if left <= 0:
-                    break
-    finally:
-        held.put_back()
-        for module, mode in modes:
-            module.training = mode
+                narrow = next(iter(rows.values()))
+                scores = torch.empty(len(narrow), outputs)
+                wanted, classes = as_numbers(None, targets, scores, ignored)
+                known = ~wanted.isnan().any(dim=1)
+                if loss_fn is not None and not count and known.any():
+                    loss = loss_of_scores(loss_fn, targets, partial(Tensor.type_as, other=found[0]))
+                    refuse_other_scores(loss, wanted.nan_to_num(), classes)
+                keys = torch.tensor(example_keys(inputs, len(narrow), narrow), dtype=torch.int64)
+                begin, count = count, count + int(known.sum())
+                for place, each in rows.items():
+                    if place not in features:
+                        # Allocated for all examples at once, of which only written rows take memory: joining
+                        # many small tensors at the end would hold everything twice.
+                        features[place] = torch.empty(examples, each.shape[1])
+                    features[place][begin:count] = each[known]
+                gathered.append((wanted[known], keys[known]))
+            left -= len(narrow)
+            if left <= 0:
+                break
     if not gathered or first is None:
         raise TrainingError(NO_BATCH)
     if not count:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode
 from fl_elastic.groups.graph import BackwardGraph
@@ -21,7 +21,6 @@ from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
 from fl_elastic.profiling.memory import mask_bytes
@@ -189,8 +188,8 @@ class Planner:
 
     def go_on(self, costs: CostProfile, reachable: int | None) -> None:
         """Plan with these costs from now on, and only with the first ``reachable`` groups."""
-        rate = sending_seconds_per_byte(self.budget, self.requested_steps)
-        costs = replace(with_sending(costs, rate), code_bytes=self._code_bytes)
+        rate = self.budget.sending_seconds_per_byte(self.requested_steps)
+        costs = replace(costs.with_sending(rate), code_bytes=self._code_bytes)
         self._costs, self._reachable = costs, reachable
         self._fits_at_pace = self._last_probe = None
 
@@ -336,7 +335,7 @@ class Planner:
             If nothing is left of a deadline.
         """
         seconds = self.options.timing.planning_seconds
-        if self.options.timing.closed_loop or not seconds or not self.policy.reduces_uplink:
+        if not seconds or not self.policy.reduces_uplink:
             return 0.0
         if self._everything_fits(1.0):
             return 0.0
@@ -366,10 +365,11 @@ class Planner:
         if not steps:
             return None
         request = self._request(1.0)
-        if not request.fits_bytes(request.head_mask()):
-            # Nothing fits: the policy raises the error.
+        mask = self._longest_left_out(request)
+        if mask is None:
+            # The policy raises the error.
             return None
-        plan = request.plan_of_mask("full", self._longest_left_out(request))
+        plan = request.plan_of_mask("full", mask)
         if affordable(plan) < steps:
             return None
         self.based_on = basis
@@ -389,7 +389,7 @@ class Planner:
         planning, deadline = self.state.planning_seconds, self.budget.deadline
         if deadline and planning > _MOST_FOR_A_PLAN * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
-            self.state.planned_in(_FORGOTTEN * planning)
+            self.state.planning_seconds = _FORGOTTEN * planning
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
@@ -416,12 +416,14 @@ class Planner:
             return self.probe(self._batches)
         return last
 
-    def _longest_left_out(self, request: PlanRequest) -> Mask:
-        """Return all groups, or, of those left out for longest, the ones that fit memory and uplink."""
+    def _longest_left_out(self, request: PlanRequest) -> Mask | None:
+        """Return all groups, or, of those left out for longest, those that fit memory and uplink, if any."""
         everything = np.ones(len(request.profile), dtype=bool)
         if request.fits_bytes(everything):
             return everything
         mask = request.head_mask()
+        if not request.fits_bytes(mask):
+            return None
         for group in np.argsort(-np.array(self.state.left_out), kind="stable").tolist():
             if not mask[group]:
                 mask[group] = True
@@ -491,7 +493,7 @@ class Planner:
             correction=correction,
             fidelity=self._fidelity,
             reachable=self._reachable,
-            sending_seconds_per_byte=sending_seconds_per_byte(budget, self.requested_steps),
+            sending_seconds_per_byte=budget.sending_seconds_per_byte(self.requested_steps),
             generator=self._generator,
             memory=self.memory,
         )

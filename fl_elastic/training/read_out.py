@@ -19,10 +19,10 @@ from fl_elastic.readout.best_reading import candidate_features, choose_reading
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.place import MOST_FEATURES, Reading
 from fl_elastic.readout.readout_module import Readout
-from fl_elastic.training.arguments import eager
 from fl_elastic.training.loader import check_rereadable, first_batches
 from fl_elastic.training.loss_of_scores import why_no_readout
 from fl_elastic.training.model_head import solve_head
+from fl_elastic.training.options import eager
 from fl_elastic.training.place_sample import place_sample
 
 _LOG = logging.getLogger("fl_elastic")

@@ -33,13 +33,15 @@ class StepLog:
     ----------
     began, made, ended : float
         When the fit began, when its first batches had been read, and when its last step was taken.
+    losses, weights : list of float
+        Loss of each step, and its weight in `mean_loss`.
     """
 
     def __init__(self, whole_batch: tuple[int, ...], clock: Clock, began: float) -> None:
         self.clock = clock
         self.began, self.made, self.ended = began, clock(), began
         self.losses: list[float] = []
-        self._weights: list[float] = []
+        self.weights: list[float] = []
         self.tensor_steps: Counter[str] = Counter()
         self.seconds = 0.0
         self.selection_seconds = 0.0
@@ -63,10 +65,6 @@ class StepLog:
         self.predicted_seconds += plan.predicted_step_seconds
         return seconds, whole
 
-    def weigh(self, weight: float) -> None:
-        """Note the weight of the last step's loss in `mean_loss`."""
-        self._weights.append(weight)
-
     def finish(self, tensors: Mapping[str, nn.Parameter], take: Callable[[], bool]) -> float:
         """Take the step that accumulated gradients still wait for; return its seconds."""
         started = self.clock()
@@ -88,18 +86,9 @@ class StepLog:
         self.seconds += seconds
         return seconds
 
-    def read(self, seconds: float) -> None:
-        """Count the time of reading a batch."""
-        self.seconds += seconds
-
-    def charge(self, seconds: float) -> None:
-        """Count predicted seconds of choosing: of a probe or a plan."""
-        self.predicted_seconds += seconds
-        self.choosing_seconds += seconds
-
     def mean_loss(self, steps: int, *, summed: bool) -> float:
         """Return the mean loss over the examples of the last steps, whose losses may be sums over a batch."""
-        losses, weights = self.losses[-steps:], self._weights[-steps:]
+        losses, weights = self.losses[-steps:], self.weights[-steps:]
         return (
             math.fsum(losses) / math.fsum(weights) if summed else statistics.fmean(losses, weights)
         )

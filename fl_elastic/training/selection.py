@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fl_elastic.errors import PlanError
 from fl_elastic.planning.importance.base import Scores
-from fl_elastic.planning.request import PolicyMemory
+from fl_elastic.planning.request import NO_MEMORY, PolicyMemory
 from fl_elastic.state.archive import Kind
 
 _LONGEST_GAP = 8
@@ -68,7 +68,7 @@ class SelectionState:
     steps_since_probe: int = 0
     probe_gap: int = 0
     planning_seconds: float = 0.0
-    memory: PolicyMemory = field(default_factory=PolicyMemory, compare=False)
+    memory: PolicyMemory = field(default=NO_MEMORY, compare=False)
     known: bool = True
 
     def __post_init__(self) -> None:
@@ -92,19 +92,7 @@ class SelectionState:
             self.scores = []
             self.left_out = [0] * len(names)
             self.steps_since_probe = self.probe_gap = 0
-            self.memory = PolicyMemory()
-
-    def stepped(self) -> None:
-        """Count a step since the last probe."""
-        self.steps_since_probe += 1
-
-    def planned_in(self, seconds: float) -> None:
-        """Note the time that making a plan took."""
-        self.planning_seconds = seconds
-
-    def remember(self, memory: PolicyMemory) -> None:
-        """Keep what the policy itself remembers."""
-        self.memory = memory
+            self.memory = NO_MEMORY
 
     def probe_due(self) -> bool:
         """Whether importance must be measured before the next selection."""

@@ -1,35 +1,38 @@
-"""One training step: loss, gradients, FedProx's pull, and the optimiser's step."""
+"""One training step: loss, gradients, FedProx's pull, the optimiser's step, and the importance read from it."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.errors import MissedCut, PlanError, TrainingError
-from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.forward import outputs_and_loss
+from fl_elastic.groups import Batch, LossFn, TensorGroup
+from fl_elastic.groups.forward import compute_loss
 from fl_elastic.optimizers import KeptOptimizer, refusing_closures
 from fl_elastic.planning import Plan
+from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.code_bytes import code_is_loaded
-from fl_elastic.training.apply_plan import plan_guards
-from fl_elastic.training.batches import Judge
-from fl_elastic.training.evaluate import right_examples
-from fl_elastic.training.step_importance import StepImportance
-from fl_elastic.training.still_parameters import StillThroughSteps
+from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
 
-
 _TIMED = 5
+_TELLING = 2
+# Number of weights whose change is computed at once. The change of a whole big layer would need new memory, which
+# takes longer than the step; parts fit the cache.
+_PART = 1 << 18
 Watch = Callable[[Mapping[str, nn.Parameter], torch.optim.Optimizer], None]
 
 
@@ -54,8 +57,6 @@ class TrainingStep:
         Reads importance from gradients, if steps measure it.
     watch : callable, optional
         ``watch(parameters, optimizer)`` sees the gradients of the trained parameters, by name, before each step.
-    judge : callable, optional
-        ``judge(right)`` is told, before each step, on which examples of a batch the model was right.
     accumulate : int
         Number of batches whose gradients a step adds up, each divided by this number.
 
@@ -83,7 +84,6 @@ class TrainingStep:
         forward: ElasticForward | None = None,
         worth: StepImportance | None = None,
         watch: Watch | None = None,
-        judge: Judge | None = None,
         accumulate: int = 1,
     ) -> None:
         self.clock = clock
@@ -92,8 +92,7 @@ class TrainingStep:
         self.loss_fn = loss_fn
         self.optimizing = optimizing
         self.forward, self.worth, self.accumulate = forward, worth, accumulate
-        self._watch, self._judge = watch, judge
-        self._right: Tensor | None = None
+        self._watch = watch
         self._pull = pull
         self.opener: StepOpener | None = None
         self._opener: StepOpener | None = None
@@ -103,22 +102,23 @@ class TrainingStep:
         self._still: StillThroughSteps | None = None
         self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
-        self._trained: dict[str, nn.Parameter] = {}
+        self._trained: Mapping[str, nn.Parameter] = {}
 
-    def begin(self, plan: Plan, unmoved: Mapping[str, np.ndarray]) -> None:
-        """Train by this plan from the next step on; ``unmoved`` are weights that no step has changed yet."""
+    def begin(
+        self,
+        plan: Plan,
+        trained: Mapping[str, nn.Parameter],
+        unmoved: Mapping[str, np.ndarray],
+    ) -> None:
+        """Train the parameters of a plan from the next step on; no step has changed ``unmoved`` weights yet."""
         self._whole = tuple(i for i, mode in enumerate(plan.modes) if mode.kind == "full")
         self.finalize()
-        if self._watch is not None:
-            known = dict(self.model.named_parameters(remove_duplicate=False))
-            self._trained = {name: known[name] for name in plan.trained_parameters}
+        self._trained = trained
         optimizer = self.optimizing()
         self._guards = plan_guards(plan, self.model, unmoved, optimizer)
         self._still = StillThroughSteps(self.model, plan, optimizer)
-        self._moved_anyway = set()
-        if self._still.anything_moves:
-            trained = map(self.model.get_parameter, plan.trained_parameters)
-            self._moved_anyway = {id(each) for each in trained}
+        moves = self._still.anything_moves
+        self._moved_anyway = {id(each) for each in trained.values()} if moves else set()
         self.moved = set()
         self._opener = None
         for transform in plan.transforms:
@@ -172,8 +172,6 @@ class TrainingStep:
                 "all of its targets; "
                 "the model was put back to where the fit started"
             )
-        if self._judge is not None:
-            self._tell(self._judge)
         if loss.requires_grad:
             part = loss / self.accumulate if self.accumulate > 1 else loss
             part.backward()  # type: ignore[no-untyped-call]
@@ -201,12 +199,12 @@ class TrainingStep:
         self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
-        if self._still is not None:
-            self._still.remember()
         with refusing_closures(optimizer):
+            if self._still is not None:
+                self._still.remember()
             optimizer.step()
-        if self._still is not None:
-            self._still.put_back()
+            if self._still is not None:
+                self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
         code_is_loaded()
@@ -219,25 +217,10 @@ class TrainingStep:
         if self.forward is not None:
             try:
                 with self.forward.step(batch):
-                    return self._judged_loss(batch)
+                    return compute_loss(self.model, self.loss_fn, batch)
             except MissedCut as error:
                 self.forward.go_whole(str(error))
-        return self._judged_loss(batch)
-
-    def _judged_loss(self, batch: Batch) -> Tensor:
-        outputs, loss = outputs_and_loss(self.model, self.loss_fn, batch)
-        if self._judge is not None:
-            self._right = right_examples(outputs, batch[1])
-        return loss
-
-    def _tell(self, judge: Judge) -> None:
-        right, self._right = self._right, None
-        if right is None:
-            raise TrainingError(
-                "the loader asks on which examples the model is right, which takes class scores of shape (N, C) "
-                "and one class per example: use another sampler"
-            )
-        judge(right)
+        return compute_loss(self.model, self.loss_fn, batch)
 
 
 @dataclass(frozen=True)
@@ -279,3 +262,76 @@ class ProximalPull:
                 parameter, anchor = each.part, each.take(anchor)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.weight)
+
+
+class StepImportance:
+    r"""Reads the importance of the trained groups from two consecutive training steps.
+
+    :math:`I_k = -\langle g_k(B),\ \Delta w_k(A)\rangle`, where :math:`\Delta w_k(A)` is the change of group k in
+    the fit's first step, on batch A, and g is the gradient of the next step, on batch B. This is
+    `ElasticImportance` of those two batches without an extra pass: the weights before the fit are kept anyway, and
+    only one product per tensor remains.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model in training.
+    before : callable
+        ``before(parameter)`` returns its value at the start of the fit.
+    groups : sequence of TensorGroup
+        In backward order.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        before: Callable[[nn.Parameter], NDArray[Any]],
+        groups: Sequence[TensorGroup],
+    ) -> None:
+        self._before = before
+        known = dict(model.named_parameters(remove_duplicate=False))
+        self._unread = [{name: known[name] for name in group.parameters} for group in groups]
+        self._stepped: set[str] = set()
+        self._steps: Counter[int] = Counter()
+        self._scores = np.full(len(groups), np.nan)
+
+    def observe(self, whole: Iterable[int]) -> None:
+        """Read the gradients of a step, before the optimiser takes it.
+
+        Parameters
+        ----------
+        whole : iterable of int
+            Indices of the groups that the step trains in full.
+        """
+        for index in whole:
+            unread, self._steps[index] = self._unread[index], self._steps[index] + 1
+            for name, parameter in [*unread.items()]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if name not in self._stepped:
+                    self._stepped.add(name)
+                    continue
+                del unread[name]
+                read = -_along(gradient, parameter, torch.as_tensor(self._before(parameter)))
+                if math.isfinite(read):
+                    self._scores[index] = np.nan_to_num(self._scores[index]) + read
+            if self._steps[index] == _TELLING and self._stepped.isdisjoint(unread):
+                # Read already, or not used by these batches; then a step does not change the loss.
+                self._scores[index] = np.nan_to_num(self._scores[index])
+
+    def scores(self) -> Scores:
+        """Return the scores read since the last call, shape (N,); NaN for a group without any."""
+        found = self._scores.copy()
+        self._scores[:] = np.nan
+        return found
+
+
+@torch.no_grad()
+def _along(gradient: Tensor, now: Tensor, before: Tensor) -> float:
+    """Return the sum of gradient times change, computed in parts."""
+    tensors = [each if each.dim() else each[None] for each in (gradient, now, before)]
+    rows = max(_PART // max(now[:1].numel() if now.dim() else 1, 1), 1)
+    parts = zip(*(torch.split(each, rows) for each in tensors), strict=True)
+    sums = [torch.sum((w - b.to(w)).mul_(g), dtype=torch.float32) for g, w, b in parts]
+    return float(torch.stack(sums).sum())

@@ -27,27 +27,27 @@ from fl_elastic.planning import POLICIES, Plan, Policy
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.clock import Clock, clock_for
 from fl_elastic.profiling.profile import model_device
-from fl_elastic.training.arguments import (
+from fl_elastic.training.apply_plan import held_in_eval
+from fl_elastic.training.batches import FitBatches
+from fl_elastic.training.budget_control import BudgetControl
+from fl_elastic.training.changes import Trained, under_every_name
+from fl_elastic.training.costs import costs_for, planned_with, refined
+from fl_elastic.training.fit import Fit
+from fl_elastic.training.fit_start import FitStart
+from fl_elastic.training.free_memory import FreeMemory
+from fl_elastic.training.options import (
+    ForwardOptions,
+    TrainerOptions,
     check_parts,
     eager,
     refuse_untrainable,
     say_what_loss_keeps,
     whole_epochs,
 )
-from fl_elastic.training.batches import FitBatches
-from fl_elastic.training.budget_control import BudgetControl
-from fl_elastic.training.changes import Trained, under_every_name
-from fl_elastic.training.costs import accumulated, costs_for, planned_with, refined, with_loading
-from fl_elastic.training.fit import Fit
-from fl_elastic.training.fit_start import FitStart
-from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.frozen_norms import held_in_eval
-from fl_elastic.training.options import ForwardOptions, TrainerOptions
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import FitReport, StepLog
 from fl_elastic.training.selection import SelectionState
-from fl_elastic.training.step import ProximalPull, TrainingStep
-from fl_elastic.training.step_importance import StepImportance
+from fl_elastic.training.step import ProximalPull, StepImportance, TrainingStep
 from fl_elastic.update import Manifest, PartialUpdate
 
 if TYPE_CHECKING:
@@ -167,12 +167,12 @@ class ElasticTrainer:
         -----
         After any failure, also in the loader or the loss function, model and optimiser are as before the fit.
         """
-        epochs = whole_epochs(epochs)
         if not torch.is_grad_enabled():
             raise TrainingError(
                 "gradients are switched off: call fit outside of torch.no_grad() and torch.inference_mode()"
             )
         refuse_untrainable(self.model)
+        epochs = whole_epochs(epochs)
         self._follow_flags()
         optimizer, policy = self._optimizing(), self.planner.policy
         if adds_noise(optimizer) and policy.reads_data:
@@ -234,7 +234,6 @@ class ElasticTrainer:
     def _fit(self, data: FitBatches, start: FitStart, log: StepLog) -> FitReport:
         """Price the steps, train phase by phase, and take over what the fit has shown."""
         options, clock, steps = self.options, log.clock, data.requested_steps
-        pull = ProximalPull.towards_present(self.model, options.proximal)
         copied, known = clock(), self.profile
         priced = self.profile = costs_for(
             self.planner.policy, known, self.model, self.loss_fn, data.first[0],
@@ -243,16 +242,17 @@ class ElasticTrainer:
         estimating_seconds = options.timing.profile_seconds
         if options.timing.closed_loop:
             estimating_seconds = clock() - copied if priced is not known else 0.0
-        profile = accumulated(priced, options.accumulate)
-        profile = with_loading(profile, data.loading_seconds or 0.0)
-        profile = replace(profile, held_bytes=self._held_bytes)
+        profile = priced.accumulated(options.accumulate)
+        # Reading a batch takes the same time whatever the plan.
+        loading = profile.fixed_seconds + (data.loading_seconds or 0.0)
+        profile = replace(profile, fixed_seconds=loading, held_bytes=self._held_bytes)
         above = profile.graph.groups_above(options.part.cut) if options.part.cut else None
         runs_prefix = options.forward is not None or self.planner.policy.needs_eval_prefix
         with self._prefix(data, above, clock) if runs_prefix else nullcontext() as forward:
             costs = planned_with(profile, forward, above, options.part.kept_head)
             budget = self.budget.after(estimating_seconds, profile.full_step_seconds, steps)
             self.planner.begin(costs, steps, data.first, budget, profile)
-            step = self._step(data, start, costs, pull, forward, clock)
+            step = self._step(data, start, costs, forward, clock)
             fit = Fit(
                 self.planner, step, start, profile, self._control(data, profile, budget), log,
                 None if self.budget.memory is None else FreeMemory(self.budget.memory),
@@ -283,7 +283,6 @@ class ElasticTrainer:
         data: FitBatches,
         start: FitStart,
         costs: CostProfile,
-        pull: ProximalPull,
         forward: ElasticForward | None,
         clock: Clock,
     ) -> TrainingStep:
@@ -292,9 +291,10 @@ class ElasticTrainer:
         watch = planner.after_backward if planner.policy.reads_steps else None
         if planner.learns_from_steps:
             worth = StepImportance(self.model, start.before, costs.graph.groups)
+        pull = ProximalPull.towards_present(self.model, self.options.proximal)
         return TrainingStep(
             self.model, self.loss_fn, self._optimizing, pull, clock,
-            forward=forward, worth=worth, judge=data.judge, accumulate=self.options.accumulate,
+            forward=forward, worth=worth, accumulate=self.options.accumulate,
             watch=watch,
         )  # fmt: skip
 
@@ -320,7 +320,7 @@ class ElasticTrainer:
         whole_model = not (part.cut or part.kept_head)
         measures = fit.profile.estimated and self.options.timing.closed_loop
         if measures and step.forward is None and whole_model:
-            measured = _refined(accumulated(priced, self.options.accumulate), fit)
+            measured = _refined(priced.accumulated(self.options.accumulate), fit)
             self.profile = replace(
                 measured,
                 optimizer_seconds=measured.optimizer_seconds * step.accumulate,
@@ -336,7 +336,7 @@ class ElasticTrainer:
             tuple(sorted(fit.stayed_here)),
         )  # fmt: skip
         self.state.trained(np.any([each.mask for each in plans], axis=0).tolist())
-        self.state.remember(self.planner.memory)
+        self.state.memory = self.planner.memory
         if step.forward is not None:
             step.forward.forget_others(data.loader)
         report = self._report(fit, num_examples, data.epochs)
@@ -367,7 +367,7 @@ class ElasticTrainer:
             seconds=log.seconds,
             selection_seconds=log.selection_seconds,
             predicted_seconds=log.predicted_seconds,
-            step_seconds=fit.step_seconds,
+            step_seconds=log.median_step_seconds,
             full_step_seconds=fit.profile.full_step_seconds,
             loss=log.mean_loss(last_epoch, summed=is_summed(self.loss_fn)),
             losses=tuple(log.losses),
@@ -403,7 +403,7 @@ def _refined(profile: CostProfile, fit: Fit) -> CostProfile:
     if not any(each.runs_part for each in fit.plan.transforms):
         loading = fit.profile.fixed_seconds - profile.fixed_seconds
         planned = fit.plan.predicted_step_seconds - loading
-        taken = fit.recent_seconds - loading
+        taken = fit.control.recent_step_seconds - loading
     else:
         planned = profile.full_step_seconds
         taken = planned * (fit.control.full_ratio or 0.0)

@@ -16,8 +16,7 @@ from fl_elastic.cli import cost_tables, fleet, fleet_status, plan
 from fl_elastic.cli.planned import Refused
 from fl_elastic.cli.tables import print_table
 from fl_elastic.fleet.doctor.finding import Finding
-from fl_elastic.fleet.rounds import NodeRound
-from fl_elastic.fleet.status import NodeStatus
+from fl_elastic.fleet.status import NodeRound, NodeStatus
 from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
 

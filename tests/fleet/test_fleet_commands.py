@@ -16,8 +16,12 @@ from hypothesis import strategies as st
 
 from fl_elastic.errors import FleetError
 from fl_elastic.fleet import serve as serve_module
-from fl_elastic.fleet.commands import config_text, superlink_arguments
-from fl_elastic.fleet.flower_environment import command_path, flower_environment
+from fl_elastic.fleet.commands import (
+    command_path,
+    config_text,
+    flower_environment,
+    superlink_arguments,
+)
 from fl_elastic.fleet.layout import FleetFolder, NodeFolder
 from fl_elastic.fleet.members import add_node
 from fl_elastic.fleet.serve import (

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fl_elastic.fleet.flower_cli import NodeState
 from fl_elastic.fleet.inventory import Inventory, Node, Server
-from fl_elastic.fleet.rounds import NodeRound, last_rounds
-from fl_elastic.fleet.status import NodeStatus, fleet_status
+from fl_elastic.fleet.status import NodeRound, NodeStatus, fleet_status, last_rounds
 from fl_elastic.monitoring.journal import Journal
 
 FLEET = Inventory(

@@ -23,7 +23,7 @@ from fl_elastic.flower import (
     client_round,
     elastic_client_app,
 )
-from fl_elastic.flower.frozen_consensus import FrozenConsensus
+from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.initial import fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.flower.tasks.train import Train

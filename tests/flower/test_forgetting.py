@@ -37,7 +37,7 @@ from fl_elastic.flower.client_round import ClientRound
 from fl_elastic.flower.forgetting import UnlearningRequests, dampened
 from fl_elastic.flower.records import FORGET, train_reply
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
+from fl_elastic.flower.tasks.forgetting import SumSquaredGradients
 from fl_elastic.flower.tasks.task import task_in
 from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients

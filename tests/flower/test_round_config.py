@@ -32,10 +32,9 @@ from fl_elastic.flower.records import IMPORTANCE, PACKED, read_instruction
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.describe import Describe
 from fl_elastic.flower.tasks.evaluate import Evaluate
-from fl_elastic.flower.tasks.loss import MeasureLoss
+from fl_elastic.flower.tasks.forgetting import MeasureLoss, SumSquaredGradients
 from fl_elastic.flower.tasks.rank_places import RankPlaces
 from fl_elastic.flower.tasks.solve_head import SolveHead
-from fl_elastic.flower.tasks.squared_gradients import SumSquaredGradients
 from fl_elastic.flower.tasks.task import DEADLINE, TASK, RoundTask, config_key, task_in
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.profiling import CostProfile

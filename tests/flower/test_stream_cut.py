@@ -77,7 +77,7 @@ def with_head(model: nn.Module) -> nn.Module:
 def test_below_the_cut_the_model_is_the_federations(tmp_path: Path) -> None:
     learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
     assert not np.array_equal(weights(learner)["0.weight"], server[0].weight.detach().numpy())
-    update = round_above(client_of(tmp_path, joining="measured", left="trained"), server)
+    update = round_above(client_of(tmp_path, joining="measured"), server)
     assert set(update.deltas) == TRAINED and update.deltas["3.weight"].any()
     learner.apply_round_result()
     np.testing.assert_allclose(
@@ -88,7 +88,7 @@ def test_below_the_cut_the_model_is_the_federations(tmp_path: Path) -> None:
 
 def test_a_head_that_is_solved_for_is_the_federations(tmp_path: Path) -> None:
     learner, server = streamed(tmp_path, guard=BLIND), net(seed=5)
-    update = round_above(client_of(tmp_path, left="trained"), server, kept_head="5")
+    update = round_above(client_of(tmp_path), server, kept_head="5")
     assert set(update.deltas) == {"3.weight", "3.bias"}
     learner.apply_round_result()
     places = list(learner.classes)
@@ -160,7 +160,7 @@ def test_features_of_the_store_are_what_rounds_train_on(
     assert learner.store.sample(1).x[0].shape == (16,)
     own = weights(learner)
     run_below.clear()
-    update = round_above(client_of(tmp_path, left="trained"), with_head(server))
+    update = round_above(client_of(tmp_path, joining=(0.25,)), with_head(server))
     # The place is tried when the learner is looked at; no sample passes below it.
     assert sum(run_below) <= 4
     assert set(update.deltas) == TRAINED and update.deltas["3.weight"].any()
@@ -206,7 +206,7 @@ def test_a_round_that_changed_what_is_below_is_not_taken_up(tmp_path: Path) -> N
     inputs = tmp_path / "inputs"
     inputs.mkdir()
     other = streamed(inputs, model=net())
-    client_of(inputs, left="trained", joining="replace").fit(packed(net(seed=5)), {PACKED: True})
+    client_of(inputs, joining="replace").fit(packed(net(seed=5)), {PACKED: True})
     closed(other)
     (left,) = inputs.rglob("round.state")
     before = weights(learner)

@@ -16,7 +16,7 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.methods.learned_selector.set_summary import SummaryScore, summarise
 from fl_elastic.planning.importance import Probe
 from fl_elastic.planning.importance.channels import ChannelScores, choose_channels
-from fl_elastic.testing.channel_scores import channel_score_checks
+from fl_elastic.testing.importances import channel_score_checks
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.subjects import Check, instance_of, require
 

@@ -13,12 +13,11 @@ from slow_ones import slow_unless
 from small_models import conv_net, images, loss_fn, sgd
 from torch import nn
 
-from fl_elastic.budget import Budget
+from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.profiling.modes import STANDARD_MODES
@@ -162,9 +161,9 @@ def deadline_request(seed: int, share: float, sending: float) -> PlanRequest:
     deadline = share * 10 * profile.full_step_seconds
     bandwidth = float(profile.parameter_bytes.sum()) / (sending * deadline) if sending else None
     budget = Budget(deadline=deadline, bandwidth=bandwidth)
-    rate = sending_seconds_per_byte(budget, 10)
+    rate = budget.sending_seconds_per_byte(10)
     return PlanRequest(
-        with_sending(profile, rate), sendable(budget),
+        profile.with_sending(rate), sendable(budget),
         np.random.default_rng(seed).uniform(0.1, 1.0, N), steps=10,
         sending_seconds_per_byte=rate,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.errors import PlanError
-from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, kept_count
+from fl_elastic.methods.tokens.kept import KeptTokens, kept_count
 
 
 def test_three_prunings_leave_the_published_counts() -> None:
@@ -22,16 +22,6 @@ def test_three_prunings_leave_the_published_counts() -> None:
 def test_shares_are_rounded_up_exactly(tokens: int, percent: int) -> None:
     exact = math.ceil(Fraction(tokens * percent, 100))
     assert kept_count(tokens, percent / 100) == exact
-
-
-def test_the_share_falls_by_a_half_cosine_between_two_epochs() -> None:
-    shares = [cosine_share(epoch / 300, 0.7) for epoch in range(301)]
-    assert shares[:11] == [1.0] * 11
-    assert shares[110:] == pytest.approx([0.7] * 191)
-    assert shares[60] == pytest.approx(0.85)
-    assert shares == sorted(shares, reverse=True)
-    slow = 1 - 0.3 * (1 - math.cos(math.pi * 20 / 100)) / 2
-    assert shares[30] == pytest.approx(slow)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.5, 1.5, float("nan")])

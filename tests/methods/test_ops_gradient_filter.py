@@ -15,9 +15,9 @@ from spies import spied
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fl_elastic.methods.gradient_filter import convolution as module
-from fl_elastic.methods.gradient_filter.convolution import filtered_conv2d
+from fl_elastic.methods.gradient_filter import operation as module
 from fl_elastic.methods.gradient_filter.gradients import pooled_input, tap_shares
+from fl_elastic.methods.gradient_filter.operation import filtered_conv2d
 from fl_elastic.ops.geometry import ConvGeometry
 
 SAME = ConvGeometry((3, 3), padding=(1, 1))

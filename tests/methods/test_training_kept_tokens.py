@@ -31,7 +31,7 @@ from fl_elastic.groups.trace import trace_step
 from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
 from fl_elastic.methods.tokens.bsr import BsrPolicy
 from fl_elastic.methods.tokens.e_vit import EVitPolicy
-from fl_elastic.methods.tokens.kept import KeptTokens, cosine_share, on_kept_tokens
+from fl_elastic.methods.tokens.kept import KeptTokens, on_kept_tokens
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import profile_model
 from fl_elastic.state.rows import room_of
@@ -336,18 +336,6 @@ def test_e_vit_trains_as_the_model_whose_blocks_are_gathered_by_hand() -> None:
         class_loss(parts.head(parts.norm(tokens)[:, 0]), targets).backward()
         optimizer.step()
     assert_weights(model, slow, rtol=1e-3, atol=1e-5)
-
-
-def test_e_vit_keeps_fewer_from_fit_to_fit() -> None:
-    trainer = trainer_of(vision_transformer("timm"), EVitPolicy(0.5, fits=30))
-    shares = []
-    for _ in range(13):
-        tokens = trainer.fit(small_images()).plan.transform(KeptTokens)
-        shares.append(1.0 if tokens is None else tokens.drops[0][1])
-    assert shares == [cosine_share(number / 30, 0.5) for number in range(13)]
-    assert shares[1] == 1 and shares[-1] == 0.5 and len(set(shares)) == 11
-    with pytest.raises(PlanError, match="at least 1"):
-        EVitPolicy(fits=0)
 
 
 def test_above_the_fleets_cut_the_features_of_kept_tokens_last(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fl_elastic.errors import ModelError
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
-from fl_elastic.ops.folding import fold, foldable_pairs
+from fl_elastic.ops.inference import fold, foldable_pairs
 from fl_elastic.ops.split import SplitModel
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fl_elastic import Budget
+from fl_elastic.budget import sendable
 from fl_elastic.errors import BudgetError, PlanError
 from fl_elastic.planning import POLICIES, PlanRequest
-from fl_elastic.planning.sending import sendable, sending_seconds_per_byte, with_sending
 from fl_elastic.testing import made_up_profile
 
 STEPS = 10
@@ -18,9 +18,9 @@ EVERY = np.ones(8, dtype=bool)
 
 
 def request(budget: Budget) -> PlanRequest:
-    rate = sending_seconds_per_byte(budget, STEPS)
+    rate = budget.sending_seconds_per_byte(STEPS)
     return PlanRequest(
-        with_sending(PROFILE, rate),
+        PROFILE.with_sending(rate),
         sendable(budget),
         np.random.default_rng(0).uniform(0.1, 1.0, 8),
         steps=STEPS,
@@ -48,16 +48,16 @@ def test_sending_takes_at_most_half_of_the_deadline() -> None:
     assert sendable(Budget(deadline=10.0, bandwidth=6.0, uplink=7.0)).uplink == 7.0
     for unlimited in (Budget(deadline=10.0), Budget(bandwidth=6.0), Budget(speedup=2.0)):
         assert sendable(unlimited) == unlimited
-        assert sending_seconds_per_byte(unlimited, 5) == 0.0
-    assert with_sending(PROFILE, 0.0) is PROFILE
+        assert unlimited.sending_seconds_per_byte(5) == 0.0
+    assert PROFILE.with_sending(0.0) is PROFILE
 
 
 def test_a_policy_that_sends_everything_says_that_it_takes_too_long() -> None:
     deadline = 100 * STEPS * PROFILE.full_step_seconds
     budget = Budget(deadline=deadline, bandwidth=float(SIZES.sum()) / (2 * deadline))
-    rate = sending_seconds_per_byte(budget, STEPS)
+    rate = budget.sending_seconds_per_byte(STEPS)
     asked = PlanRequest(
-        with_sending(PROFILE, rate), budget, np.ones(8), steps=STEPS, sending_seconds_per_byte=rate
+        PROFILE.with_sending(rate), budget, np.ones(8), steps=STEPS, sending_seconds_per_byte=rate
     )
     with pytest.raises(
         BudgetError,
@@ -67,9 +67,9 @@ def test_a_policy_that_sends_everything_says_that_it_takes_too_long() -> None:
 
 
 def refusal(budget: Budget) -> str:
-    rate = sending_seconds_per_byte(budget, STEPS)
+    rate = budget.sending_seconds_per_byte(STEPS)
     asked = PlanRequest(
-        with_sending(PROFILE, rate), sendable(budget), np.ones(8), steps=STEPS,
+        PROFILE.with_sending(rate), sendable(budget), np.ones(8), steps=STEPS,
         sending_seconds_per_byte=rate,
     )  # fmt: skip
     with pytest.raises(BudgetError, match="not even the head fits") as caught:

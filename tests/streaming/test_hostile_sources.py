@@ -22,8 +22,7 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming import StreamLearner
-from fl_elastic.streaming.source_position import SourcePosition
-from fl_elastic.streaming.sources import LONGEST_LINE, Reading, open_source
+from fl_elastic.streaming.sources import LONGEST_LINE, Reading, SourcePosition, open_source
 
 
 def numbers(readings: Iterator[Reading], count: int) -> list[float]:

@@ -20,8 +20,7 @@ from toy_streams import delete_class, relabelled
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
-from fl_elastic.streaming.store.changes import Relabelled
-from fl_elastic.streaming.store.policies import STORAGE_POLICIES, lottery
+from fl_elastic.streaming.store.changes import STORAGE_POLICIES, Relabelled, lottery
 
 MEGABYTE = 2**20
 

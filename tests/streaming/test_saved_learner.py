@@ -17,11 +17,11 @@ from fl_elastic.streaming import Guard, SampleStore, Trigger
 from fl_elastic.streaming.body import as_floats
 from fl_elastic.streaming.saved_learner import (
     SavedLearner,
+    StreamPosition,
     load_snapshot,
     open_store,
 )
 from fl_elastic.streaming.stream_options import Replay
-from fl_elastic.streaming.stream_position import StreamPosition
 
 
 def seen_of(folder: Path, outputs: int = 3) -> SavedLearner:

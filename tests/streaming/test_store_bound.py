@@ -22,8 +22,7 @@ from toy_streams import delete_class, relabelled
 from fl_elastic.errors import StoreError
 from fl_elastic.streaming import SampleStore
 from fl_elastic.streaming.store.bounds import LEAST_CAPACITY
-from fl_elastic.streaming.store.changes import Offer
-from fl_elastic.streaming.store.policies import STORAGE_POLICIES
+from fl_elastic.streaming.store.changes import STORAGE_POLICIES, Offer
 
 
 def stream_for_ever(path: Path, capacity: int, policy: str, size: int) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fl_elastic.errors import StreamError
-from fl_elastic.streaming.guard import Guard, Row, Score
-from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.guard import Guard, RecentSamples, Row, Score
 
 
 def row(number: int) -> Row:

@@ -25,7 +25,7 @@ from toy_streams import (
 from fl_elastic.errors import StreamDataError
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.streaming import ClosedForm, SampleStore, StreamLearner, Trigger
-from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.progress import StreamRecord
 from fl_elastic.streaming.solved_head import SolvedHead
 from fl_elastic.streaming.sources import open_source
 from fl_elastic.streaming.summary import stream_summary
@@ -287,7 +287,7 @@ def test_labels_that_come_too_late_to_be_scored_are_learned_as_any_others(
 
     waiting = delayed(tmp_path / "all")
     assert waiting.progress.labelled == 300 and "no accuracy" not in caplog.text
-    monkeypatch.setattr("fl_elastic.streaming.recent._WAITING", 50)
+    monkeypatch.setattr("fl_elastic.streaming.guard._WAITING", 50)
     late = delayed(tmp_path / "few")
     assert (late.progress.labelled, late.progress.unlearned) == (0, 0)
     assert late.progress.adaptations == waiting.progress.adaptations > 3

@@ -59,8 +59,8 @@ class Settings:
             training=TrainerOptions(timing=Timing(closed_loop=False)),
         )  # fmt: skip
         for name, counts in {
-            "recent._NEW": [5, 60, 512],
-            "recent._WAITING": [3, 50, 10_000],
+            "guard._NEW": [5, 60, 512],
+            "guard._WAITING": [3, 50, 10_000],
             "arrivals._NAMES": [2, 1000],
         }.items():
             monkeypatch.setattr(f"fl_elastic.streaming.{name}", one(counts))

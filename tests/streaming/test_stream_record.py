@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_elastic.state.codec import from_archive, to_archive
-from fl_elastic.streaming.record import StreamRecord
+from fl_elastic.streaming.progress import StreamRecord
 
 
 def recorded(correct: list[bool], record: StreamRecord) -> StreamRecord:

@@ -15,7 +15,7 @@ from toy_streams import blobs, closed, learner_in, run
 from fl_elastic.streaming import StreamLearner, Trigger
 from fl_elastic.streaming import event_log as event_log_module
 from fl_elastic.streaming.event_log import Event, EventLog
-from fl_elastic.streaming.source_position import SourcePosition
+from fl_elastic.streaming.sources import SourcePosition
 
 NEVER = Trigger(10**9, None)
 

@@ -14,10 +14,9 @@ from torch import nn
 from fl_elastic.budget import Budget
 from fl_elastic.state.codec import to_archive
 from fl_elastic.streaming import SampleStore, StreamLearner
-from fl_elastic.streaming.recent import RecentSamples
+from fl_elastic.streaming.guard import RecentSamples
 from fl_elastic.streaming.store.changes import Relabelled
-from fl_elastic.streaming.stream_options import StreamOptions
-from fl_elastic.streaming.trigger import Trigger
+from fl_elastic.streaming.stream_options import StreamOptions, Trigger
 from fl_elastic.training import Timing, TrainerOptions
 
 Sample = tuple[NDArray[np.float32], int]

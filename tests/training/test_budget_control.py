@@ -248,7 +248,7 @@ def test_the_log_counts_steps_losses_and_times() -> None:
     results = []
     for batch, names in [(whole, ["a"]), (whole, ["a", "b"]), (whole, ["b"]), (part, ["b"])]:
         results.append(log.step(batch, plan, lambda _: next(losses)))
-        log.weigh(len(batch[0]))
+        log.weights.append(len(batch[0]))
         log.count(dict.fromkeys(names, stepped) | {"c": passed_by})
     assert results == [(1.0, True), (3.0, True), (2.0, True), (0.5, False)]
     assert log.losses == [3.0, 2.0, 1.0, 0.5]

@@ -26,7 +26,7 @@ from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
-from fl_elastic.training.still_parameters import StillThroughSteps
+from fl_elastic.training.apply_plan import StillThroughSteps
 from fl_elastic.update import Manifest
 
 Batches = list[tuple[Tensor, Tensor]]

@@ -32,7 +32,7 @@ def build(seed: int = 3) -> nn.Module:
 
 def costs(model: nn.Module, batch: Any) -> CostProfile:
     profile = profile_model(model, loss_fn, batch)
-    return with_prefix(profile, model, batch, OPTIONS)
+    return with_prefix(profile, model, batch, OPTIONS.timing.clock)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

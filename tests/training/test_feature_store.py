@@ -20,9 +20,8 @@ from torch import nn
 
 from fl_elastic.errors import BudgetError, SettingError
 from fl_elastic.state.rows import Rows, page_for, room_of
-from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec
+from fl_elastic.training.feature_codec import PRECISIONS, FeatureCodec, fingerprint
 from fl_elastic.training.feature_store import FeatureStore
-from fl_elastic.training.features_fingerprint import fingerprint
 
 SHAPES = st.sampled_from([(5,), (3, 4), (4, 3, 3), (2, 5, 7)])
 

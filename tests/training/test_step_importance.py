@@ -32,7 +32,7 @@ from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning.importance import Probe
 from fl_elastic.planning.importance.elastic import ElasticImportance
 from fl_elastic.training import ElasticTrainer, Timing, TrainerOptions
-from fl_elastic.training.step_importance import StepImportance, _along
+from fl_elastic.training.step import StepImportance, _along
 
 
 def probed(model: nn.Module, batches: list[Batch], optimizer_fn: OptimizerFn) -> dict[str, float]:

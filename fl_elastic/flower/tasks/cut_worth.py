@@ -27,7 +27,7 @@ class RateCuts(RoundTask):
         # With options that keep features, because features will be kept whichever cut is chosen.
         options = replace(work.options, forward=work.forward(True))
         client, model, batches = work.client, work.data.model, work.batches(2)
-        profile = with_prefix(work.costs(options), model, batches[0], options)
+        profile = with_prefix(work.costs(options), model, batches[0], options.timing.clock)
         client.state.keep_profile(profile, model)
         worth = cut_worth(
             model, work.data.loss_fn, batches, profile, options, work.size().examples,

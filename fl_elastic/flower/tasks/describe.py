@@ -23,11 +23,8 @@ class Describe(RoundTask):
     name: ClassVar[str] = "describe"
     message_type: ClassVar[str] = "evaluate"
     brings_model: ClassVar[bool] = False
-
-    @property
-    def reveals_data(self) -> bool:
-        """False: only the number of examples is revealed."""
-        return False
+    reveals_data: ClassVar[bool] = False
+    """Only the number of examples is revealed."""
 
     def answer(self, work: ClientRound) -> Answer:
         """Return the capabilities as metrics; unknown costs are estimated."""

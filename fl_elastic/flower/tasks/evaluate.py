@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from fl_elastic.flower.believed_metrics import refuse_metrics
+from fl_elastic.flower.records import refuse_metrics
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
@@ -23,11 +23,8 @@ class Evaluate(RoundTask):
     name: ClassVar[str] = "evaluate"
     message_type: ClassVar[str] = "evaluate"
     known_to_flower: ClassVar[bool] = True
-
-    @property
-    def reveals_data(self) -> bool:
-        """False: it reveals no more than any evaluation."""
-        return False
+    reveals_data: ClassVar[bool] = False
+    """It reveals no more than any evaluation."""
 
     def answer(self, work: ClientRound) -> Answer:
         """Evaluate the model, on kept features of the test data at the fleet's cut if there are any."""

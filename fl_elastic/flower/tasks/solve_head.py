@@ -43,7 +43,7 @@ class SolveHead(RoundTask):
     name: ClassVar[str] = "solve-head"
 
     @property
-    def reveals_data(self) -> bool:
+    def reveals_data(self) -> bool:  # type: ignore[override]
         """Whether neither noise nor secure aggregation covers the sums."""
         return self.noise is None and not self.fixed_point
 

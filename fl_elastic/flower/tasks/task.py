@@ -34,8 +34,8 @@ _CLASSES = {
     "describe": "describe.Describe",
     "solve-head": "solve_head.SolveHead",
     "rank-places": "rank_places.RankPlaces",
-    "squared-gradients": "squared_gradients.SumSquaredGradients",
-    "loss": "loss.MeasureLoss",
+    "squared-gradients": "forgetting.SumSquaredGradients",
+    "loss": "forgetting.MeasureLoss",
     "cut-worth": "cut_worth.RateCuts",
 }
 _Decoded = TypeVar("_Decoded")
@@ -113,11 +113,8 @@ class RoundTask(ABC):
     """Whether the model comes with the message."""
     known_to_flower: ClassVar[bool] = False
     """Whether Flower's own clients can do the task, too."""
-
-    @property
-    def reveals_data(self) -> bool:
-        """Whether the answer contains numbers from the data that an optimiser's noise does not cover."""
-        return True
+    reveals_data: ClassVar[bool] = True
+    """Whether the answer contains numbers from the data that an optimiser's noise does not cover."""
 
     @abstractmethod
     def answer(self, work: ClientRound) -> Answer:

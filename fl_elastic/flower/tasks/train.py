@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, PlanError, UpdateError
+from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.flower.records import FORGET, IMPORTANCE, MAY_TRAIN, PACKED, TENSORS
 from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
 
@@ -46,11 +43,14 @@ class Train(RoundTask):
 
     name: ClassVar[str] = "train"
     known_to_flower: ClassVar[bool] = True
+    reveals_data: ClassVar[bool] = False
+    """It reveals no more than the optimiser's steps."""
 
-    @property
-    def reveals_data(self) -> bool:
-        """False: it reveals no more than the optimiser's steps."""
-        return False
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise UpdateError(
+                f"config {config_key('rate')} = {self.rate} is not above 0 and at most 1"
+            )
 
     def answer(self, work: ClientRound) -> Answer:
         """Train with a new optimiser, without momentum from earlier rounds; return the update."""
@@ -66,11 +66,11 @@ class Train(RoundTask):
         data.model.train()
         report = trainer.fit(data.batches, epochs=epochs)
         update = data.update(trainer, work.version)
+        metrics = self._metrics(work, trainer, report)
         client.state.keep_selection(wanted=trainer.planner.policy.needs_coverage)
         if trainer.profile is not None and trainer.profile is not profile:
             # The fit has added the costs of the policy's modes.
             client.state.keep_profile(trainer.profile, data.model)
-        metrics = self._metrics(work, trainer, report)
         if work.config.get(PACKED):
             packed = client.state.encoded(update, client.codec)
             return Answer.packed(packed, update.num_examples, metrics, report)
@@ -94,7 +94,7 @@ class Train(RoundTask):
             policy = GivenPolicy(read_groups(self.groups))
         return ElasticTrainer(
             data.model, data.loss_fn, work.optimizer_fn,
-            budget=_since_arrival(work), policy=policy, profile=profile, options=work.options,
+            budget=work.budget_left, policy=policy, profile=profile, options=work.options,
             state=client.state.selection, manifest=work.data.manifest,
         )  # fmt: skip
 
@@ -118,30 +118,6 @@ class Train(RoundTask):
             worth = {name: max(score, 0.0) for name, score in report.importance.items()}
             metrics[IMPORTANCE] = json.dumps(worth)
         return metrics
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read the fields from a message's config; raise UpdateError if one is invalid."""
-        found = super().from_config(config)
-        if not 0 < found.rate <= 1:
-            raise UpdateError(
-                f"config {config_key('rate')} = {found.rate} is not above 0 and at most 1"
-            )
-        return found
-
-
-def _since_arrival(work: ClientRound) -> Budget:
-    """Return the rest of a budget whose deadline began when the message arrived, if time is measured."""
-    budget, timing = work.budget, work.client.options.timing
-    if budget.deadline is None or not timing.closed_loop or timing.clock == "cpu":
-        return budget
-    passed = time.perf_counter() - work.arrived
-    if passed >= budget.deadline:
-        raise BudgetError(
-            f"deadline {budget.deadline:.3g} s has passed before the first step: the message arrived "
-            f"{passed:.3g} s ago; allow more time, or leave this device out of the round"
-        )
-    return budget.after(passed, 0.0, 0)
 
 
 def read_groups(text: str) -> tuple[str, ...]:

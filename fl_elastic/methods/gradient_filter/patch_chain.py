@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_elastic.methods.gradient_filter.convolution import filtered_conv2d
+from fl_elastic.methods.gradient_filter.operation import filtered_conv2d
 from fl_elastic.methods.gradient_filter.patches import CellGrid
 from fl_elastic.ops.activations import relu, relu6
 from fl_elastic.ops.geometry import ConvGeometry, Pair

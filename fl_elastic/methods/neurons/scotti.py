@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fl_elastic.errors import PlanError
 from fl_elastic.methods.neurons.policy import NeuronPolicy
-from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer
-from fl_elastic.methods.neurons.threshold import fitting
+from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, fitting
 from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.request import PlanRequest, PolicyMemory
 

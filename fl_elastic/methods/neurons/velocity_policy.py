@@ -13,8 +13,7 @@ from fl_elastic.errors import PlanError
 from fl_elastic.groups import Mode
 from fl_elastic.methods.neurons.motion import Values, within
 from fl_elastic.methods.neurons.policy import NeuronPolicy
-from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, modes_of, neuron_layers
-from fl_elastic.methods.neurons.threshold import fitting
+from fl_elastic.methods.neurons.rows import Chosen, NeuronLayer, fitting, modes_of, neuron_layers
 from fl_elastic.planning.channel_modes import refuse_without_layers
 from fl_elastic.planning.policy import POLICIES
 from fl_elastic.planning.request import PlanRequest

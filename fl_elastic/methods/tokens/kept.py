@@ -15,9 +15,6 @@ from fl_elastic.errors import PlanError
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.step_transform import StepCase, StepTransform
 
-# Shares of the training at which the share of tokens begins and ends to fall.
-_BEGIN, _END = 10 / 300, 110 / 300
-
 
 @dataclass(frozen=True)
 class KeptTokens(StepTransform):
@@ -86,7 +83,7 @@ class KeptTokens(StepTransform):
         Frozen parts run in eval mode, because which tokens a block attends to must not depend on chance.
         """
         # Imported here: only needed to apply a plan.
-        from fl_elastic.training.frozen_norms import held_in_eval
+        from fl_elastic.training.apply_plan import held_in_eval
 
         trained = set(plan.trained_parameters)
         with held_in_eval(model, _frozen_modules(model, trained)), self.dropping(model):
@@ -164,25 +161,3 @@ def kept_count(tokens: int, share: float) -> int:
     """
     # The tolerance keeps a product that is whole up to rounding from being rounded up.
     return min(tokens, max(1, math.ceil(tokens * share - 1e-9)))
-
-
-def cosine_share(progress: float, share: float) -> float:
-    """Return the share of tokens that is kept at a point of the training: first 1, then falling by a half cosine.
-
-    This is the published schedule of Tri-Level E-ViT (Kong et al., AAAI 2023): 300 epochs, falling from the 10th to
-    the 110th.
-
-    Parameters
-    ----------
-    progress : float
-        Share of the training that is done.
-    share : float
-        Final share of the tokens.
-
-    Examples
-    --------
-    >>> [round(cosine_share(epoch / 300, 0.9), 3) for epoch in (0, 10, 60, 110, 300)]
-    [1.0, 1.0, 0.95, 0.9, 0.9]
-    """
-    passed = min(max((progress - _BEGIN) / (_END - _BEGIN), 0.0), 1.0)
-    return share + (1 - share) * (1 + math.cos(math.pi * passed)) / 2

@@ -65,8 +65,7 @@ class TokenPolicy(Policy):
         classes = _class_tokens(
             probe.model, probe.loss_fn, probe.batches[0], blocks, self.first_drop(blocks)
         )
-        facts = memory.of(self.name).facts
-        return PolicyMemory(self.name, {**facts, "classes": classes})
+        return PolicyMemory(self.name, {"classes": classes})
 
 
 def classes_of(request: PlanRequest, policy: str) -> int:

@@ -17,9 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from fl_elastic.errors import StoreError
 from fl_elastic.given import whole
 from fl_elastic.streaming.intake import kept_label, label_of
-from fl_elastic.streaming.store.changes import Change, Note, Offer, Writer
+from fl_elastic.streaming.store.changes import STORAGE_POLICIES, Change, Note, Offer, Writer
 from fl_elastic.streaming.store.encoding import ENCODINGS, Encoding
-from fl_elastic.streaming.store.policies import STORAGE_POLICIES
 from fl_elastic.streaming.store.sqlite import Database, Facts, texts_of
 
 # Any number of ids in a single value.
