@@ -39,6 +39,7 @@ __all__ = [
     "own_parameters",
     "own_parts",
     "recorded_allocations",
+    "sees_outputs",
     "spared_group_norms",
     "steps_alone",
     "uncompiled",
@@ -125,6 +126,19 @@ def called_hooks(module: nn.Module) -> bool:
         module._backward_pre_hooks,
     )
     return any(hooks)
+
+
+def sees_outputs(module: nn.Module) -> bool:
+    """Return whether a hook of another's is called with what enters or leaves this module.
+
+    Hooks of torch itself compute the module's weight.
+
+    >>> layer = nn.utils.spectral_norm(nn.Linear(2, 2))
+    >>> sees_outputs(layer), bool(layer.register_forward_hook(print)), sees_outputs(layer)
+    (False, True, True)
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not type(each).__module__.startswith("torch.nn.") for each in hooks)
 
 
 def hooked(tensor: Tensor) -> tuple[int, ...]:
