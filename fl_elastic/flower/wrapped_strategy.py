@@ -34,6 +34,7 @@ from fl_elastic.errors import CheckpointError, ElasticError, SettingError
 from fl_elastic.flower.completed_metrics import completed_metrics, mean_metrics
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.strategy_parameters import parameters_of
+from fl_elastic.flower.tasks.task import EPOCHS
 
 # Wording of the log lines of Flower's strategies.
 _RECEIVED = "%s: Received %s results and %s failures"
@@ -50,6 +51,8 @@ _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
 _LOG = logging.getLogger("fl_elastic")
+# Settings by the names of Flower's older examples, and the names under which clients read them.
+_READ_AS = {name.replace("-", "_"): name for name in (EPOCHS, "proximal-mu")}
 
 Configure: TypeAlias = Callable[..., Iterable[Message]]
 """A method ``configure_train`` or ``configure_evaluate`` of a strategy."""
@@ -220,7 +223,7 @@ def _refuse_other_contents(
 
 
 def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
-    """Log settings that are lists, which only Flower's own clients of the Message API are sent."""
+    """Log settings that are lists, which only Flower's own clients of the Message API are sent, and near misses."""
     records = [each for message in messages for each in message.content.config_records.values()]
     lists = dict.fromkeys(
         name for record in records for name, value in record.items() if isinstance(value, list)
@@ -229,6 +232,10 @@ def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
         _LOG.warning(
             "settings that are lists are not sent to an ElasticClient, which gets single values: %s",
             one_line(", ".join(lists)),
+        )
+    for name in sorted({name for record in records for name in record} & _READ_AS.keys()):
+        _LOG.warning(
+            "an ElasticClient does not read setting %r: did you mean %r?", name, _READ_AS[name]
         )
 
 
