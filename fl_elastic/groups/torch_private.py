@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ __all__ = [
     "steps_alone",
     "uncompiled",
     "version_of",
+    "without_new_hooks",
     "writes_to",
 ]
 
@@ -144,6 +145,26 @@ def sees_outputs(module: nn.Module) -> bool:
 def hooked(tensor: Tensor) -> tuple[int, ...]:
     """Return a key that identifies the hooks on a tensor's gradient."""
     return tuple(tensor._backward_hooks or ())
+
+
+@contextmanager
+def without_new_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Remove the hooks on gradients that are registered inside the block.
+
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> with without_new_hooks([weight]):
+    ...     _ = weight.register_hook(torch.neg)
+    >>> hooked(weight)
+    ()
+    """
+    before = [(tensor, dict(tensor._backward_hooks or {})) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, hooks in before:
+            if tensor._backward_hooks is not None and tensor._backward_hooks.keys() != hooks.keys():
+                tensor._backward_hooks.clear()
+                tensor._backward_hooks.update(hooks)
 
 
 def checkpoint_hook() -> object:
