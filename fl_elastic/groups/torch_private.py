@@ -30,6 +30,7 @@ __all__ = [
     "has_gradient_hooks",
     "has_hooks",
     "hooked",
+    "is_observed",
     "named_arguments",
     "next_number",
     "no_view",
@@ -39,7 +40,6 @@ __all__ = [
     "own_parameters",
     "own_parts",
     "recorded_allocations",
-    "sees_outputs",
     "spared_group_norms",
     "steps_alone",
     "uncompiled",
@@ -129,16 +129,17 @@ def called_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
-def sees_outputs(module: nn.Module) -> bool:
-    """Return whether a hook of another's is called with what enters or leaves this module.
+def is_observed(module: nn.Module, *, inputs_only: bool = False) -> bool:
+    """Return whether a hook of another's is called with what enters this module, or also with what leaves it.
 
     Hooks of torch itself compute the module's weight.
 
     >>> layer = nn.utils.spectral_norm(nn.Linear(2, 2))
-    >>> sees_outputs(layer), bool(layer.register_forward_hook(print)), sees_outputs(layer)
+    >>> is_observed(layer), bool(layer.register_forward_hook(print)), is_observed(layer)
     (False, True, True)
     """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    after = () if inputs_only else module._forward_hooks.values()
+    hooks = (*after, *module._forward_pre_hooks.values())
     return any(not type(each).__module__.startswith("torch.nn.") for each in hooks)
 
 
