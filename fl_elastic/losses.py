@@ -41,16 +41,19 @@ def classification_loss(outputs: Any, targets: Tensor) -> Tensor:
 def class_scores(outputs: Any) -> list[Tensor]:
     """Return the class scores, shape (batch, classes), in outputs of any kind, the main ones first.
 
+    What has another shape than the main ones, such as the features that a model returns as well, are no scores.
+
     Examples
     --------
     >>> import torch
-    >>> [len(each) for each in class_scores({"main": torch.zeros(2, 4), "features": torch.zeros(2, 3, 3)})]
+    >>> [len(each) for each in class_scores({"main": torch.zeros(2, 4), "features": torch.zeros(2, 16)})]
     [2]
     """
     values = outputs.values() if isinstance(outputs, Mapping) else outputs
     several = isinstance(values, Iterable) and not isinstance(values, Tensor)
     found = values if several else [getattr(outputs, "logits", outputs)]
-    return [value for value in found if isinstance(value, Tensor) and value.ndim == 2]
+    tables = [value for value in found if isinstance(value, Tensor) and value.ndim == 2]
+    return [value for value in tables if value.shape == tables[0].shape]
 
 
 def own_loss(outputs: Any, targets: Any) -> Tensor:

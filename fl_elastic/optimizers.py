@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.torch_private import has_hooks, steps_alone
+from fl_elastic.groups.torch_private import has_hooks, steps_alone, without_new_hooks
 
 OptimizerFn = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """``optimizer_fn(parameters)``, or ``optimizer_fn(named_parameters)`` for pairs of name and parameter."""
@@ -22,8 +22,13 @@ _NAMED = "named_parameters"
 _SHOWN = 3
 
 
-def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimizer:
+def made_by(
+    optimizer_fn: OptimizerFn, model: nn.Module, *, kept: bool = False
+) -> torch.optim.Optimizer:
     """Return the optimiser of a model's trainable parameters.
+
+    Hooks that ``optimizer_fn`` registers on their gradients stay only if the optimiser is ``kept``: costs are
+    estimated with others.
 
     Raises
     ------
@@ -45,7 +50,8 @@ def made_by(optimizer_fn: OptimizerFn, model: nn.Module) -> torch.optim.Optimize
     check_callable(optimizer_fn)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     given: Any = named if _wants_names(optimizer_fn) else [each for _, each in named]
-    made: object = optimizer_fn(given)
+    with nullcontext() if kept else without_new_hooks([each for _, each in named]):
+        made: object = optimizer_fn(given)
     if not isinstance(made, torch.optim.Optimizer):
         raise TrainingError(
             f"optimizer_fn returned {type(made).__name__}: it must return a torch.optim.Optimizer "
@@ -103,7 +109,7 @@ class KeptOptimizer:
         before = self.made
         if before is None or not (undriven(before, self._model)):
             return
-        self.made = made = made_by(self._optimizer_fn, self._model)
+        self.made = made = made_by(self._optimizer_fn, self._model, kept=True)
         if made is before:
             return
         driven = {each for group in made.param_groups for each in group["params"]}
@@ -131,7 +137,7 @@ class KeptOptimizer:
     def __call__(self) -> torch.optim.Optimizer:
         """Return the optimiser; raise TrainingError as `made_by` does."""
         if self.made is None:
-            self.made = made_by(self._optimizer_fn, self._model)
+            self.made = made_by(self._optimizer_fn, self._model, kept=True)
         return self.made
 
 

@@ -33,8 +33,9 @@ def test_one_output_is_plain_cross_entropy() -> None:
         OrderedDict(out=main, aux=aux),
         (main, None, aux),
         (main, aux, torch.randn(5, 4, 2)),
+        (main, torch.randn(5, 16), aux),
     ],
-    ids=["tuple", "list", "namedtuple", "dict", "with None", "with feature maps"],
+    ids=["tuple", "list", "namedtuple", "dict", "with None", "with feature maps", "with features"],
 )
 def test_a_second_output_counts_less(outputs: Any) -> None:
     expected = cross_entropy(main, targets) + 0.3 * cross_entropy(aux, targets)

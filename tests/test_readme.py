@@ -102,6 +102,17 @@ def _a_loop_of_ones_own_trains_by_a_plan(names: _Names) -> None:
     assert names["update"].num_examples == 12
 
 
+@check("def optimizer_fn(named_parameters)")
+def _an_optimiser_with_a_schedule_and_clipping_takes_steps(names: _Names) -> None:
+    model = nn.Sequential()
+    model.body, model.classifier = nn.Linear(6, 8), nn.Linear(8, 2)
+    loss_fn = nn.functional.cross_entropy
+    trainer = ElasticTrainer(model, loss_fn, names["optimizer_fn"], budget=Budget())
+    assert trainer.fit(_batches()).steps == 3
+    assert trainer.optimizer is not None
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.99**3)
+
+
 @check("from peft import LoraConfig")
 def _adapters_are_trained_and_exported_in_pefts_format(names: _Names) -> None:
     contexts = {n: types.SimpleNamespace(node_config={"partition-id": n}) for n in (1, 2)}

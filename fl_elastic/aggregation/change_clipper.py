@@ -27,8 +27,8 @@ _DOUBTED, _FIRST = 4.0, 1000.0
 # The usual size is then known from a single round only, so this smaller multiple of it is believed.
 _NEW = 10.0
 # A smaller change relative to the tensor or the model is rounding, as that of a bias before a BatchNorm, which has
-# no gradient.
-_ROUNDED = 1e-6
+# no gradient: over a round's steps, a norm of a batch of two adds up to some 1e-6.
+_ROUNDED = 1e-5
 # No tensor's name begins with a dot.
 _EARLY = ".early."
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
 from fl_elastic.errors import BudgetError, ModelError
-from fl_elastic.flower.tasks.task import EPOCHS, RoundTask
+from fl_elastic.flower.tasks.task import EPOCHS, RoundTask, number_in
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
@@ -190,7 +190,7 @@ class ClientRound:
         return replace(
             options,
             seed=_seed_of(options.seed, name, int(said.get("server-round", 0))),
-            proximal=max(float(said.get("proximal-mu", 0.0)), options.proximal),
+            proximal=max(number_in(said, "proximal-mu", 0.0), options.proximal),
             forward=self.forward(bool(options.part.cut)),
         )
 

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
 from fl_elastic.flower.round import Round, one_line
+from fl_elastic.flower.tasks.task import EPOCHS
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 
@@ -55,6 +56,8 @@ _NOT_LINEAR = (
 # Names that the metrics of a round's clients may have together.
 _METRICS = 512
 _LOG = logging.getLogger("fl_elastic")
+# Settings by the names of Flower's older examples, and the names under which clients read them.
+_READ_AS = {name.replace("-", "_"): name for name in (EPOCHS, "proximal-mu")}
 
 Configure: TypeAlias = Callable[..., Iterable[Message]]
 """A method ``configure_train`` or ``configure_evaluate`` of a strategy."""
@@ -225,7 +228,7 @@ def _refuse_other_contents(
 
 
 def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
-    """Log settings that are lists, which only Flower's own clients of the Message API are sent."""
+    """Log settings that are lists, which only Flower's own clients of the Message API are sent, and near misses."""
     records = [each for message in messages for each in message.content.config_records.values()]
     lists = dict.fromkeys(
         name for record in records for name, value in record.items() if isinstance(value, list)
@@ -234,6 +237,10 @@ def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
         _LOG.warning(
             "settings that are lists are not sent to an ElasticClient, which gets single values: %s",
             one_line(", ".join(lists)),
+        )
+    for name in sorted({name for record in records for name in record} & _READ_AS.keys()):
+        _LOG.warning(
+            "an ElasticClient does not read setting %r: did you mean %r?", name, _READ_AS[name]
         )
 
 

@@ -153,7 +153,8 @@ def counted(
     """Yield the batches of a loader that have examples, each with their number.
 
     The number is at most that of the examples that a DataLoader draws, if it says so. The targets alone may give a
-    larger one: for tokens their first axis may be time.
+    larger one: for tokens their first axis may be time. The tensors of a loader of another kind are copied, because
+    it may fill the same memory with its next batch.
 
     Examples
     --------
@@ -165,8 +166,14 @@ def counted(
     >>> [size for _, size in counted(loader)]
     [2, 1]
     """
+    # Imported here: that module imports this one.
+    from fl_elastic.groups.forward import map_tensors
+
     drawn = None if count_examples is not None else _drawn_sizes(loader)
-    for batch in loader:
+    collates = getattr(loader, "batch_sampler", None) is not None
+    for given in loader:
+        kept = collates or isinstance(loader, (list, tuple))
+        batch = given if kept else map_tensors(Tensor.clone, given)
         size = batch_size(batch, count_examples)
         size = size if drawn is None else min(size, next(drawn, size))
         if size:

@@ -31,7 +31,7 @@ LossFn: TypeAlias = Callable[[Any, Any], Tensor]
 _OF_A_MISFIT = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 # Most names of inputs in a message.
 _SHOWN = 8
-_WRITES: WeakKeyDictionary[nn.Module, dict[bool, bool]] = WeakKeyDictionary()
+_WRITES: WeakKeyDictionary[object, dict[bool, bool]] = WeakKeyDictionary()
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -277,13 +277,18 @@ def compute_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Tensor:
 
 
 @contextmanager
-def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
-    """Yield the inputs, or copies of them if the model modifies its inputs in place.
+def _unwritten(called: object, inputs: Any) -> Iterator[Any]:
+    """Yield the inputs of a model or loss, or copies of them if it modifies its inputs in place.
 
-    Whether it does is found out at its first call in each training mode; a model that did it once may do it again.
+    Whether it does is found out at its first call in each training mode; what did it once may do it again.
     """
-    known = _WRITES.setdefault(model, {})
-    writes = known.get(model.training)
+    mode = bool(getattr(called, "training", True))
+    try:
+        known = _WRITES.setdefault(called, {})
+    except TypeError:
+        # An object that cannot be remembered is found out anew in each call.
+        known = {}
+    writes = known.get(mode)
     versions: list[tuple[Tensor, int]] = []
 
     def watched(tensor: Tensor) -> Tensor:
@@ -301,7 +306,7 @@ def _unwritten(model: nn.Module, inputs: Any) -> Iterator[Any]:
     finally:
         wrote = any(writes_to(tensor) != before for tensor, before in versions)
         if wrote or (ended and writes is None):
-            known[model.training] = wrote
+            known[mode] = wrote
 
 
 def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[Any, Tensor]:
@@ -319,8 +324,19 @@ def outputs_and_loss(model: nn.Module, loss_fn: LossFn, batch: Batch) -> tuple[A
         listed = isinstance(inputs, (tuple, list))
         outputs = _called(model, given, batch_size(batch) if listed else None)
         _refuse_unknown_classes(loss_fn, outputs, targets)
-        loss = loss_fn(outputs, targets)
+        loss = loss_of(loss_fn, outputs, targets)
     return outputs, one_number(loss)
+
+
+def loss_of(loss_fn: LossFn, outputs: Any, targets: Any) -> Any:
+    """Return what a loss returns; if it modifies outputs or targets in place, it gets copies.
+
+    A batch may be used several times, and outputs are compared with its targets after the loss was computed.
+    """
+    # Outputs of other kinds may be objects of the model's own.
+    plain = isinstance(outputs, Tensor)
+    with _unwritten(loss_fn, (outputs if plain else None, targets)) as (scores, wanted):
+        return loss_fn(scores if plain else outputs, wanted)
 
 
 def one_number(loss: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ __all__ = [
     "has_gradient_hooks",
     "has_hooks",
     "hooked",
+    "is_observed",
     "named_arguments",
     "next_number",
     "no_view",
@@ -43,6 +44,7 @@ __all__ = [
     "steps_alone",
     "uncompiled",
     "version_of",
+    "without_new_hooks",
     "writes_to",
 ]
 
@@ -127,9 +129,43 @@ def called_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
+def is_observed(module: nn.Module, *, inputs_only: bool = False) -> bool:
+    """Return whether a hook of another's is called with what enters this module, or also with what leaves it.
+
+    Hooks of torch itself compute the module's weight.
+
+    >>> layer = nn.utils.spectral_norm(nn.Linear(2, 2))
+    >>> is_observed(layer), bool(layer.register_forward_hook(print)), is_observed(layer)
+    (False, True, True)
+    """
+    after = () if inputs_only else module._forward_hooks.values()
+    hooks = (*after, *module._forward_pre_hooks.values())
+    return any(not type(each).__module__.startswith("torch.nn.") for each in hooks)
+
+
 def hooked(tensor: Tensor) -> tuple[int, ...]:
     """Return a key that identifies the hooks on a tensor's gradient."""
     return tuple(tensor._backward_hooks or ())
+
+
+@contextmanager
+def without_new_hooks(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Remove the hooks on gradients that are registered inside the block.
+
+    >>> weight = torch.zeros(1, requires_grad=True)
+    >>> with without_new_hooks([weight]):
+    ...     _ = weight.register_hook(torch.neg)
+    >>> hooked(weight)
+    ()
+    """
+    before = [(tensor, dict(tensor._backward_hooks or {})) for tensor in tensors]
+    try:
+        yield
+    finally:
+        for tensor, hooks in before:
+            if tensor._backward_hooks is not None and tensor._backward_hooks.keys() != hooks.keys():
+                tensor._backward_hooks.clear()
+                tensor._backward_hooks.update(hooks)
 
 
 def checkpoint_hook() -> object:

@@ -131,7 +131,7 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     on_path = _activation_path(order, sources, leaves)
     owned = {node: _owned(node, on_path, leaves) for node in on_path}
     live: list[Any] = [node for node in reversed(order) if node in on_path]
-    owners: dict[Any, list[str]] = {node: owned[node][0] for node in live if owned[node][0]}
+    owners = _without_penalties({node: owned[node][0] for node in live if owned[node][0]})
     unused = _unused_modules(model, owners.values())
     if unused:
         live = _with_unused(model, live, owners, unused)
@@ -252,6 +252,27 @@ def _owned(node: Any, on_path: set[Any], leaves: dict[Any, str]) -> tuple[list[s
                 seen.add(deeper)
                 stack.append(deeper)
     return parameters, passed
+
+
+def _without_penalties(owners: dict[Any, list[str]]) -> dict[Any, list[str]]:
+    """Return the owners without penalties, written into the loss, on the parameters of several layers.
+
+    Such a penalty, as FedProx's, would join these layers into one group. A parameter's gradient of it needs nothing
+    of other layers, and comes from nearer to the loss than the layer, so that whoever trains the layer has it.
+    """
+    users = Counter(name for names in owners.values() for name in names)
+    order, found = list(owners), dict[Any, list[str]]()
+    for index, node in enumerate(order):
+        own = owners[node]
+        if sum(users[name] > 1 for name in own) > 1:
+            # Another penalty, or another use of the same layer, has all of these parameters.
+            layers = [each for each in order[index + 1 :] if not set(own) <= set(owners[each])]
+            layer_of = {name: each for each in layers for name in owners[each]}
+            if len({layer_of[name] for name in own if name in layer_of}) > 1:
+                own = [name for name in own if name not in layer_of]
+        if own:
+            found[node] = own
+    return found
 
 
 def _unused_modules(model: nn.Module, used: Iterable[list[str]]) -> dict[Any, list[str]]:

@@ -15,7 +15,7 @@ from fl_elastic.groups.batch_rows import count_rows, join_examples, map_rows, ta
 from fl_elastic.groups.forward import call_model, channels_last, map_tensors
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
-from fl_elastic.groups.torch_private import spared_group_norms
+from fl_elastic.groups.torch_private import is_observed, spared_group_norms
 from fl_elastic.groups.untouched import RngState
 from fl_elastic.ops.inference import fold, foldable_pairs
 from fl_elastic.ops.watched import Watched, is_watching, watched
@@ -155,7 +155,19 @@ class SplitModel:
             return call_model(self.model, inputs)
 
     def check(self, inputs: Any) -> None:
-        """Raise ModelError unless both parts together give what the whole model gives, in eval mode."""
+        """Raise ModelError unless both parts together give what the whole model gives, in eval mode.
+
+        A hook below the cut is refused: a loss may use what it keeps, and it would not see every batch.
+        """
+        below = {id(each) for module in self.prefix_modules for each in module.modules()}
+        for name, module in self.model.named_modules():
+            # What leaves the cut's module are the features.
+            last = name == self.cut.module and not self.cut.at_input
+            if id(module) in below and is_observed(module, inputs_only=last):
+                raise ModelError(
+                    f"a forward hook on {name!r}, below the cut at {self.cut.module!r}, would miss most batches: "
+                    "remove it if nothing uses what it sees"
+                )
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:

@@ -13,7 +13,9 @@ from torch import nn
 
 from fl_elastic.errors import ElasticError, ModelError, StreamDataError, TrainingError, UpdateError
 from fl_elastic.groups import LossFn
-from fl_elastic.groups.forward import call_model, one_number
+from fl_elastic.groups.forward import call_model, one_number, refusing_misfits
+from fl_elastic.groups.untouched import untouched
+from fl_elastic.profiling.profile import model_device
 from fl_elastic.registry import first_line
 from fl_elastic.streaming.body import Body, LastLayerBody, Look, Prepare, WholeModel, scores_of
 from fl_elastic.streaming.growing_head import ClassMap, grow_head, head_name
@@ -189,7 +191,8 @@ class Classifier:
             labels = np.array([row.y for row in rows], np.int64)
             targets = torch.from_numpy(self.classes.outputs(labels)).to(outputs.device)
             right = int((outputs[:, : len(self.classes)].argmax(1) == targets).sum())
-            loss = one_number(self.loss_fn(outputs, targets))
+            with refusing_misfits((inputs, targets)):
+                loss = one_number(self.loss_fn(outputs, targets))
             return Score(float(loss), right / len(rows), len(rows))
 
     def refuse_unlearnable(self, label: int | None) -> None:
@@ -208,6 +211,22 @@ class Classifier:
                 raise Refused(
                     f"there is no output for another class: {name!r} does not give the scores"
                 )
+            reason = self._loss_refuses(self._width + 1)
+            if reason and not self._loss_refuses(self._width):
+                raise Refused(
+                    f"there is no output for another class: the loss refuses it: {reason}"
+                )
+
+    def _loss_refuses(self, outputs: int) -> str:
+        """Return why the loss cannot take so many scores, as one with a weight for each class; empty if it can."""
+        device = model_device(self.model)
+        scores, targets = torch.zeros(1, outputs), torch.full((1,), outputs - 1)
+        try:
+            with untouched(nn.Identity(), self.loss_fn), torch.no_grad():
+                self.loss_fn(scores.to(device), targets.to(device))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            return first_line(error)
+        return ""
 
     def learn(self, label: int) -> bool:
         """Add a label to the known classes, with a new output if none is free; return whether it was new."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ from torch import nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.model_state import ModelState
+from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers
 from fl_elastic.planning import Plan
 from fl_elastic.planning.step_transform import Part
 from fl_elastic.update import Manifest, PartialUpdate
-from fl_elastic.update.manifest import Weights, array_of
+from fl_elastic.update.manifest import Role, Weights, array_of
 from fl_elastic.update.parts import Masks
+
+_LOG = logging.getLogger("fl_elastic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +66,7 @@ class Trained:
                 "that of a moving average: it belongs to the frozen base, which is in no update. Begin with "
                 "fl_elastic.flower.initial_arrays(model, whole=True), or make it a buffer"
             )
+        _say_what_stays(model, manifest, self.before)
         steps = under_every_name(model, self.steps)
         deltas = changes(model, manifest, self.before, steps)
         parts = trained_parts(self.plans, model, self.held)
@@ -72,6 +77,26 @@ class Trained:
             base_version=base_version,
             parts={n: part for n, part in parts.items() if n in deltas},
         )
+
+
+def _say_what_stays(model: nn.Module, manifest: Manifest, before: Weights) -> None:
+    """Warn of a buffer of whole numbers that training has changed, such as a flag that a layer is initialised.
+
+    The count of batches matters only to a norm without momentum.
+    """
+    state, unused = ModelState.of(model).tensors, set[int]()
+    for module in model.modules():
+        if isinstance(module, NormWithStatistics) and getattr(module, "momentum", 1.0) is not None:
+            unused |= set(map(id, own_buffers(module).values()))
+    for name in manifest.names:
+        own = manifest.role(name) is Role.COUNTER and id(state[name]) not in unused
+        if own and name in before and not np.array_equal(before[name], array_of(state[name])):
+            _LOG.warning(
+                "training has changed buffer %r, which holds whole numbers: no update holds these, so that under "
+                "PartialUpdates the next round begins with the server's value again. Make it float32 if the model "
+                "goes by it", name,
+            )  # fmt: skip
+            break
 
 
 def changes(

@@ -42,7 +42,7 @@ class Evaluation:
         because an example may have many targets, or none.
     accuracy : float or None
         Share of correctly classified examples; None unless every batch has (N, C) class scores and (N,) class
-        targets.
+        targets, from 0 to C - 1.
     num_examples : int
         Number of examples, without those whose class the loss ignores.
     metrics : dict
@@ -115,9 +115,10 @@ def evaluate(
                 outputs, batch_loss = outputs_and_loss(model, loss_fn, batch)
             found = _right_examples(outputs, batch[1])
             if found is not None:
-                found = found[~is_ignored(batch[1], counter.ignored)]
-                if not len(found):
+                known = ~is_ignored(batch[1], counter.ignored)
+                if not known.any():
                     continue
+                found = found[known] if _are_outputs(batch[1][known], outputs) else None
             counting = weight_in_mean(loss_fn, batch[1], size)
             if not counting:
                 continue
@@ -181,6 +182,13 @@ def _right_examples(outputs: object, targets: object) -> Tensor | None:
     if not fits or targets.is_floating_point() or targets.is_complex() or scores.shape[1] < 2:
         return None
     return scores.argmax(dim=1) == targets
+
+
+def _are_outputs(classes: Tensor, outputs: object) -> bool:
+    """Return whether classes number the outputs from 0; a loss may take them otherwise, such as from 1."""
+    scores = scores_of(outputs)
+    assert scores is not None
+    return 0 <= int(classes.long().min()) <= int(classes.long().max()) < scores.shape[1]
 
 
 def of_a_batch(metrics_fn: MetricsFn | None) -> Callable[[Any, Any], Any] | None:

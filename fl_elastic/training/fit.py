@@ -19,6 +19,7 @@ from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite
 from fl_elastic.groups.loss_settings import weight_in_mean
+from fl_elastic.groups.torch_private import writes_to
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import CostProfile
 from fl_elastic.profiling.memory import inference_bytes
@@ -425,9 +426,10 @@ class Fit:
         locked, batch = forward.locked_groups or 0, self.profile.key.rows
         self._predict(examples * prefix_seconds(self.profile, 0, None, at_least=locked) / batch)
 
-    def _statistics(self, trained: Container[str] = ()) -> dict[str, Tensor]:
-        """Return copies of what training may change without a gradient."""
-        return {name: each.detach().clone() for name, each in self._movable(trained)}
+    def _statistics(self, trained: Container[str] = ()) -> dict[str, tuple[Tensor, int]]:
+        """Return copies of what training may change without a gradient, and how often each was written."""
+        movable = self._movable(trained)
+        return {name: (each.detach().clone(), writes_to(each)) for name, each in movable}
 
     def _movable(self, trained: Container[str] = ()) -> Iterable[tuple[str, Tensor]]:
         """Return what training may change without a gradient: buffers that travel, and followers."""
@@ -439,17 +441,22 @@ class Fit:
         others = [item for item in self.start.followers.items() if item[0] not in trained]
         return [item for item in (*buffers, *others) if item[1].is_floating_point()]
 
-    def _moved(self, before: Mapping[str, Tensor]) -> list[str]:
-        """Return the names of the tensors that have changed since ``before`` and can travel."""
-        now = dict(self._movable())
+    def _moved(self, before: Mapping[str, tuple[Tensor, int]]) -> list[str]:
+        """Return the names of the tensors that were changed since ``before`` and can travel.
+
+        A buffer that was written and happens to be what it was, such as a running maximum, counts in the mean.
+        """
+        now, known = dict(self._movable()), self.start.followers
         changed = [
             name
-            for name, value in before.items()
+            for name, (value, writes) in before.items()
             if name in now
-            and not torch.equal(now[name], value)
-            and _can_travel(name, now[name], before)
+            and (
+                not torch.equal(now[name], value)
+                or (name not in known and writes_to(now[name]) != writes)
+            )
+            and _can_travel(name, now[name], value)
         ]
-        known = self.start.followers
         self.stayed_here |= {n for n in changed if n in known and not self.start.travels(n)}
         return [name for name in changed if name not in self.stayed_here]
 
@@ -488,7 +495,7 @@ def _stepped(plans: Sequence[tuple[int, Plan]], steps: int) -> list[tuple[int, P
     return [each for each, (start, end) in zip(plans, pairwise(ends), strict=True) if end > start]
 
 
-def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
+def _can_travel(name: str, now: Tensor, before: Tensor) -> bool:
     """Return whether a changed buffer has a difference to send; one that was infinite before stays here.
 
     Raises
@@ -496,12 +503,12 @@ def _can_travel(name: str, now: Tensor, before: Mapping[str, Tensor]) -> bool:
     TrainingError
         If the buffer changed its shape.
     """
-    if now.shape != before[name].shape:
+    if now.shape != before.shape:
         raise TrainingError(
-            f"buffer {name!r} grew from shape {tuple(before[name].shape)} to {tuple(now.shape)} while training, as "
+            f"buffer {name!r} grew from shape {tuple(before.shape)} to {tuple(now.shape)} while training, as "
             "that of an observer does at its first batch: run the model on a batch before it is trained or sent"
         )
-    if not all_finite(before[name]):
+    if not all_finite(before):
         _LOG.warning("buffer %r began at infinity: its change is not sent", name)
         return False
     return True

@@ -17,6 +17,7 @@ from fl_elastic.groups.forward import (
     Batch,
     LossFn,
     call_model,
+    loss_of,
     one_number,
     refusing_misfits,
     scores_of,
@@ -62,7 +63,7 @@ def loss_of_scores(
         outputs = outputs_with(scores)
         try:
             with _unchanged(loss_fn):
-                found = loss_fn(outputs, targets)
+                found = loss_of(loss_fn, outputs, targets)
         except _OF_A_LOSS as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise TrainingError(

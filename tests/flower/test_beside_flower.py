@@ -452,6 +452,15 @@ def test_settings_that_are_not_sent_are_named(caplog: pytest.LogCaptureFixture) 
     assert "single values: lr" in caplog.text
 
 
+def test_settings_under_names_that_no_client_reads_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = ConfigRecord({"local_epochs": 2, "local-epochs": 1, "mine_own": 1})
+    start(PartialUpdates(strategy_of()), fleet(elastic), 2, train_config=config)
+    assert caplog.text.count("does not read setting") == 1
+    assert "'local_epochs': did you mean 'local-epochs'?" in caplog.text
+
+
 class TrainsTwo(FedAvg):
     """Never asks node 3 to train."""
 

@@ -31,7 +31,7 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.aggregation import SERVER_OPTIMIZERS
-from fl_elastic.errors import BudgetError
+from fl_elastic.errors import BudgetError, UpdateError
 from fl_elastic.flower import Deadline, PartialUpdates, RoundRecord
 from fl_elastic.flower.records import PACKED, read_train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
@@ -187,6 +187,15 @@ def test_fedprox_pulls_trained_tensors_and_no_others(policy: str) -> None:
     for name, delta in pulled.items():
         np.testing.assert_allclose(delta, expected[name], rtol=2e-4, atol=2e-6, err_msg=name)
     assert max(np.abs(pulled[name] - plain[name]).max() for name in pulled) > 1e-3
+
+
+@pytest.mark.parametrize("value", [-1.0, "0.1", float("nan")])
+@pytest.mark.parametrize("key", ["lr", "proximal-mu"])
+def test_a_setting_of_the_server_that_is_no_number_from_0_is_refused(key: str, value: Any) -> None:
+    model = build("none")
+    data = list(weights_of(model, Manifest.of(model)).values())
+    with pytest.raises(UpdateError, match=f"config {key} = .* is not a number from 0"):
+        elastic_client(model, 2, "full").fit(data, {key: value})
 
 
 def wide() -> nn.Sequential:

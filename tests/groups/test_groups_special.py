@@ -179,6 +179,22 @@ def test_two_uses_with_different_partners_merge_all_that_are_linked() -> None:
     assert set(groups[1].parameters) == {"one.weight", "one.bias", "two.bias", "three.weight"}
 
 
+@pytest.mark.parametrize("penalties", [1, 2])
+@pytest.mark.parametrize("on", ["", "weight"])
+def test_a_penalty_on_many_weights_in_the_loss_joins_no_layers(on: str, penalties: int) -> None:
+    model = chain()
+
+    def penalised(out: Tensor, targets: Tensor) -> Tensor:
+        loss = loss_fn(out, targets)
+        for _ in range(penalties):
+            squares = [each.pow(2).sum() for name, each in model.named_parameters() if on in name]
+            loss = loss + 0.1 * torch.stack(squares).sum()
+        return loss
+
+    batch = vectors()[0]
+    assert tensor_groups(model, penalised, batch) == tensor_groups(model, loss_fn, batch)
+
+
 def test_no_trainable_parameter_is_an_error_with_advice() -> None:
     model = chain().requires_grad_(False)
     with pytest.raises(ModelError, match="requires_grad"):

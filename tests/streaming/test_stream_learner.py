@@ -16,7 +16,7 @@ from torch import nn
 from toy_streams import CENTRES, adam, blobs, closed, learner_in, net, run, same, weights
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import ElasticError, ModelError, StreamError
+from fl_elastic.errors import ElasticError, ModelError, StreamError, TrainingError
 from fl_elastic.streaming import (
     DriftDetector,
     Guard,
@@ -225,6 +225,20 @@ def test_a_head_that_cannot_grow_refuses_new_labels_alone(made: Any) -> None:
     assert len(learner.classes) == 2 and sum(bool(each.refused) for each in seen) > 20
     assert learner.progress.adaptations >= 1
     assert "no output for another class" in next(iter(learner.progress.rejected))
+
+
+def test_a_loss_with_a_weight_for_each_class_refuses_new_labels_alone(made: Any) -> None:
+    learner = made(net(2), loss_fn=nn.CrossEntropyLoss(torch.ones(2)))
+    seen = run(learner, blobs(120))
+    assert len(learner.classes) == 2 and sum(bool(each.refused) for each in seen) > 20
+    assert learner.progress.adaptations >= 1
+    assert "the loss refuses it" in next(iter(learner.progress.rejected))
+
+
+def test_a_loss_with_weights_for_other_classes_is_explained(made: Any) -> None:
+    learner = made(loss_fn=nn.CrossEntropyLoss(torch.ones(5)))
+    with pytest.raises(TrainingError, match="weight tensor of shape"):
+        run(learner, blobs(120, (0, 1)))
 
 
 def test_what_makes_things_worse_is_put_back(made: Any) -> None:

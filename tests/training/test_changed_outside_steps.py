@@ -223,6 +223,71 @@ def test_a_target_that_moves_and_does_not_travel_is_no_silent_loss() -> None:
         trainer.update()
 
 
+class Normed(nn.Module):
+    """A layer that its first batch initialises, and a flag that says so."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.register_buffer("done", torch.zeros((), dtype=kind))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not self.done:
+            with torch.no_grad():
+                self.shift.copy_(-x.mean(0))
+                self.done.fill_(1)
+        return x + self.shift
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (lambda: Normed(torch.bool), "1.done"),
+        (lambda: Normed(torch.float32), ""),
+        (lambda: nn.BatchNorm1d(4, momentum=None), "1.num_batches_tracked"),
+        (lambda: nn.BatchNorm1d(4), ""),
+    ],
+)
+def test_whole_numbers_that_move_and_do_not_travel_are_said(
+    layer: Callable[[], nn.Module], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(6, 4), layer(), nn.Linear(4, 3))
+    batches = [(torch.randn(6, 6), torch.randint(3, (6,))) for _ in range(2)]
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    trainer.fit(batches)
+    trainer.update()
+    assert ("holds whole numbers" in caplog.text) == bool(said) and said in caplog.text
+
+
+class Highest(nn.Module):
+    """Keeps the largest number that it has seen, as an observer of ranges does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.tensor(5.0))
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.most.copy_(torch.maximum(self.most, x.detach().max()))
+        return x
+
+
+@pytest.mark.parametrize("size", [0.1, 100.0])
+def test_a_buffer_that_was_written_is_in_the_update_whether_it_has_moved_or_not(
+    size: float,
+) -> None:
+    torch.manual_seed(6)
+    model = nn.Sequential(Highest(), nn.Linear(6, 3))
+    batches = [(size * torch.randn(6, 6), torch.randint(3, (6,))) for _ in range(2)]
+    trainer = ElasticTrainer(model, cross_entropy, sgd, budget=Budget(), policy="full")
+    trainer.fit(batches)
+    update = trainer.update()
+    assert set(update.deltas) == {"0.most", "1.weight", "1.bias"} and update.steps["0.most"] == 2
+    assert bool(update.deltas["0.most"] > 0) == (size > 1)
+
+
 def test_an_embedding_that_scales_its_rows_where_it_is_frozen_says_so() -> None:
     torch.manual_seed(6)
     model = nn.Sequential(nn.Embedding(9, 4, max_norm=0.5), nn.Flatten(), nn.Linear(12, 3))

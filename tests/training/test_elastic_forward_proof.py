@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import Batch, images, loss_fn, trainer_of
+from plain_loop import assert_weights
+from small_models import Batch, images, loss_fn, sgd, trainer_of
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_elastic.training import FitReport, ForwardOptions
+from fl_elastic import Budget, ElasticTrainer
+from fl_elastic.training import FitReport, ForwardOptions, TrainerOptions
 
 
 class Net(nn.Module):
@@ -85,6 +87,34 @@ def test_training_on_features_is_training_as_ever(kind: str) -> None:
     trainer.fit(batches, epochs=3)
     for name, value in model.state_dict().items():
         assert torch.allclose(value, twin.state_dict()[name], atol=1e-4), name
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_loss_that_uses_what_a_hook_keeps_gets_it_in_every_batch(before: bool) -> None:
+    def trained(forward: ForwardOptions | None) -> tuple[FitReport, nn.Module]:
+        torch.manual_seed(1)
+        model, batches, kept = Net("plain"), images(3), []
+        if before:
+            model.second.register_forward_pre_hook(lambda _, given: kept.append(given[0].detach()))
+        else:
+            model.first.register_forward_hook(lambda _, given, out: kept.append(out.detach()))
+
+        def distilled(out: Tensor, targets: Tensor) -> Tensor:
+            return loss_fn(out, targets) + (out - kept.pop().mean((2, 3))[:, :3]).square().mean()
+
+        trainer = ElasticTrainer(
+            model,
+            distilled,
+            sgd,
+            budget=Budget(),
+            policy="head",
+            options=TrainerOptions(forward=forward),
+        )
+        return trainer.fit(batches, epochs=3), model
+
+    report, model = trained(ForwardOptions(feature_bytes=1 << 22, precision="fp32"))
+    assert report.forward is not None and "hook on" in report.forward.refused
+    assert_weights(model, trained(None)[1], rtol=0, atol=0)
 
 
 class Threshold(nn.Module):

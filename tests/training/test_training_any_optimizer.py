@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_loop import assert_weights, plain_steps
 from small_models import adam, conv_net, images, loss_fn, sgd
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
@@ -181,6 +182,20 @@ def test_schedules_and_clipping_hang_on_the_optimizers_own_hooks() -> None:
     # One step of the schedule for each step of training: probes and estimates have none.
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**report.steps)
     assert len(norms) >= report.steps and max(norms) <= 0.01 * 1.001
+
+
+def test_a_hook_that_optimizer_fn_puts_on_gradients_acts_once() -> None:
+    def optimizer_fn(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        held = list(parameters)
+        for each in held:
+            each.register_hook(lambda gradient: 0.5 * gradient)
+        return sgd(held)
+
+    model, batches = conv_net(), images(2)
+    plain = copy.deepcopy(model)
+    ElasticTrainer(model, loss_fn, optimizer_fn, budget=Budget()).fit(batches)
+    plain_steps(plain, optimizer_fn(plain.parameters()), batches, loss_fn)
+    assert_weights(model, plain, rtol=0, atol=0)
 
 
 class InBfloat(nn.Module):

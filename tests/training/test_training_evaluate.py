@@ -106,6 +106,26 @@ def test_no_accuracy_is_said_where_none_was_computed(model: nn.Module, targets: 
     assert evaluate(model, _mean_of, batches).accuracy is None
 
 
+def test_classes_that_the_loss_shifts_leave_no_accuracy() -> None:
+    batches = [
+        (torch.randn(4, 6), torch.tensor([1, 2, 1, 2])),
+        (torch.randn(2, 6), torch.tensor([3, 1])),
+    ]
+    found = evaluate(nn.Linear(6, 3), lambda out, targets: cross_entropy(out, targets - 1), batches)
+    assert found.accuracy is None and found.num_examples == 6
+
+
+def test_a_margin_that_the_loss_subtracts_in_place_leaves_the_accuracy_alone() -> None:
+    def with_margin(out: Tensor, targets: Tensor) -> Tensor:
+        out[range(len(targets)), targets] -= 9.0
+        return cross_entropy(out, targets)
+
+    torch.manual_seed(0)
+    model, batches = nn.Linear(6, 3), [(torch.randn(6, 6), torch.arange(6) % 3) for _ in range(3)]
+    known = evaluate(model, cross_entropy, batches).accuracy
+    assert evaluate(model, with_margin, batches).accuracy == known and known
+
+
 def test_one_batch_without_class_targets_leaves_no_accuracy() -> None:
     good = (torch.randn(4, 6), torch.zeros(4, dtype=torch.long))
     odd = (torch.randn(4, 6), torch.zeros(4, 2, dtype=torch.long))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from plain_loop import plain_steps
@@ -20,7 +21,7 @@ from small_models import (
     vectors,
     weights_of,
 )
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fl_elastic.budget import Budget
@@ -29,6 +30,7 @@ from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.training.batches import Epochs
 from fl_elastic.training.evaluate import evaluate
+from fl_elastic.training.head_pass import head_sums
 from fl_elastic.training.loader import LoaderSize, first_batches, loader_size, within
 
 
@@ -73,6 +75,44 @@ def test_loaders_of_every_kind_train_alike(kind: str, last: int) -> None:
     assert same_weights(weights_of(plain), model)
     if kind != "re-iterable with length":
         assert report.num_examples == 24 + last
+
+
+class Refilled(Reiterable):
+    """Fills the same memory with each batch, as loaders do that allocate nothing while they run."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        memory = tuple(map(torch.empty_like, self.batches[0]))
+        for batch in self.batches:
+            for place, given in zip(memory, batch, strict=True):
+                place.copy_(given)
+            yield memory
+
+
+def test_a_loader_may_fill_the_same_memory_again() -> None:
+    def trained(loader: Iterable[Batch]) -> nn.Module:
+        torch.manual_seed(0)
+        model = chain()
+        ElasticTrainer(model, loss_fn, sgd, budget=Budget()).fit(loader)
+        return model
+
+    batches = vectors(4)
+    assert same_weights(weights_of(trained(Refilled(batches))), trained(batches))
+    head = nn.Linear(6, 3)
+    found, known = (head_sums(head, each) for each in (Refilled(batches), batches))
+    assert np.array_equal(found.products, known.products)
+
+
+def test_a_loss_may_write_into_targets_that_an_estimate_has_used_before() -> None:
+    def of_classes_from_one(out: Tensor, targets: Tensor) -> Tensor:
+        return loss_fn(out, targets.sub_(1))
+
+    torch.manual_seed(0)
+    model, batches = chain(), vectors(3)
+    plain = deepcopy(model)
+    plain_steps(plain, sgd(plain.parameters()), batches)
+    given = [(inputs, targets + 1) for inputs, targets in batches]
+    ElasticTrainer(model, of_classes_from_one, sgd, budget=Budget()).fit(given, epochs=1)
+    assert same_weights(weights_of(plain), model)
 
 
 class Shuffled(IterableDataset[Any]):

@@ -225,14 +225,23 @@ DEADLINE = config_key("deadline")
 """Config key of a task's deadline in seconds."""
 
 
+def number_in(config: Mapping[str, Any], key: str, default: float | None) -> Any:
+    """Return a number from 0 of a message's config; UpdateError if it is none.
+
+    >>> number_in({"proximal-mu": 0.1}, "proximal-mu", 0.0)
+    0.1
+    """
+    value = config.get(key, default)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and 0 <= value <= MAX_VERSION):
+        raise UpdateError(f"config {key} = {str(value)[:40]!r} is not a number from 0")
+    return value
+
+
 def _value(config: Mapping[str, Any], name: str, default: Any) -> Any:
     """Return a field's value from the config: of the default's type, or a number from 0."""
-    value = config.get(config_key(name), default)
+    key = config_key(name)
     if isinstance(default, (bool, str)):
-        return type(default)(value)
-    if value is None:
-        return None
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= MAX_VERSION:
-        raise UpdateError(f"config {config_key(name)} = {str(value)[:40]!r} is not a number from 0")
+        return type(default)(config.get(key, default))
+    value = number_in(config, key, default)
     return int(value) if type(default) is int else value
