@@ -158,7 +158,7 @@ class Federation:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 80))]
+    "seed", [*range(2), *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 40))]
 )
 def test_whoever_is_started_anew_ends_in_the_same_model(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)

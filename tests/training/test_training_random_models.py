@@ -42,7 +42,7 @@ BUDGETS = ("none", "speedup 1.5", "speedup 3", "memory 1/2", "memory 1/4", "upli
 # Plain plans are bit for bit those of torch. Lean layers round differently, as do the folded norms of an elastic
 # forward pass, and a norm over few, nearly equal values multiplies that by up to 300, its epsilon's inverse root.
 PLAIN, LEAN, FORWARD = 0.0, 5e-4, 1e-3
-FUZZED = int(os.environ.get("FL_ELASTIC_FUZZ", "500"))
+FUZZED = int(os.environ.get("FL_ELASTIC_FUZZ", "200"))
 FIRST = int(os.environ.get("FL_ELASTIC_FUZZ_FIRST", "1000"))
 
 
