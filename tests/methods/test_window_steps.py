@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,27 @@ def test_what_the_graph_does_not_show_is_found_out_before_a_step(kind: type[nn.S
     ):
         pass
     assert model.training and model[0].weight.shape == (8, 6)
+
+
+WRAPPED: dict[str, Callable[[Tensor], Any]] = {
+    "mapping": lambda scores: {"of": "scores", "scores": scores},
+    "pair": lambda scores: [(None, scores)],
+    "object": lambda scores: SimpleNamespace(step=1, scores=scores),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_windows_are_compared_whatever_form_the_outputs_have(wrap: str) -> None:
+    for kind in (nn.Sequential, BySide):
+
+        class Wrapped(kind):  # type: ignore[misc,valid-type]
+            def forward(self, x: Tensor) -> Any:
+                return WRAPPED[wrap](super().forward(x))
+
+        layers, batch = (nn.Linear(6, 8), nn.Linear(8, 3)), vectors()[0]
+        widths = widths_of(kind(*layers), batch)
+        works = proven_widths(Wrapped(*layers), widths, batch)
+        assert works == (widths if kind is nn.Sequential else ())
 
 
 @pytest.mark.parametrize("kind", MODELS)
