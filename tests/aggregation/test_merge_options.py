@@ -138,8 +138,12 @@ def test_uniform_weights_count_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"weighting": "size"}, {"staleness_power": -1.0}, {"staleness_power": np.nan}]
-)
+    "options",
+    [
+        {"weighting": "size"}, {"staleness_power": -1.0}, {"staleness_power": np.nan},
+        {"size_bound": 0.5}, {"size_bound": np.nan}, {"late": "keep"},
+    ],
+)  # fmt: skip
 def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=next(iter(options))):
         MergeOptions(**options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -227,6 +228,20 @@ def test_saved_and_restored_it_goes_on_bit_for_bit() -> None:
             each.layer()
     assert np.array_equal(exact(head), exact(other))
     assert head.penalty == other.penalty
+
+
+@pytest.mark.parametrize("part", ["origin", "products", "targets"])
+def test_saved_sums_that_do_not_fit_or_are_not_finite_are_refused(part: str) -> None:
+    x, y = examples(20, 3, 2)
+    sums = RunningSums(3, 2)
+    RunningHead(sums).add(x, y)
+    state = sums.to_state()
+    known: Floats = getattr(state, part)
+    broken = known.copy()
+    broken.flat[0] = np.nan
+    for value, words in ((broken, "not finite"), (known[:-1], "do not fit")):
+        with pytest.raises(UpdateError, match=words):
+            replace(state, **{part: value})
 
 
 @pytest.mark.slow
