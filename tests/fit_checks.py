@@ -30,7 +30,7 @@ class Reference:
     weights : mapping of str to Tensor
         State of the model afterwards.
     steps : mapping of str to int
-        Steps that gave a parameter a gradient, or in whose block a float buffer moved; absent for none.
+        Steps that gave a parameter a gradient, or in whose block a float buffer was written; absent for none.
     losses : tuple of float
         One a step.
     moved : mapping of str to int
@@ -93,7 +93,7 @@ def trained_by_plans(
     ends = [*(start for start, _ in plans[1:]), steps]
     for (start, plan), end in zip(plans, ends, strict=True):
         trained = set(plan.trained_parameters)
-        floats = _float_buffers(model, travelling)
+        floats, unwritten = _float_buffers(model, travelling), _written(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in trained)
         frozen = _frozen_norms(model, trained)
@@ -115,9 +115,13 @@ def trained_by_plans(
             counts.update(n for n, p in model.named_parameters() if p.grad is not None)
             after = _float_buffers(model, travelling)
             moves.update(n for n, value in after.items() if not torch.equal(value, before[n]))
-        now = _float_buffers(model, travelling)
+        now, written = _float_buffers(model, travelling), _written(model)
         counts.update(
-            {n: end - start for n, value in now.items() if not torch.equal(value, floats[n])}
+            {
+                n: end - start
+                for n, value in now.items()
+                if written[n] != unwritten[n] or not torch.equal(value, floats[n])
+            }
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(flags[name])
@@ -143,6 +147,11 @@ def _float_buffers(model: nn.Module, known: Collection[str]) -> dict[str, Tensor
         for name, buffer in model.named_buffers()
         if name in known and buffer.is_floating_point()
     }
+
+
+def _written(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return what differs once a buffer was written or replaced, even by the same numbers."""
+    return {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}
 
 
 def far_apart(
