@@ -20,7 +20,7 @@ from vision_transformers import of_torchvision, small_images
 from fl_elastic import Budget, ElasticTrainer, TrainerOptions, fine_tune, forget
 from fl_elastic.errors import TrainingError
 from fl_elastic.flower import ElasticClient, PartialUpdates, RoundConfig, elastic_client_app
-from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups.batch import map_tensors
 from fl_elastic.planning import POLICIES, Plan
 from fl_elastic.profiling import estimate_profile, profile_model
 from fl_elastic.training import (

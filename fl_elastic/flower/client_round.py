@@ -19,8 +19,8 @@ from fl_elastic.flower.tasks.task import EPOCHS, RoundTask, number_in
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.given import whole
 from fl_elastic.groups import Batch, LossFn
-from fl_elastic.groups.batch import ExampleCounter
-from fl_elastic.groups.forward import map_tensors, tensor_bytes
+from fl_elastic.groups.batch import ExampleCounter, map_tensors
+from fl_elastic.groups.forward import tensor_bytes
 from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.losses import squared_outputs

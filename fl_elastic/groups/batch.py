@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, default_collate
 
 from fl_elastic.errors import TrainingError
 
@@ -26,6 +26,25 @@ CountExamples: TypeAlias = Callable[[Any, Any], int]
 _GRAPHS = ("num_graphs", "batch_size")
 _TARGETS = ("label", "targets", "target")
 _CLASSES = (torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply ``function`` to every tensor inside nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    if isinstance(value, PackedSequence):
+        # Its batch sizes stay on the CPU: they are numbers, not data.
+        return value._replace(data=function(value.data))
+    return rebuilt(value, lambda item: map_tensors(function, item))
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a tuple or list of the same kind with its entries changed; any other value unchanged."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(change, value))
+    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value
 
 
 def as_pair(batch: Any) -> tuple[Any, Any]:
@@ -153,8 +172,8 @@ def counted(
     """Yield the batches of a loader that have examples, each with their number.
 
     The number is at most that of the examples that a DataLoader draws, if it says so. The targets alone may give a
-    larger one: for tokens their first axis may be time. The tensors of a loader of another kind are copied, because
-    it may fill the same memory with its next batch.
+    larger one: for tokens their first axis may be time. The tensors of a loader that may fill the same memory with
+    its next batch are copied.
 
     Examples
     --------
@@ -166,18 +185,24 @@ def counted(
     >>> [size for _, size in counted(loader)]
     [2, 1]
     """
-    # Imported here: that module imports this one.
-    from fl_elastic.groups.forward import map_tensors
-
     drawn = None if count_examples is not None else _drawn_sizes(loader)
-    collates = getattr(loader, "batch_sampler", None) is not None
+    stays = _makes_new_batches(loader)
     for given in loader:
-        kept = collates or isinstance(loader, (list, tuple))
-        batch = given if kept else map_tensors(Tensor.clone, given)
+        batch = given if stays else map_tensors(Tensor.clone, given)
         size = batch_size(batch, count_examples)
         size = size if drawn is None else min(size, next(drawn, size))
         if size:
             yield batch, size
+
+
+def _makes_new_batches(loader: Iterable[Any]) -> bool:
+    """Return whether a batch surely stays as it is while later ones are read."""
+    if isinstance(loader, (list, tuple)):
+        return True
+    # A collating function of the user's may write into the same tensors; worker processes send copies.
+    fresh = getattr(loader, "collate_fn", None) is default_collate
+    by_torch = getattr(loader, "batch_sampler", None) is not None
+    return by_torch and (fresh or bool(getattr(loader, "num_workers", 0)))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from fl_elastic.groups.batch import (
     batch_size,
     is_ignored,
     lengths_in,
+    map_tensors,
+    rebuilt,
 )
 from fl_elastic.groups.loss_settings import ignored_class, is_of_classes
 from fl_elastic.groups.torch_private import refuse_nested, writes_to
@@ -50,32 +52,13 @@ def all_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply ``function`` to every tensor inside nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    if isinstance(value, PackedSequence):
-        # Its batch sizes stay on the CPU: they are numbers, not data.
-        return value._replace(data=function(value.data))
-    return _like(value, lambda item: map_tensors(function, item))
-
-
-def _like(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a tuple or list of the same kind with its entries changed; any other value unchanged."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(change, value))
-    return type(value)(map(change, value)) if isinstance(value, (tuple, list)) else value
-
-
 def to_device(value: Any, device: torch.device | str) -> Any:
     """Move every tensor inside ``value`` to ``device``, and every object with a method ``to``, such as a graph."""
     if isinstance(value, Mapping):
         return {key: to_device(item, device) for key, item in value.items()}
     if isinstance(value, Tensor) or callable(getattr(value, "to", None)):
         return value.to(device)
-    return _like(value, lambda item: to_device(item, device))
+    return rebuilt(value, lambda item: to_device(item, device))
 
 
 _SPARSE = (

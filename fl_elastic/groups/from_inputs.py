@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
-from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.forward import Batch, LossFn, compute_loss, map_tensors
+from fl_elastic.groups.batch import as_pair, map_tensors
+from fl_elastic.groups.forward import Batch, LossFn, compute_loss
 from fl_elastic.groups.trainable import trainable
 
 _Sources = set[Any]

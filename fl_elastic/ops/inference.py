@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ElasticError
-from fl_elastic.groups.forward import Batch, channels_last, map_tensors
+from fl_elastic.groups.batch import map_tensors
+from fl_elastic.groups.forward import Batch, channels_last
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.trace import trace_step

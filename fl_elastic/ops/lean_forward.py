@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import PlanError
-from fl_elastic.groups.forward import map_tensors
+from fl_elastic.groups.batch import map_tensors
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
 from fl_elastic.ops.activations import hardswish, relu, relu6

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import MissedCut, ModelError
+from fl_elastic.groups.batch import map_tensors
 from fl_elastic.groups.batch_rows import count_rows, join_examples, map_rows, take_examples
-from fl_elastic.groups.forward import call_model, channels_last, map_tensors
+from fl_elastic.groups.forward import call_model, channels_last
 from fl_elastic.groups.graph import BackwardGraph, Cut
 from fl_elastic.groups.held_state import Attributes
 from fl_elastic.groups.torch_private import is_observed, spared_group_norms

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import as_pair, batch_size
-from fl_elastic.groups.forward import is_sparse, map_tensors
+from fl_elastic.groups.batch import as_pair, batch_size, map_tensors
+from fl_elastic.groups.forward import is_sparse
 
 _FEWEST_EXAMPLES = 2
 

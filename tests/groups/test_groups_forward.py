@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import tensor_groups
-from fl_elastic.groups.forward import batch_shape, call_model, compute_loss, map_tensors, to_device
+from fl_elastic.groups.batch import map_tensors
+from fl_elastic.groups.forward import batch_shape, call_model, compute_loss, to_device
 
 Pair = namedtuple("Pair", ["a", "b"])
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.groups.forward import call_model, map_tensors
+from fl_elastic.groups.batch import map_tensors
+from fl_elastic.groups.forward import call_model
 from fl_elastic.ops.inference import as_inference
 from fl_elastic.testing.probes import Snapshot
 

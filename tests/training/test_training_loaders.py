@@ -88,7 +88,21 @@ class Refilled(Reiterable):
             yield memory
 
 
-def test_a_loader_may_fill_the_same_memory_again() -> None:
+def collating_into_the_same_memory(batches: list[Batch]) -> DataLoader[Any]:
+    """A DataLoader whose own collating function fills the same memory with each batch."""
+    memory = tuple(map(torch.empty_like, batches[0]))
+
+    def collate(examples: list[Any]) -> Batch:
+        for place, given in zip(memory, zip(*examples, strict=True), strict=True):
+            place.copy_(torch.stack(given))
+        return memory
+
+    data = TensorDataset(*map(torch.cat, zip(*batches, strict=True)))
+    return DataLoader(data, batch_size=len(memory[0]), collate_fn=collate)
+
+
+@pytest.mark.parametrize("refilled", [Refilled, collating_into_the_same_memory])
+def test_a_loader_may_fill_the_same_memory_again(refilled: Callable[[list[Batch]], Any]) -> None:
     def trained(loader: Iterable[Batch]) -> nn.Module:
         torch.manual_seed(0)
         model = chain()
@@ -96,9 +110,9 @@ def test_a_loader_may_fill_the_same_memory_again() -> None:
         return model
 
     batches = vectors(4)
-    assert same_weights(weights_of(trained(Refilled(batches))), trained(batches))
+    assert same_weights(weights_of(trained(refilled(batches))), trained(batches))
     head = nn.Linear(6, 3)
-    found, known = (head_sums(head, each) for each in (Refilled(batches), batches))
+    found, known = (head_sums(head, each) for each in (refilled(batches), batches))
     assert np.array_equal(found.products, known.products)
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import Batch
-from fl_elastic.groups.batch import as_pair
-from fl_elastic.groups.forward import call_model, map_tensors, refusing_misfits
+from fl_elastic.groups.batch import as_pair, map_tensors
+from fl_elastic.groups.forward import call_model, refusing_misfits
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
-from fl_elastic.groups.batch import as_pair
+from fl_elastic.groups.batch import as_pair, map_tensors
 from fl_elastic.groups.batch_rows import entries
-from fl_elastic.groups.forward import is_sparse, map_tensors
+from fl_elastic.groups.forward import is_sparse
 from fl_elastic.groups.torch_private import BatchNorm
 from fl_elastic.groups.untouched import untouched
 
