@@ -11,10 +11,10 @@ from flwr.app import Message, MetricRecord, RecordDict
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.flower.downlink import Downlink, MessagePacker
+from fl_elastic.flower.metrics import completed_metrics
 from fl_elastic.flower.records import EvaluateReply
 from fl_elastic.flower.round import in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
-from fl_elastic.flower.wrapped_strategy import completed_metrics
 
 _LOG = logging.getLogger("fl_elastic")
 _ACCURACY = "accuracy"

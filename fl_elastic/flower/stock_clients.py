@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
+from fl_elastic.flower.metrics import believed_metrics, left_out_of
 from fl_elastic.flower.records import (
     LOSS,
     EvaluateReply,
-    believed_metrics,
     check_status,
     checked_weight,
-    left_out_of,
     weight_of,
 )
 from fl_elastic.flower.records import read_evaluate_reply as read_own_evaluate_reply

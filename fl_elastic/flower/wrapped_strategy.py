@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
+from fl_elastic.flower.metrics import completed_metrics, mean_metrics
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.tasks.task import EPOCHS
 from fl_elastic.update import Manifest, PartialUpdate
@@ -53,8 +53,6 @@ _CLIENT_DP = (
 _NOT_LINEAR = (
     FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, QFedAvg, FedXgbBagging, FedXgbCyclic,
 )  # fmt: skip
-# Names that the metrics of a round's clients may have together.
-_METRICS = 512
 _LOG = logging.getLogger("fl_elastic")
 # Settings by the names of Flower's older examples, and the names under which clients read them.
 _READ_AS = {name.replace("-", "_"): name for name in (EPOCHS, "proximal-mu")}
@@ -348,57 +346,6 @@ def _for_all(
     most = 1 if takes_the_mean_as_it_is(inner) else None
     arrays = parameters_of(merged, this.mean.manifest, most)
     return RecordDict({"arrays": arrays, "metrics": mean_metrics(metrics, weight_key(inner))})
-
-
-def completed_metrics(contents: list[RecordDict], weighted_by: str) -> list[RecordDict]:
-    """Give every client all metrics that any client sent, because Flower ends the run over unequal keys.
-
-    A client without a metric gets the weighted mean over those that sent it, so that the weighted mean over all
-    clients does not change. Every client also gets NAME-clients, the number of clients that sent it. Of more than
-    512 names, those that most clients sent are kept.
-
-    Examples
-    --------
-    >>> sent = [{"n": 2, "map": 0.25}, {"n": 2, "map": 0.75}, {"n": 4}]
-    >>> found = completed_metrics([RecordDict({"metrics": MetricRecord(each)}) for each in sent], "n")
-    >>> sorted(found[2]["metrics"].items())
-    [('map', 0.5), ('map-clients', 2), ('n', 4)]
-    """
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
-    having = Counter(name for record in records for name in record)
-    ranked = sorted(having, key=lambda name: -having[name])
-    if len(ranked) > _METRICS:
-        _LOG.warning(
-            "%s metrics that few clients sent are left out, as %s",
-            len(ranked) - _METRICS, one_line(", ".join(ranked[_METRICS:][:3])),
-        )  # fmt: skip
-    filled: dict[str, Any] = {}
-    for name in ranked[:_METRICS]:
-        if having[name] < len(records):
-            sent = [(record[weighted_by], record[name]) for record in records if name in record]
-            total = sum(weight for weight, _ in sent)
-            filled[name] = sum(weight * value for weight, value in sent) / total
-            if f"{name}-clients" not in having:
-                filled[f"{name}-clients"] = having[name]
-    kept = {*ranked[:_METRICS], *filled}
-    return [
-        RecordDict(
-            {"metrics": MetricRecord({k: v for k, v in (filled | record).items() if k in kept})}
-        )
-        for record in records
-    ]
-
-
-def mean_metrics(contents: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Return the weighted mean of metrics that all records have, with the summed weight."""
-    records: list[dict[str, Any]] = [dict(each.metric_records["metrics"]) for each in contents]
-    total = sum(record[weighted_by] for record in records)
-    names = [name for name in records[0] if name != weighted_by]
-    means = {
-        name: sum(record[weighted_by] * record[name] for record in records) / total
-        for name in names
-    }
-    return MetricRecord({**means, weighted_by: total})
 
 
 def parameters_of(weights: Weights, manifest: Manifest, most: int | None = None) -> ArrayRecord:

@@ -18,7 +18,7 @@ from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.flower.client_availability import ClientAvailability, inner_times
 from fl_elastic.flower.deadline import reply_timeout
 from fl_elastic.flower.group_names import GroupNames, read_importance
-from fl_elastic.flower.records import believed_metrics, left_out_of
+from fl_elastic.flower.metrics import believed_metrics, left_out_of
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.state.archive import Kind, archive_bytes
 from fl_elastic.state.codec import to_archive

@@ -16,7 +16,8 @@ from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.flower import ElasticClient, PartialUpdates, elastic_client_app
-from fl_elastic.flower.records import as_asked, believed_metrics, evaluate_reply, left_out_of
+from fl_elastic.flower.metrics import believed_metrics, left_out_of
+from fl_elastic.flower.records import as_asked, evaluate_reply
 from fl_elastic.flower.tracking import round_metrics
 
 NAMES = [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from fl_elastic.flower.records import refuse_metrics
+from fl_elastic.flower.metrics import refuse_metrics
 from fl_elastic.flower.tasks.task import Answer, RoundTask
 
 if TYPE_CHECKING:
