@@ -94,8 +94,8 @@ class SplitModel:
         return [(name, each) for name, each in named if id(each) not in inside]
 
     def __enter__(self) -> SplitModel:
+        self._modes = [(m, m.training) for each in self.prefix_modules for m in each.modules()]
         for module in self.prefix_modules:
-            self._modes += [(inner, inner.training) for inner in module.modules()]
             module.eval()
         for name, shape in self.cut.skipped:
             self._shadow(self.model.get_submodule(name), self._standing_in(shape))

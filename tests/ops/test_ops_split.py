@@ -174,3 +174,28 @@ def test_leaving_by_an_exception_puts_everything_back() -> None:
         raise RuntimeError
     assert all("forward" not in vars(module) for module in model.modules())
     assert all(module.training for module in model.modules())
+
+
+class Shared(nn.Module):
+    """A layer that is the model's own and part of two blocks as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(6, 6)
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(self.shared, nn.Dropout(), nn.Tanh()) for _ in range(2))
+        )
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.blocks(self.shared(x)))
+        return out
+
+
+def test_a_layer_in_several_blocks_below_the_cut_is_in_train_mode_again() -> None:
+    model = Shared()
+    graph = graph_of(model, vectors()[0])
+    for cut in graph.cuts:
+        with SplitModel(model, graph, cut) as split:
+            assert not any(each.training for each in split.prefix_modules)
+        assert all(module.training for module in model.modules())
