@@ -26,12 +26,10 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.evaluate import evaluating
 from fl_elastic.training.gathered_sums import NONE_COUNTS, GatheredSums
 from fl_elastic.training.last_layer import (
-    LastLayer,
     Rows,
     calls_of,
     is_linear,
     rows_of,
-    shaped_like,
 )
 from fl_elastic.training.loader import within
 from fl_elastic.training.loss_of_scores import log_odds, takes_log_odds
@@ -59,7 +57,8 @@ def head_sums(
     ----------
     model : nn.Module
         Its output, or the ``logits`` in it as transformers give them, is that of a linear layer, of shape (N, C) or
-        (N, T, C), or of a 1 x 1 convolution, (N, C, H, W): then each token or position is an example.
+        (N, T, C), or of a 1 x 1 convolution, (N, C, H, W): then each token or position is an example. The
+        output may be in another shape, as after ``squeeze``, or that of one token for each example.
     loader : iterable of batches
         Targets are classes, of the output's shape without C, where -100 or the loss's ``ignore_index`` is ignored,
         or numbers of the output's shape; several labels per example are given as numbers 0 and 1.
@@ -225,7 +224,7 @@ def _pass_over(
             rows = rows_of(model, seen, outputs, targets, ignored)
             counts = len(rows.without_ignored().wanted) > 0
             if counts and (odds is None or not (odds or settled or rows.may_be_shares)):
-                again = partial(_outputs, model, batch, size, running, lay_out, rows.layer)
+                again = partial(_outputs, model, batch, size, running, lay_out, rows)
                 odds = loss_fn is not None and takes_log_odds(
                     rows, loss_fn, outputs, targets, again
                 )
@@ -259,13 +258,13 @@ def _outputs(
     size: int | None,
     running: Callable[[Batch], AbstractContextManager[None]] | None,
     lay_out: _LayOut | None,
-    layer: LastLayer | None = None,
+    rows: Rows | None = None,
     scores: Tensor | None = None,
 ) -> Any:
-    """Return the model's output for a batch, with ``scores`` in place of the output of ``layer`` if given."""
+    """Return the model's output for a batch, with ``scores`` in these rows of the last layer's output if given."""
     hook = None
-    if layer is not None and scores is not None:
-        hook = layer.register_forward_hook(lambda layer, _, out: shaped_like(layer, scores, out))
+    if rows is not None and scores is not None:
+        hook = rows.layer.register_forward_hook(lambda _, __, out: rows.replaced(scores, out))
     try:
         with refusing_misfits(batch), nullcontext() if running is None else running(batch):
             inputs = as_pair(batch)[0]

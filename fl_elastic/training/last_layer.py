@@ -6,7 +6,7 @@ token: then each position or token is an example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -72,6 +72,20 @@ class LayerCall:
         now = version_of(self.given), version_of(self.out)
         return self.out is scores and now == self.versions
 
+    def rows_of(self, scores: Tensor) -> slice | Tensor | None:
+        """Return which rows of the output the scores are; None if they are none, or if that is not clear.
+
+        Scores may be the whole output, also in another shape, such as without an axis of length 1, or one row for
+        each example, such as that of its last token.
+        """
+        if self.gives(scores):
+            return slice(None)
+        if (version_of(self.given), version_of(self.out)) != self.versions:
+            return None
+        if _is_reshaped(scores, self.out):
+            return slice(None)
+        return _one_of_each(scores, self.out, self.given)
+
     @property
     def linear(self) -> bool:
         """Whether what came out is the weight times what entered, plus the bias: a few rows are computed again.
@@ -88,6 +102,30 @@ class LayerCall:
         if self.layer.bias is not None:
             plain, size = plain + self.layer.bias, size + self.layer.bias.abs()
         return not bool(((plain - out).abs() > _rounding(self) * size).any())
+
+
+def _is_reshaped(scores: Tensor, out: Tensor) -> bool:
+    """Return whether scores are a layer's whole output in another shape."""
+    if scores.numel() != out.numel() or scores.dtype != out.dtype:
+        return False
+    plain = scores.is_contiguous() and out.is_contiguous()
+    return plain and scores.data_ptr() == out.data_ptr()
+
+
+def _one_of_each(scores: Tensor, out: Tensor, given: Tensor) -> Tensor | None:
+    """Return the indices of the rows that equal the scores, one of each example; None if there are none.
+
+    Rows that are equal must have had equal inputs, so that it does not matter which one is meant.
+    """
+    if scores.ndim != 2 or out.ndim != 3 or scores.shape != (len(out), out.shape[2]):
+        return None
+    equal = (out == scores[:, None]).all(dim=2)
+    first = equal.int().argmax(dim=1)
+    rows = given[torch.arange(len(out), device=given.device), first]
+    sure = ~equal | (given == rows[:, None]).all(dim=2)
+    if not bool((equal.any(dim=1) & sure.all(dim=1)).all()):
+        return None
+    return first + torch.arange(len(out), device=first.device) * out.shape[1]
 
 
 @contextmanager
@@ -128,6 +166,10 @@ class Rows:
         Number of inputs in the batch.
     several : bool
         Whether an input has more than one row.
+    places : slice or Tensor
+        Which rows of the layer's output these are.
+    shape : tuple of int
+        Shape of the layer's output.
     """
 
     layer: LastLayer
@@ -137,6 +179,8 @@ class Rows:
     inputs: Tensor
     count: int
     several: bool
+    places: slice | Tensor
+    shape: tuple[int, ...]
 
     @property
     def may_be_shares(self) -> bool:
@@ -147,6 +191,14 @@ class Rows:
     def differ(self) -> bool:
         """Whether the rows' wanted outputs differ."""
         return bool((self.wanted != self.wanted[:1]).any())
+
+    def replaced(self, scores: Tensor, out: Tensor) -> Tensor:
+        """Return the layer's output with other scores, shape (R, C), in these rows."""
+        rows = _flat(self.layer, out).clone()
+        rows[self.places] = scores.to(rows)
+        if isinstance(self.layer, nn.Linear):
+            return rows.reshape(out.shape)
+        return rows.reshape(out.movedim(1, -1).shape).movedim(-1, 1)
 
     def without_ignored(self) -> Rows:
         """Return the rows whose class is not ignored."""
@@ -204,31 +256,43 @@ def rows_of(
         another one, or targets do not fit.
     """
     scores = scores_of(outputs)
-    heads = [call for call in seen if call.gives(scores)]
-    if not heads or scores is None or scores.ndim < 2:
+    found = None if scores is None else _call_of(seen, scores)
+    if found is None or scores is None:
         shape = "no class scores" if scores is None else f"scores of shape {tuple(scores.shape)}"
-        made = "" if heads else " that no linear layer put out"
+        made = "" if scores is None else " that no linear layer put out"
         raise TrainingError(
             "a head in closed form needs a model whose output, or its 'logits', is that of a linear layer, of "
             "shape (N, C), (N, T, C) or, of a 1 x 1 convolution, (N, C, H, W); this one gives "
             f"{type(outputs).__name__} with {shape}{made}: train it by ElasticTrainer, without such a head"
         )
-    layer, features = heads[-1].layer, heads[-1].given
+    call, places = found
+    layer = call.layer
     _refuse_unsuited(model, layer)
-    if not heads[-1].linear:
+    if not call.linear:
         raise TrainingError(NOT_LINEAR)
+    # The class axis of the layer: scores in another shape may have it elsewhere, or not at all.
+    axis = -1 if isinstance(layer, nn.Linear) else 1
+    if scores.ndim < 2 or scores.shape[axis] != call.out.shape[axis]:
+        if isinstance(targets, Tensor) and targets.shape == scores.shape:
+            targets = targets.reshape(call.out.shape)
+        scores = call.out
     wanted, classes = as_numbers(layer, targets, scores, ignored)
     count = len(scores)
     inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
-    rows = _flat(layer, features)
-    return Rows(layer, rows, wanted, classes, inputs, count, scores.ndim > 2)
+    rows = _flat(layer, call.given)[places]
+    return Rows(
+        layer, rows, wanted, classes, inputs, count, several=scores.ndim > 2, places=places,
+        shape=tuple(call.out.shape),
+    )  # fmt: skip
 
 
-def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:
-    """Return rows of scores, shape (R, C), in the shape of the layer's output."""
-    if isinstance(layer, nn.Linear):
-        return rows.to(out).reshape(out.shape)
-    return rows.to(out).reshape(out.movedim(1, -1).shape).movedim(-1, 1)
+def _call_of(seen: Sequence[LayerCall], scores: Tensor) -> tuple[LayerCall, slice | Tensor] | None:
+    """Return the last call that put out the scores, and which of its rows they are."""
+    for call in reversed(seen):
+        places = call.rows_of(scores)
+        if places is not None and call.out.ndim > 1:
+            return call, places
+    return None
 
 
 def _rounding(call: LayerCall) -> float:

@@ -24,7 +24,7 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import own_loss, own_loss_or_cross_entropy
-from fl_elastic.training.last_layer import Rows, shaped_like
+from fl_elastic.training.last_layer import Rows
 
 LossOfScores: TypeAlias = Callable[[Tensor], float]
 """Loss of a batch, given scores of shape (R, C) in place of the last layer's output."""
@@ -194,8 +194,9 @@ def takes_log_odds(
     except TrainingError:
         # The loss needs outputs that the model has in train mode alone, such as auxiliary scores: no test is made.
         return False
-    given = partial(shaped_like, found.layer, out=outputs) if alone else again
-    loss = loss_of_scores(loss_fn, targets, given)
+    if isinstance(outputs, Tensor) and outputs.shape == found.shape:
+        again = partial(found.replaced, out=outputs)
+    loss = loss_of_scores(loss_fn, targets, again)
     wanted = found.wanted.nan_to_num() if found.classes else found.wanted
     if not bool(wanted.isfinite().all()):
         # Targets that are not finite are refused when the sums are finished, with the reason.

@@ -33,7 +33,7 @@ _MODULES = {
             _NEXT_TOKEN,
         ),
         **dict.fromkeys(
-            ("gpt2_classifies", "bart_layer_drop", "marian_translates", "pegasus_summarises"),
+            ("bart_layer_drop", "marian_translates", "pegasus_summarises"),
             _NO_LINEAR,
         ),
     },
