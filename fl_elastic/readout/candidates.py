@@ -77,7 +77,7 @@ def candidate_places(
         known = _features(model, places, few[0])
     # Without one row per example, the first axis is time steps, tokens or nodes.
     count = batch_size(few)
-    known = {p: rows for p, rows in known.items() if len(rows) == count and not is_sparse(rows)}
+    known = {place: rows for place, rows in known.items() if len(rows) == count}
     # Of equal features keep the last layer's input, or else the smallest grid.
     order = sorted(known, key=lambda place: (place.module != last, places.index(place)))
     kept: list[Place] = []
@@ -105,7 +105,8 @@ def _features(model: nn.Module, places: Iterable[Place], inputs: object) -> dict
         firsts = tuple(each[0] for each in by_tensor.values())
         tensors = reaching(model, firsts, inputs)
         for same, tensor in zip(by_tensor.values(), tensors, strict=True):
-            for place in same:
+            # What a pooling makes of a sparse tensor, if it takes one, depends on how torch was built.
+            for place in () if is_sparse(tensor) else same:
                 with suppress(PlanError, RuntimeError, IndexError):
                     found[place] = pooling_for(place, tensor)(tensor)
     return found
