@@ -60,7 +60,7 @@ def candidate_places(
     ['input@grid4', 'input@grid8', 'in:3@flat']
     """
     first = FirstPass.of(model, as_pair(batch)) if first is None else first
-    few, last = first.few, "" if "+" in first.last else first.last
+    few, last = first.few, "" if "+" in first.end.layer else first.end.layer
     ends = _block_ends(model, last, traced(model, few) if graph is None else graph)
     places = [Place(INPUT, "grid", size) for size in _INPUT_GRIDS]
     places += [Place(INPUT, "flat"), *(Place(INPUT, "random", size) for size in _RANDOM)]

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import batch_size
 from fl_elastic.groups.batch_rows import few_of
-from fl_elastic.groups.forward import call_model, refusing_misfits, scores_of
+from fl_elastic.groups.forward import refusing_misfits
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.readout.model_end import ModelEnd
 
 # Examples that suffice to learn shapes.
 _FEW = 2
@@ -27,15 +28,12 @@ class FirstPass:
     few : tuple
         Inputs and targets of two examples; of the whole batch if the model does not give one row for each of two,
         as when time steps come first, or inputs say where each example begins.
-    shape : tuple of int or None
-        Shape of the class scores of these examples; None if the model gives none.
-    last : str
-        Name of the linear layer whose output is the model's; empty if there is none.
+    end : ModelEnd
+        How the outputs for these examples are made of those of the last linear layer.
     """
 
     few: tuple[Any, Any]
-    shape: tuple[int, ...] | None
-    last: str
+    end: ModelEnd
 
     @classmethod
     def of(cls, model: nn.Module, batch: tuple[Any, Any]) -> FirstPass:
@@ -50,7 +48,7 @@ class FirstPass:
         --------
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
         >>> found = FirstPass.of(model, (torch.zeros(8, 3), torch.zeros(8)))
-        >>> found.few[0].shape, found.outputs, found.last
+        >>> found.few[0].shape, found.outputs, found.end.layer
         (torch.Size([2, 3]), 5, '2')
         """
         with untouched(model), torch.no_grad():
@@ -58,21 +56,22 @@ class FirstPass:
             few = few_of(batch)
             try:
                 if batch_size(batch) > _FEW:
-                    shape, last = _run(model, few[0])
-                    if shape is not None and shape[:1] == (batch_size(few),):
-                        return cls(few, shape, last)
+                    end = ModelEnd.of(model, few[0])
+                    if end.shape is not None and end.shape[:1] == (batch_size(few),):
+                        return cls(few, end)
             # A model may raise any exception on inputs that it does not expect.
             except Exception:
                 pass
             with refusing_misfits(batch):
-                return cls(batch, *_run(model, batch[0]))
+                return cls(batch, ModelEnd.of(model, batch[0]))
 
     @property
     def why_last(self) -> str:
         """Why a head can read only the input of the last layer; empty if it can read elsewhere."""
-        if self.shape is not None and len(self.shape) == 2:
+        shape = self.end.shape
+        if self.end.squeezed or (shape is not None and len(shape) == 2):
             return ""
-        given = "no class scores" if self.shape is None else f"scores of shape {self.shape}"
+        given = "no class scores" if shape is None else f"scores of shape {shape}"
         return (
             "a head that reads elsewhere than at the last layer needs a model that gives a row of numbers for each "
             f"example, of shape (N, C); this one gives {given}"
@@ -87,30 +86,8 @@ class FirstPass:
         TrainingError
             If the model does not output one row of numbers per example.
         """
-        if self.shape is None or self.why_last:
+        if self.end.shape is None or self.why_last:
             raise TrainingError(
                 f"{self.why_last}: read the last layer, or train it without such a head"
             )
-        return self.shape[1]
-
-
-def _run(model: nn.Module, inputs: object) -> tuple[tuple[int, ...] | None, str]:
-    """Return the shape of the scores, and the name of the linear layer that gives them."""
-    seen: dict[int, str] = {}
-    kept: list[Tensor] = []
-
-    def note(name: str, output: Tensor) -> None:
-        seen[id(output)] = name
-        kept.append(output)
-
-    handles = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        scores = scores_of(call_model(model, inputs))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return None if scores is None else tuple(scores.shape), seen.get(id(scores), "")
+        return 1 if self.end.squeezed else self.end.shape[1]

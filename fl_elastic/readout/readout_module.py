@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.groups.batch_rows import few_of
 from fl_elastic.groups.forward import call_model, first_input
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.untouched import preserved_rng, untouched
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
+from fl_elastic.readout.model_end import ModelEnd
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.projection import Projection
@@ -49,6 +51,8 @@ class Readout(nn.Module):
         The model without modules that run after the last place, or not at all.
     head : nn.Linear
         The layer, with zero weights until it is solved for or trained.
+    end : ModelEnd
+        What the model does with the output of its own last layer, such as ``log_softmax``, and this one as well.
     reading : Reading
         Places and number of directions.
     projection : Projection or None
@@ -90,6 +94,7 @@ class Readout(nn.Module):
         modes = {name: module.training for name, module in model.named_modules()}
         with untouched(model), torch.no_grad():
             model.eval()
+            self.end = _end_of(model, inputs)
             try:
                 came_by, found = _passes(model, self.places, inputs)
                 idle = came_by[-1][1]
@@ -122,11 +127,10 @@ class Readout(nn.Module):
         self.register_buffer(READ_FROM, torch.from_numpy(name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the outputs for inputs that the model takes, shape (N, outputs)."""
+        """Return the outputs for inputs that the model takes: shape (N, outputs), or (N,) as those of the model."""
         inputs = self._views(kwargs or (args[0] if len(args) == 1 else args))
         found = reaching(self.body, self.places, inputs, stop=self._stops)
-        outputs: Tensor = self.head(self._pooled(found))
-        return outputs
+        return self.end.made_of(self.head(self._pooled(found)))
 
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *others: Any
@@ -150,6 +154,15 @@ class Readout(nn.Module):
         if self.reading.mirrored:
             features = mean_of_views(features)
         return features if self.projection is None else self.projection(features)
+
+
+def _end_of(model: nn.Module, inputs: Any) -> ModelEnd:
+    """Return the end of a model; an end without scores if it cannot run to its end on these inputs."""
+    try:
+        return ModelEnd.of(model, few_of((inputs, inputs))[0])
+    # A model may raise any exception on inputs that it does not expect.
+    except Exception:
+        return ModelEnd(None)
 
 
 class _Reached(Exception):

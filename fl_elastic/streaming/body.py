@@ -214,7 +214,7 @@ class LastLayerBody(Upper):
         inputs = self.prepared(xs)
         with torch.no_grad(), calls_of([self.module]) as seen:
             scores = scores_of(call_model(self._model, inputs))
-            call = next((each for each in seen if each.gives(scores)), None)
+            call = next((each for each in seen if each.is_whole(scores)), None)
             if call is None:
                 raise ModelError(
                     f"a head in closed form goes into the layer that gives the class scores, which {self.place!r} "
@@ -225,4 +225,4 @@ class LastLayerBody(Upper):
         features = call.given
         if not torch.isfinite(features).all():
             raise TrainingError("what enters its last layer is not finite")
-        return features.float().cpu().numpy(), scores.float().cpu().numpy()
+        return features.float().cpu().numpy(), call.out.float().cpu().numpy()

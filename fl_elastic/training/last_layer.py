@@ -18,6 +18,7 @@ from fl_elastic.errors import TrainingError
 from fl_elastic.groups.batch import IGNORED
 from fl_elastic.groups.forward import scores_of
 from fl_elastic.groups.torch_private import version_of
+from fl_elastic.readout.model_end import link_of
 
 NOT_LINEAR = (
     "the last layer's output is not its weight times its input, plus its bias: a subclass of nn.Linear, a hook, an "
@@ -67,24 +68,26 @@ class LayerCall:
         """Return the record of a call of the layer; make it before either tensor can be changed."""
         return cls(layer, given, out, (version_of(given), version_of(out)))
 
-    def gives(self, scores: object) -> bool:
-        """Return whether the scores are the output of this call, and neither input nor output was changed since."""
-        now = version_of(self.given), version_of(self.out)
-        return self.out is scores and now == self.versions
+    @property
+    def unchanged(self) -> bool:
+        """Whether neither the input nor the output was changed since."""
+        return (version_of(self.given), version_of(self.out)) == self.versions
+
+    def is_whole(self, scores: object) -> bool:
+        """Return whether the scores are the whole output, also in another shape or turned into probabilities."""
+        if not (isinstance(scores, Tensor) and self.unchanged):
+            return False
+        axis = -1 if isinstance(self.layer, nn.Linear) else 1
+        return scores is self.out or link_of(scores, self.out, axis) is not None
 
     def rows_of(self, scores: Tensor) -> slice | Tensor | None:
         """Return which rows of the output the scores are; None if they are none, or if that is not clear.
 
-        Scores may be the whole output, also in another shape, such as without an axis of length 1, or one row for
-        each example, such as that of its last token.
+        They are all of them, or one row for each example, as of its last token.
         """
-        if self.gives(scores):
+        if self.is_whole(scores):
             return slice(None)
-        if (version_of(self.given), version_of(self.out)) != self.versions:
-            return None
-        if _is_reshaped(scores, self.out):
-            return slice(None)
-        return _one_of_each(scores, self.out, self.given)
+        return _one_of_each(scores, self.out, self.given) if self.unchanged else None
 
     @property
     def linear(self) -> bool:
@@ -102,14 +105,6 @@ class LayerCall:
         if self.layer.bias is not None:
             plain, size = plain + self.layer.bias, size + self.layer.bias.abs()
         return not bool(((plain - out).abs() > _rounding(self) * size).any())
-
-
-def _is_reshaped(scores: Tensor, out: Tensor) -> bool:
-    """Return whether scores are a layer's whole output in another shape."""
-    if scores.numel() != out.numel() or scores.dtype != out.dtype:
-        return False
-    plain = scores.is_contiguous() and out.is_contiguous()
-    return plain and scores.data_ptr() == out.data_ptr()
 
 
 def _one_of_each(scores: Tensor, out: Tensor, given: Tensor) -> Tensor | None:
@@ -168,8 +163,8 @@ class Rows:
         Whether an input has more than one row.
     places : slice or Tensor
         Which rows of the layer's output these are.
-    shape : tuple of int
-        Shape of the layer's output.
+    alike : bool
+        Whether the scores are the layer's output as it is.
     """
 
     layer: LastLayer
@@ -180,7 +175,7 @@ class Rows:
     count: int
     several: bool
     places: slice | Tensor
-    shape: tuple[int, ...]
+    alike: bool
 
     @property
     def may_be_shares(self) -> bool:
@@ -270,6 +265,7 @@ def rows_of(
     _refuse_unsuited(model, layer)
     if not call.linear:
         raise TrainingError(NOT_LINEAR)
+    alike = call.out is scores
     # The class axis of the layer: scores in another shape may have it elsewhere, or not at all.
     axis = -1 if isinstance(layer, nn.Linear) else 1
     if scores.ndim < 2 or scores.shape[axis] != call.out.shape[axis]:
@@ -282,7 +278,7 @@ def rows_of(
     rows = _flat(layer, call.given)[places]
     return Rows(
         layer, rows, wanted, classes, inputs, count, several=scores.ndim > 2, places=places,
-        shape=tuple(call.out.shape),
+        alike=alike,
     )  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def takes_log_odds(
     except TrainingError:
         # The loss needs outputs that the model has in train mode alone, such as auxiliary scores: no test is made.
         return False
-    if isinstance(outputs, Tensor) and outputs.shape == found.shape:
+    if found.alike and isinstance(outputs, Tensor):
         again = partial(found.replaced, out=outputs)
     loss = loss_of_scores(loss_fn, targets, again)
     wanted = found.wanted.nan_to_num() if found.classes else found.wanted

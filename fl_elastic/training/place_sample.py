@@ -27,6 +27,7 @@ from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.candidates import candidate_places
 from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
+from fl_elastic.readout.model_end import ModelEnd
 from fl_elastic.readout.place import AUTO, Place, Reading
 from fl_elastic.readout.poolings import pooling_for
 from fl_elastic.readout.readout_module import reaching
@@ -174,7 +175,8 @@ def place_sample(
                 wanted, classes = as_numbers(None, targets, scores, ignored)
                 known = ~wanted.isnan().any(dim=1)
                 if loss_fn is not None and not count and known.any():
-                    loss = loss_of_scores(loss_fn, targets, partial(Tensor.type_as, other=found[0]))
+                    given = partial(_outputs, first.end, found[0])
+                    loss = loss_of_scores(loss_fn, targets, given)
                     refuse_other_scores(loss, wanted.nan_to_num(), classes)
                 keys = torch.tensor(example_keys(inputs, len(narrow), narrow), dtype=torch.int64)
                 begin, count = count, count + int(known.sum())
@@ -204,6 +206,11 @@ def place_sample(
     )
     passes = {place: spent.get((place.module, place.at_input), 0.0) / count for place in finite}
     return PlaceSample(sample, passes, classes, first)
+
+
+def _outputs(end: ModelEnd, kind: Tensor, scores: Tensor) -> Tensor:
+    """Return the outputs of a model with this end for scores, of the type and on the device of a tensor."""
+    return end.made_of(scores.type_as(kind))
 
 
 def _pooled(pooling: nn.Module, tensor: Tensor, known: Tensor | None) -> Tensor | None:

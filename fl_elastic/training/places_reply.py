@@ -110,7 +110,7 @@ def places_reply(
         found.seconds,
         _kept(model, tuple(rows), found.first.few[0], names),
         found.classes,
-        found.first.last,
+        found.first.end.layer,
         max(most, 1),
     )
 

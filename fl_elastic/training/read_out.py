@@ -138,7 +138,7 @@ def readout_of(
             chosen.reading, best.error, round(found.sample.num_examples),
             chosen.reading.width or best.features,
         )  # fmt: skip
-    if chosen.reading.is_at(first.last):
+    if chosen.reading.is_at(first.end.layer):
         return model, chosen.choice
     readout = Readout(model, chosen.reading, inputs, outputs)
     if readout.projection is not None and chosen.directions is not None:

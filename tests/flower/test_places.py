@@ -206,23 +206,11 @@ class Named(nn.Module):
         return {"logits": self.layers(images)}
 
 
-class OfLogarithms(nn.Module):
-    """Puts out logarithms of probabilities, as torch's first examples do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = build()
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images).log_softmax(dim=1)
-
-
 @pytest.mark.parametrize(
     ("make", "loss_fn", "metrics_fn"),
     [
         (Named, lambda outputs, classes: classification_loss(outputs.get("logits"), classes), None),
         (Named, classification_loss, lambda outputs, _: {"mean": outputs.get("logits").mean()}),
-        (OfLogarithms, nn.functional.nll_loss, None),
     ],
 )
 def test_a_fleet_whose_loss_is_not_of_scores_alone_trains_its_model_as_it_is(
@@ -244,6 +232,43 @@ def test_a_fleet_whose_loss_is_not_of_scores_alone_trains_its_model_as_it_is(
     told = [*result.train_metrics_clientapp.values(), *result.evaluate_metrics_clientapp.values()]
     assert len(told) == 4
     assert all(each.get("train-loss", each.get("loss", -1.0)) > 0 for each in told)
+
+
+class Ends(nn.Module):
+    """Puts out its scores as they are, or logarithms of probabilities, as torch's first examples do."""
+
+    def __init__(self, logarithms: bool) -> None:
+        super().__init__()
+        self.layers, self.logarithms = build(), logarithms
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layers(images)
+        return scores.log_softmax(dim=1) if self.logarithms else scores
+
+
+@pytest.mark.parametrize("read", ["auto", "last"])
+def test_models_that_put_out_logarithms_of_probabilities_get_the_same_head(read: str) -> None:
+    found = []
+    for logarithms, loss_fn in ((False, classification_loss), (True, nn.functional.nll_loss)):
+
+        def one(node: int, logarithms: bool = logarithms, loss_fn: Any = loss_fn) -> ElasticClient:
+            return ElasticClient(
+                Ends(logarithms), data(node), data(0), budget=Budget(), loss_fn=loss_fn,
+                optimizer_fn=plain_sgd,
+            )  # fmt: skip
+
+        fleet = {n: elastic_client_app(lambda _, n=n, one=one: one(n)) for n in range(1, NODES + 1)}
+        strategy = PartialUpdates(FedAvg(), config=RoundConfig(read=read))
+        result, _ = run(strategy, fleet, arrays_of(Ends(logarithms)))
+        found.append(as_weights(result.arrays))
+        model = loaded(Ends(logarithms), result.arrays, data(0)[0][0]).eval()
+        total = model(data(0)[0][0]).exp().sum(dim=1)
+        assert bool(((total - 1.0).abs() < 1e-5).all()) == logarithms
+        assert isinstance(model, Readout) == (read == "auto")
+    scores, logs = found
+    assert scores.keys() == logs.keys()
+    for name, each in scores.items():
+        np.testing.assert_allclose(logs[name], each, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def test_a_place_that_the_model_does_not_have_leaves_the_last_layer() -> None:

@@ -51,18 +51,31 @@ def from_one(outputs: Tensor, classes: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, classes - 1)
 
 
+class Halved(nn.Module):
+    """A function of half of the scores, which is no link function that is known."""
+
+    def __init__(self, link: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.link = link
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.link(scores / 2)
+
+
 @pytest.mark.parametrize("read", ["auto", "1@flat"])
 @pytest.mark.parametrize(
     ("end", "loss_fn", "change", "said"),
     [
-        (nn.LogSoftmax(1), functional.nll_loss, None, "logarithms of probabilities"),
-        (nn.LogSoftmax(1), nn.KLDivLoss(reduction="batchmean"), one_hot, "logarithms of"),
-        (nn.Softmax(1), of_probabilities, None, "takes outputs for probabilities"),
-        (nn.Sigmoid(), functional.binary_cross_entropy, one_hot, "between 0 and 1"),
+        (
+            Halved(nn.LogSoftmax(1)), functional.nll_loss, None, "logarithms of probabilities",
+        ),
+        (Halved(nn.LogSoftmax(1)), nn.KLDivLoss(reduction="batchmean"), one_hot, "logarithms of"),
+        (Halved(nn.Softmax(1)), of_probabilities, None, "takes outputs for probabilities"),
+        (Halved(nn.Sigmoid()), functional.binary_cross_entropy, one_hot, "between 0 and 1"),
         # No example is of the last class, whose number would be too large.
         (nn.Identity(), from_one, lambda classes: classes.clamp(1), "the target minus one"),
     ],
-)
+)  # fmt: skip
 def test_a_loss_of_other_outputs_gets_no_head_elsewhere(
     end: nn.Module, loss_fn: Any, change: Any, said: str, read: str
 ) -> None:
@@ -72,6 +85,40 @@ def test_a_loss_of_other_outputs_gets_no_head_elsewhere(
     with pytest.raises(TrainingError, match=said):
         fine_tune(model, loss_fn, sgd, data(change or (lambda classes: classes)), read=read)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+@pytest.mark.parametrize("read", ["auto", "1@flat", "last"])
+@pytest.mark.parametrize(
+    ("end", "loss_fn", "change"),
+    [
+        (nn.LogSoftmax(1), functional.nll_loss, None),
+        (nn.Softmax(1), of_probabilities, None),
+        (nn.Softmax(1), functional.cross_entropy, None),
+        (nn.Sigmoid(), functional.binary_cross_entropy, one_hot),
+    ],
+)
+def test_a_head_elsewhere_ends_in_the_link_function_of_the_model(
+    end: nn.Module, loss_fn: Any, change: Any, read: str
+) -> None:
+    """It is the head of a model without the function, which comes after it."""
+    given, inputs = data(change or (lambda classes: classes)), rows()[0]
+    plain = functional.cross_entropy
+    if change is not None:
+        plain = functional.binary_cross_entropy_with_logits
+    scores = read_out(net(), given, read=read, loss_fn=plain).model.eval()(inputs)
+    found = read_out(net(end), given, read=read, loss_fn=loss_fn).model.eval()
+    torch.testing.assert_close(found(inputs), end(scores), rtol=1e-4, atol=1e-5)
+
+
+def test_a_readout_of_a_model_of_one_number_has_its_shape() -> None:
+    inputs, classes = rows()
+    given = list(zip(inputs.split(30), (2.0 * classes - inputs[:, 0]).split(30), strict=True))
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    found = read_out(nn.Sequential(body, nn.Flatten(0)), given, read="0.1@flat")
+    plain = read_out(body, [(x, y[:, None]) for x, y in given], read="1@flat")
+    assert found.model(inputs).shape == (120,)
+    torch.testing.assert_close(found.model(inputs), plain.model(inputs)[:, 0])
 
 
 def mean_squares(outputs: Tensor, classes: Tensor) -> Tensor:
