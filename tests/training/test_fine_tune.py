@@ -330,7 +330,7 @@ def test_whatever_fails_the_model_is_as_before(passes: int) -> None:
         ),
         (lambda given: given.update(loader=5), TrainingError, "the loader is 5: give a list"),
         (
-            lambda given: given.update(model=nn.Sequential(build(), nn.Softmax(1)), cut="0.6"),
+            lambda given: given.update(model=nn.Sequential(build(), nn.Softplus()), cut="0.6"),
             TrainingError,
             "that of a linear layer",
         ),
