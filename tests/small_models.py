@@ -247,6 +247,34 @@ class Recurrent(nn.Module):
         return out
 
 
+class KeptInEval(nn.Module):
+    """Computes a part of its weights once in eval mode, and anew in train mode, as LeViT does its biases."""
+
+    def __init__(self, keeps: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.biases, self.head = nn.Linear(6, 8), nn.Linear(2, 8), nn.Linear(8, 3)
+        self.keeps = keeps
+        self.kept: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify."""
+        bias = self.kept.get("bias")
+        if bias is None:
+            bias = torch.tanh(self.biases(x.new_ones(2)))
+        if self.keeps and not self.training:
+            self.kept["bias"] = bias
+        out: Tensor = self.head(torch.relu(self.below(x)) + bias)
+        return out
+
+    def train(self, mode: bool = True) -> KeptInEval:
+        """Forget what was computed."""
+        super().train(mode)
+        if mode:
+            self.kept = {}
+        return self
+
+
 class Reiterable:
     """A loader that is neither a list nor sized, but can be read again and again."""
 

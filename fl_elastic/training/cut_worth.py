@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_elastic.errors import BudgetError, TrainingError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
-from fl_elastic.groups.untouched import untouched
+from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.planning.request import STEP_GAIN_EXPONENT
 from fl_elastic.profiling import CostProfile
@@ -88,7 +88,7 @@ def cut_worth(
     weights = {
         name: model.get_parameter(name) for group in graph.groups for name in group.parameters
     }
-    with untouched(model, loss_fn):
+    with untouched(model, loss_fn), same_start(model):
         model.eval()
         one, other = (
             _gradients(model, loss_fn, batch, weights) for batch in (batches[0], batches[-1])

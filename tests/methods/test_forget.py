@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from small_models import KeptInEval, vectors
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, TrainingError, UpdateError
@@ -67,6 +68,15 @@ def test_squares_are_those_of_every_example_for_itself(seed: int) -> None:
     assert found.examples == 12 and set(found.sums) == set(expected)
     for name, each in expected.items():
         torch.testing.assert_close(torch.from_numpy(found.sums[name]), each)
+
+
+def test_what_a_model_keeps_in_eval_mode_is_computed_for_each_example() -> None:
+    """It belongs to the graph of one example."""
+    models = KeptInEval(keeps=True), KeptInEval(keeps=False)
+    found, expected = (squared_gradients(m, classification_loss, vectors(3)) for m in models)
+    assert models[0].kept == {} and models[0].training
+    for name, each in expected.sums.items():
+        np.testing.assert_allclose(found.sums[name], each, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import images, loss_fn
+from small_models import KeptInEval, images, loss_fn, vectors
 from torch import nn
 
 from fl_elastic.errors import TrainingError
@@ -104,6 +104,17 @@ def test_nothing_is_left_of_it() -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), chances)
+
+
+def test_what_a_model_keeps_in_eval_mode_is_computed_for_each_batch() -> None:
+    """It belongs to the graph of one batch."""
+    batches = vectors(2)
+    profile = profile_model(KeptInEval(keeps=False), loss_fn, batches[0])
+    found, expected = (
+        cut_worth(m, loss_fn, batches, profile, TrainerOptions(), EXAMPLES, optimizer_fn=sgd)
+        for m in (KeptInEval(keeps=True), KeptInEval(keeps=False))
+    )
+    assert found == pytest.approx(expected) and max(found.values()) > 0.0
 
 
 def test_what_tells_nothing_is_worth_nothing() -> None:

@@ -18,7 +18,7 @@ from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
-from fl_elastic.groups.untouched import untouched
+from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.planning.importance.samples import checked_loss, micro_batches
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader, within
@@ -74,7 +74,7 @@ def squared_gradients(
             "no parameter of the model requires a gradient: set requires_grad on what shall forget"
         )
     examples, device, counter = 0, model_device(model), example_counter(loss_fn)
-    with untouched(model, loss_fn), torch.enable_grad():
+    with untouched(model, loss_fn), same_start(model), torch.enable_grad():
         sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
         model.eval()
         for batch, counting, _ in within(counter.over(loader), seconds):
