@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, PlanError
-from fl_elastic.groups.batch_rows import few_of
 from fl_elastic.groups.forward import call_model, first_input
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import uncompiled
 from fl_elastic.groups.untouched import preserved_rng, untouched
+from fl_elastic.readout.first_pass import FirstPass
 from fl_elastic.readout.mirrored import mean_of_views, with_mirror_images
 from fl_elastic.readout.model_end import ModelEnd
 from fl_elastic.readout.place import BODY, INPUT, Place, Reading
@@ -159,8 +159,8 @@ class Readout(nn.Module):
 def _end_of(model: nn.Module, inputs: Any) -> ModelEnd:
     """Return the end of a model; an end without scores if it cannot run to its end on these inputs."""
     try:
-        return ModelEnd.of(model, few_of((inputs, inputs))[0])
-    # A model may raise any exception on inputs that it does not expect.
+        return FirstPass.of(model, (inputs, inputs)).end
+    # Beyond the places a model may raise any exception on inputs that it does not expect.
     except Exception:
         return ModelEnd(None)
 
