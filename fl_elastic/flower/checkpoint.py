@@ -26,10 +26,11 @@ from fl_elastic.flower.strategy_state import (
     as_record,
     averaged,
     averaged_in,
+    changed_values,
     collect,
     names_of,
-    numbers_in,
     own_settings,
+    plain_values,
     restore,
     tested,
 )
@@ -40,7 +41,7 @@ from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE, places_of
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint", 5)
+_KIND = Kind("fl_elastic.checkpoint", 6)
 _MOST_ROUNDS = 999_999
 # More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
 _KEPT = 2
@@ -84,9 +85,11 @@ class Checkpointed(Strategy):
     Parameters
     ----------
     strategy : Strategy
-        Any strategy, usually a `PartialUpdates`. Saved are the arrays in its attributes and in those of the
-        strategies it wraps (momentum, Adam's moments), and the state of objects there that have ``to_state``: the
-        coverage ledger, a server optimiser, the versions that clients hold.
+        Any strategy, usually a `PartialUpdates`. Saved is what its attributes, and those of the strategies it
+        wraps, hold of arrays, numbers and text, also in lists and dicts (momentum, Adam's moments, a schedule), and
+        the state of objects there that have ``to_state`` (the coverage ledger, a server optimiser) or
+        ``state_dict`` (a privacy accountant, an optimiser of torch), or are random generators. Of anything else
+        nothing is saved.
     directory : path-like
         Folder of the checkpoints; made if missing.
     resume : bool
@@ -110,7 +113,9 @@ class Checkpointed(Strategy):
         self.directory = Path(directory)
         self.resume = resume
         self._first_round = 0
-        self._begun = numbers_in(strategy)
+        self._begun = plain_values(strategy)
+        # The round, the model and the values of the checkpoint that was written last.
+        self._newest: tuple[int, ArrayRecord, dict[str, Any]] | None = None
         # The settings of the clients' training as they were given, and as they are now.
         self._given, self._settings = ConfigRecord(), ConfigRecord()
 
@@ -214,8 +219,14 @@ class Checkpointed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate, counting rounds from the start of the whole run."""
-        return self.strategy.aggregate_evaluate(server_round + self._first_round, replies)
+        """Delegate; write the checkpoint again if a strategy keeps something of the test, such as the best loss."""
+        overall = server_round + self._first_round
+        found = self.strategy.aggregate_evaluate(overall, replies)
+        if self._newest is not None and self._newest[0] == overall:
+            _, arrays, values = self._newest
+            if changed_values(collect(self.strategy, self._begun)) != values:
+                self._save(overall, arrays)
+        return found
 
     def summary(self) -> None:
         """Log where checkpoints go, and the strategy's summary."""
@@ -261,6 +272,7 @@ class Checkpointed(Strategy):
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         state = collect(self.strategy, self._begun)
+        self._newest = server_round, arrays, changed_values(state)
         entries |= {f"state/{name}": value for name, value in state.arrays.items()}
         about = {
             "round": server_round,

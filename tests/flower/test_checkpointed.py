@@ -143,7 +143,7 @@ def test_a_schedule_in_a_strategy_goes_on_where_it_was(
         folder = tmp_path / str(last)
         ran(last, folder)
         resumed, result = ran(5, folder)
-        assert resumed.seen == whole.seen[last:]
+        assert resumed.seen == whole.seen
         assert_identical(result.arrays, expected.arrays)
 
 
@@ -158,7 +158,7 @@ def test_a_setting_that_the_owner_changed_is_not_overwritten(
 
     ran(0.1, 0.5, 2)
     again = ran(0.8, 0.25, 3)
-    assert [each["lr"] for each in again.seen] == [0.4]
+    assert [each["lr"] for each in again.seen[2:]] == [0.4]
     assert "setting 'lr' is 0.8, and was 0.1" in caplog.text
     assert "inner.server_momentum is 0.25, and was 0.5" in caplog.text
 
