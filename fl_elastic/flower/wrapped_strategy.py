@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
 from fl_elastic.flower.metrics import completed_metrics, mean_metrics
+from fl_elastic.flower.records import EXAMPLES
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.tasks.task import EPOCHS
 from fl_elastic.update import Manifest, PartialUpdate
@@ -85,7 +86,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
                 f"{type(strategy).__name__} needs dense replies clipped by a client mod; "
                 "use the server-side wrapper with packed updates"
             )
-    keys = {str(getattr(each, "weighted_by_key", "num-examples")) for each in _innermost(inner)}
+    keys = {str(getattr(each, "weighted_by_key", EXAMPLES)) for each in _innermost(inner)}
     if len(keys) > 1:
         raise SettingError(
             f"{type(inner).__name__} holds strategies that weight replies by different metrics, "
@@ -276,7 +277,7 @@ def counted_replies(merged: int) -> Iterator[None]:
 
 def weight_key(inner: Strategy) -> str:
     """Return the metric by which the innermost strategy weights replies."""
-    return str(getattr(_innermost(inner)[0], "weighted_by_key", "num-examples"))
+    return str(getattr(_innermost(inner)[0], "weighted_by_key", EXAMPLES))
 
 
 @contextmanager

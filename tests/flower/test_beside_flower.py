@@ -257,6 +257,65 @@ def test_a_function_for_training_metrics_sees_all_clients_once() -> None:
     assert inner.train_metrics_aggr_fn is spread
 
 
+class Lists(NumPyClient):
+    """As Flower's older examples have it."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+
+    def fit(self, arrays: Any, config: Any) -> Any:
+        model = net()
+        state = {n: torch.as_tensor(a) for n, a in zip(model.state_dict(), arrays, strict=True)}
+        model.load_state_dict(state)
+        examples = trained(model, self.node)
+        sent = [each.numpy() for each in model.state_dict().values()]
+        return sent, examples, {"mine": 100 - examples, "train_loss": 0.25}
+
+    def evaluate(self, arrays: Any, config: Any) -> Any:
+        return 0.5, 10 * self.node, {"mine": 3}
+
+
+@pytest.mark.parametrize("key", ["num-examples", "mine"])
+@pytest.mark.parametrize("kind", ["plain", "lists", "elastic"])
+def test_a_users_functions_are_given_what_flower_gives_them(kind: str, key: str) -> None:
+    def merged(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        found = [dict(each.metric_records["metrics"]) for each in records]
+        examples = sum(float(each["num-examples"]) for each in found)
+        losses = [
+            each[name] for each in found for name in ("train_loss", "eval_loss") if name in each
+        ]
+        return MetricRecord({"examples": examples, "losses": len(losses)})
+
+    def metrics(examples: int) -> dict[str, Any]:
+        return {"num-examples": examples, "mine": 100 - examples, "train_loss": 0.25}
+
+    apps = {
+        "plain": lambda: fleet(plain, metrics=metrics, tested={"eval_loss": 0.5, "num-examples": 10, "mine": 3}),
+        "lists": lambda: fleet(lambda node: ClientApp(lambda _: Lists(node).to_client())),
+        "elastic": lambda: fleet(elastic),
+    }[kind]()  # fmt: skip
+    inner = strategy_of(
+        weighted_by_key=key, train_metrics_aggr_fn=merged, evaluate_metrics_aggr_fn=merged
+    )
+    result = start(PartialUpdates(inner), apps)
+    examples = {"plain": 30, "lists": 60, "elastic": 12}[kind]
+    assert result.train_metrics_clientapp[1]["examples"] == 4 + 8 + 12
+    assert result.evaluate_metrics_clientapp[1]["examples"] == examples
+    if kind == "plain":
+        assert result.train_metrics_clientapp[1]["losses"] == 3
+        assert result.evaluate_metrics_clientapp[1]["losses"] == 3
+
+
+def test_clients_of_lists_weigh_as_the_strategy_says() -> None:
+    apps = fleet(lambda node: ClientApp(lambda _: Lists(node).to_client()))
+    found = start(PartialUpdates(strategy_of(weighted_by_key="mine")), apps).arrays
+    models = [net() for _ in NODES]
+    weights = [100 - trained(model, node) for model, node in zip(models, NODES, strict=True)]
+    for name, array in as_weights(found).items():
+        parts = [w * m.state_dict()[name].double() for w, m in zip(weights, models, strict=True)]
+        np.testing.assert_allclose(array, sum(parts) / sum(weights), rtol=1e-5, atol=1e-7)
+
+
 def test_an_error_of_the_users_function_stays_what_it_is() -> None:
     def faulty(records: list[RecordDict], weighted_by: str) -> MetricRecord:
         raise KeyError("f1")
