@@ -382,9 +382,9 @@ def _most_bytes(expected: ArrayRecord) -> int:
     return _MODELS * sum(array.numpy().nbytes for array in expected.values()) + _BESIDES
 
 
-def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-    # Some of Flower's strategies turn float32 into float64.
-    return {name: (tuple(array.shape), array.dtype.kind) for name, array in arrays.items()}
+def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    # Flower's own strategies turn float32 into float64, and average the integers of a norm's counter too.
+    return {name: (tuple(each.shape), each.dtype.kind in "biuf") for name, each in arrays.items()}
 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:
