@@ -168,7 +168,9 @@ class StockClients:
                 raise UpdateError(
                     f"tensor {name!r} is {array.dtype} of shape {array.shape}, the model has {manifest.shape(name)}"
                 )
-            delta = np.asarray(array, np.float32) - np.asarray(weights[name], np.float32)
+            # In double precision: a change of a float64 tensor may be smaller than the steps of float32 there.
+            with np.errstate(over="ignore"):
+                delta = np.subtract(array, weights[name], dtype=np.float64).astype(np.float32)
             # A client that trains a part of the model leaves the rest unchanged, bit by bit.
             if delta.any() or not np.isfinite(delta).all():
                 deltas[name] = delta
