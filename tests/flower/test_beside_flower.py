@@ -25,6 +25,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 from flwr.common import Code, FitIns, FitRes, Status
 from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
     FedAvgM,
@@ -52,6 +53,7 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
+    RoundConfig,
     RoundRecord,
     elastic_client_app,
 )
@@ -360,6 +362,61 @@ def test_what_a_users_wrapper_hides_is_seen() -> None:
         for strategy in (private(), Around(private()))
     )
     assert_identical(seen.arrays, hidden.arrays)
+
+
+PRIVATE = {
+    "server": lambda inner: DifferentialPrivacyServerSideFixedClipping(inner, 0.1, 0.01, 3),
+    "client": lambda inner: DifferentialPrivacyClientSideFixedClipping(inner, 0.1, 0.01, 3),
+}
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+@pytest.mark.parametrize("saved", [False, True])
+def test_privacy_around_packed_updates_is_refused(kind: str, saved: bool, tmp_path: Path) -> None:
+    """Of the two, the first cannot read them, and the second would add noise to changes that nobody clips."""
+    strategy = PRIVATE[kind](PartialUpdates(strategy_of()))
+    with pytest.raises(
+        SettingError, match="which it cannot clip: put the server-side wrapper inside"
+    ):
+        start(Checkpointed(strategy, tmp_path) if saved else strategy, fleet(elastic))
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"average": ModelAverage(0.5)}, "average"),
+        ({"config": RoundConfig(read="last")}, "config.read"),
+    ],
+)
+def test_what_only_its_own_start_does_is_not_promised_inside_a_wrapper(
+    settings: dict[str, Any], what: str
+) -> None:
+    inside = PartialUpdates(strategy_of(), **settings)
+    with pytest.raises(
+        SettingError, match=f"Around is put around PartialUpdates, whose {what} has no"
+    ):
+        start(Around(inside), fleet(elastic))
+    assert start(PartialUpdates(Around(strategy_of()), **settings), fleet(elastic)).arrays
+
+
+def test_a_wrapper_around_that_changes_nothing_is_let_be() -> None:
+    one, other = (
+        start(each, fleet(elastic))
+        for each in (Around(PartialUpdates(strategy_of())), PartialUpdates(strategy_of()))
+    )
+    assert_close(one.arrays, as_weights(other.arrays))
+
+
+def test_a_run_inside_a_round_of_another_strategy_is_its_own() -> None:
+    """As in a federation of federations, where each round of one trains another."""
+
+    class Nested(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            inside = PartialUpdates(strategy_of(), average=ModelAverage(0.5))
+            assert start(inside, fleet(elastic)).arrays
+            return super().configure_train(*arguments)
+
+    assert start(strategy_of(Nested), fleet(plain)).arrays
 
 
 def test_a_start_that_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
