@@ -26,7 +26,7 @@ class NotKeptError(Exception):
 
 
 def state_of(value: Any) -> Any:
-    """Return the state of a random generator, or of an object that has ``state_dict``; None for anything else.
+    """Return the state of a random generator, a torch parameter, or an object with ``state_dict``; None otherwise.
 
     Privacy accountants and torch's optimisers have it. Models are left out: a teacher does not change and is large.
 
@@ -37,6 +37,8 @@ def state_of(value: Any) -> Any:
         return value.bit_generator.state
     if isinstance(value, random.Random):
         return value.getstate()
+    if _is_parameter(value):
+        return value.detach()
     return value.state_dict() if _says_its_state(value) else None
 
 
@@ -52,8 +54,17 @@ def set_state(value: Any, state: Any) -> None:
         value.bit_generator.state = state
     elif isinstance(value, random.Random):
         value.setstate(state)
+    elif _is_parameter(value):
+        # In place: an optimiser may hold it.
+        value.detach().copy_(state)
     else:
         value.load_state_dict(state)
+
+
+def _is_parameter(value: object) -> bool:
+    # Only a strategy that has imported torch can hold one.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Parameter)
 
 
 def _says_its_state(value: Any) -> bool:
@@ -94,7 +105,9 @@ def to_fact(value: Any, arrays: dict[str, NDArray[Any]], place: str = "") -> Any
     if array is not None and array.dtype.kind in _REAL:
         name = place or "0"
         arrays[name] = array
-        return {"array" if array is value else "tensor": name}
+        if array is value:
+            return {"array": name}
+        return {"tensor": name, "as": [str(value.dtype).removeprefix("torch."), str(value.device)]}
     state = state_of(value)
     if state is not None:
         return {STATE: to_fact(state, arrays, place)}
@@ -132,7 +145,7 @@ def from_fact(fact: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
     if kind == "array":
         return arrays[content]
     if kind == "tensor":
-        return _tensor(arrays[content])
+        return _tensor(arrays[content], *fact["as"])
     if kind == STATE:
         return from_fact(content, arrays)
     if kind in _MANY:
@@ -155,15 +168,21 @@ def form_of(fact: Any) -> str:
 
 
 def _array(value: Any) -> NDArray[Any] | None:
-    """Return an array, or a tensor as one; None for anything else."""
+    """Return an array, or a tensor as one; None for anything else, as a tensor that is part of a graph."""
     if type(value) is np.ndarray:
         return value
-    # Only a strategy that has imported torch can hold a tensor.
     torch = sys.modules.get("torch")
-    return array_of(value) if torch is not None and type(value) is torch.Tensor else None
+    is_tensor = torch is not None and type(value) is torch.Tensor and not value.requires_grad
+    return array_of(value) if is_tensor else None
 
 
-def _tensor(array: NDArray[Any]) -> Any:
+def _tensor(array: NDArray[Any], dtype: str, device: str) -> Any:
     import torch
 
-    return torch.as_tensor(np.array(array))
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"{dtype[:40]!r} is no type of a tensor")
+    try:
+        return torch.tensor(array, dtype=kind, device=device)
+    except RuntimeError as error:
+        raise ValueError(f"no tensor on {device[:40]!r}: {error}") from None

@@ -133,6 +133,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "of the wrapper itself": ("_warned", True),
     "an array that is not there": ("inner.m_t", {"array": "0"}),
     "an unknown kind": ("inner.m_t", {"evil": 1}),
+    "a tensor that is not there": ("inner.m_t", {"tensor": "0", "as": ["float32", "cpu"]}),
     "no kind": ("inner.m_t", {}),
     "a dtype that is none": ("inner.m_t", {"scalar": ["evil", 1]}),
     "pairs of three": ("inner.m_t", {"dict": [[1, 2, 3]]}),

@@ -90,6 +90,7 @@ class Remembers(FedAvg):
             sum(self.losses), sum(self.recent), self.times[7], own["sum"].sum(), len(own["of"]),
             self.pair[1], len(self.seen), len(self.names), self.rate, np.sum(self.last["x"]),
             self.optimizer.state[self.weight]["exp_avg"].sum(), self.schedule.get_last_lr()[0],
+            self.weight.sum(),
         ]  # fmt: skip
         share = np.float32(1 + 1e-3 * sum(float(each) for each in told))
         return ArrayRecord({n: Array(share * each.numpy()) for n, each in arrays.items()}), metrics
@@ -193,15 +194,26 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
 
 def test_arrays_and_tensors_come_back_in_their_places() -> None:
     arrays: dict[str, Any] = {}
-    value = {1: [np.arange(3), torch.ones(2)], "1": np.float32(0.1), 2: {"x/y!": np.zeros(())}}
+    half = torch.ones(2, dtype=torch.bfloat16)
+    value = {1: [np.arange(3), half], "1": np.float32(0.1), 2: {"x/y!": np.zeros(())}}
     found = from_fact(to_fact(value, arrays), arrays)
     assert found[1][0].tolist() == [0, 1, 2]
-    assert torch.equal(found[1][1], torch.ones(2))
+    assert torch.equal(found[1][1], half) and found[1][1].dtype is torch.bfloat16
     assert found["1"] == np.float32(0.1) and found["1"].dtype == np.float32
     assert found[2]["x/y!"].shape == ()
 
 
-@pytest.mark.parametrize("value", [object(), len, [object()], torch.nn.Linear(1, 1), np.array("x")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        len,
+        [object()],
+        torch.nn.Linear(1, 1),
+        np.array("x"),
+        torch.ones(1).requires_grad_(),
+    ],
+)
 def test_anything_else_is_not_kept(value: Any) -> None:
     with pytest.raises(NotKeptError):
         to_fact(value, {})
