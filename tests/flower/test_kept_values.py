@@ -90,7 +90,7 @@ class Remembers(FedAvg):
             sum(self.losses), sum(self.recent), self.times[7], own["sum"].sum(), len(own["of"]),
             self.pair[1], len(self.seen), len(self.names), self.rate, np.sum(self.last["x"]),
             self.optimizer.state[self.weight]["exp_avg"].sum(), self.schedule.get_last_lr()[0],
-            self.weight.sum(),
+            self.weight.detach().sum(),
         ]  # fmt: skip
         share = np.float32(1 + 1e-3 * sum(float(each) for each in told))
         return ArrayRecord({n: Array(share * each.numpy()) for n, each in arrays.items()}), metrics
