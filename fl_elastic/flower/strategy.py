@@ -468,6 +468,11 @@ class PartialUpdates(Strategy):
             (None, None) if stepped is None else handed_on(self.inner, this, stepped)
         )
         self._report(this)
+        if this.usable and stepped is not None and aggregated is None:
+            _LOG.warning(
+                "round %s changes nothing: aggregate_train of %s returned no model",
+                this.record.server_round, type(self.inner).__name__,
+            )  # fmt: skip
         if merged is None or stepped is None or aggregated is None:
             self.sizes.forget()
             return False, metrics

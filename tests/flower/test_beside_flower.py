@@ -419,6 +419,22 @@ def test_a_run_inside_a_round_of_another_strategy_is_its_own() -> None:
     assert start(strategy_of(Nested), fleet(plain)).arrays
 
 
+def test_a_round_of_which_a_users_strategy_makes_no_model_is_said_to_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Demanding(FedAvg):
+        """Wants three replies, and is given one in place of all."""
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            found = list(replies)
+            return super().aggregate_train(server_round, found) if len(found) == 3 else (None, None)
+
+    assert not start(PartialUpdates(strategy_of(Demanding)), fleet(elastic)).arrays
+    assert "round 1 changes nothing: aggregate_train of Demanding returned no model" in caplog.text
+    assert start(PartialUpdates(strategy_of()), fleet(elastic)).arrays
+    assert caplog.text.count("changes nothing") == 1
+
+
 def test_a_start_that_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Starts(FedAvg):
         def start(self, *arguments: Any, **options: Any) -> Result:
