@@ -26,7 +26,6 @@ from fl_elastic.flower.strategy_state import (
     as_record,
     averaged,
     averaged_in,
-    changed_values,
     collect,
     names_of,
     own_settings,
@@ -115,7 +114,7 @@ class Checkpointed(Strategy):
         self._first_round = 0
         self._begun = plain_values(strategy)
         # The round, the model and the values of the checkpoint that was written last.
-        self._newest: tuple[int, ArrayRecord, dict[str, Any]] | None = None
+        self._newest: tuple[int, ArrayRecord, dict[str, str]] | None = None
         # The settings of the clients' training as they were given, and as they are now.
         self._given, self._settings = ConfigRecord(), ConfigRecord()
 
@@ -224,7 +223,7 @@ class Checkpointed(Strategy):
         found = self.strategy.aggregate_evaluate(overall, replies)
         if self._newest is not None and self._newest[0] == overall:
             _, arrays, values = self._newest
-            if changed_values(collect(self.strategy, self._begun)) != values:
+            if plain_values(self.strategy) != values:
                 self._save(overall, arrays)
         return found
 
@@ -272,7 +271,7 @@ class Checkpointed(Strategy):
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         state = collect(self.strategy, self._begun)
-        self._newest = server_round, arrays, changed_values(state)
+        self._newest = server_round, arrays, plain_values(self.strategy)
         entries |= {f"state/{name}": value for name, value in state.arrays.items()}
         about = {
             "round": server_round,

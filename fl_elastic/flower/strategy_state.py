@@ -110,11 +110,6 @@ def plain_values(strategy: Strategy) -> dict[str, str]:
     return found
 
 
-def changed_values(state: Archive) -> dict[str, Any]:
-    """Return those entries of what `collect` returned that are neither arrays nor objects of the library."""
-    return {name: fact for name, fact in state.facts.items() if name.endswith(_VALUE)}
-
-
 def _attributes(
     strategy: Strategy, path: str = "", around: tuple[Strategy, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
