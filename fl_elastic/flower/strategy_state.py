@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
@@ -92,22 +94,29 @@ def collect(strategy: Strategy, begun: Mapping[str, str]) -> Archive:
             arrays: dict[str, NDArray[Any]] = {}
             with suppress(*_NOT_KEPT):
                 reached = to_fact(value, arrays)
-                if arrays or json.dumps(reached) != begun.get(where) or form_of(reached) == STATE:
+                # A strategy may also hold data, which do not change and may be large.
+                if _text(reached, arrays) != begun.get(where) or form_of(reached) == STATE:
                     facts[f"{where}{_VALUE}"] = [begun.get(where), reached]
                     state |= {f"{where}{_VALUE}{key}": array for key, array in arrays.items()}
     return Archive(facts, state)
 
 
 def plain_values(strategy: Strategy) -> dict[str, str]:
-    """Return as JSON what the attributes of a strategy and of those it wraps hold beside arrays, by path."""
+    """Return by path what the attributes of a strategy and of those it wraps hold: JSON, and a digest of arrays."""
     found = {}
     for where, value in _attributes(strategy):
         arrays: dict[str, NDArray[Any]] = {}
         with suppress(*_NOT_KEPT):
-            fact = to_fact(value, arrays)
-            if not arrays:
-                found[where] = json.dumps(fact)
+            found[where] = _text(to_fact(value, arrays), arrays)
     return found
+
+
+def _text(fact: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays.values():
+        digest.update(f"{array.dtype}/{array.shape}/".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return json.dumps(fact) + (f" {digest.hexdigest()}" if arrays else "")
 
 
 def _attributes(
@@ -192,8 +201,9 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> No
             setattr(owner, name, as_record(entries))
         elif kind == "value":
             given, reached = state.facts[f"{where}{_VALUE}"]
-            # What an object has counted, such as privacy spent, counts under other settings too, or is refused.
-            if given == begun.get(where) or form_of(reached) == STATE:
+            # Arrays are no settings. What an object has counted, such as privacy spent, counts under other settings
+            # too, or is refused.
+            if given == begun.get(where) or entries or form_of(reached) == STATE:
                 _set(owner, name, where, reached, entries)
             else:
                 _LOG.warning(

@@ -126,6 +126,28 @@ def test_a_users_strategy_goes_on_with_what_it_had_in_its_attributes(
         assert_identical(trained(Checkpointed(PartialUpdates(make()), folder)), whole)
 
 
+class Holds(FedAvg):
+    """Has data of its own, and directions that are drawn anew in each process."""
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.data = np.ones(100_000)
+        self.directions = np.random.default_rng(seed).random(3)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        self.directions = self.directions + 1.0
+        return super().aggregate_train(server_round, replies)
+
+
+def test_arrays_are_kept_where_they_have_changed(tmp_path: Path) -> None:
+    least = {"fraction_evaluate": 0.0, "min_available_nodes": 4}
+    first, again = Holds(1, **least), Holds(2, **least)
+    trained(Checkpointed(PartialUpdates(first), tmp_path), rounds=2)
+    assert all(path.stat().st_size < 100_000 for path in tmp_path.iterdir())
+    trained(Checkpointed(PartialUpdates(again), tmp_path), rounds=3)
+    assert again.directions.tolist() == (first.directions + 1.0).tolist()
+
+
 class Accountant:
     """Adds up what each release costs, as Flower's accountant does by a package of its own."""
 
