@@ -276,10 +276,28 @@ def _tenth(values: Sequence[float]) -> float | None:
 
 
 def _seconds_to(cells: list[RunResult], target: float) -> float | None:
-    for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
-        if statistics.fmean(row["accuracy"] for row in rows) >= target:
+    """Return the time at which the mean over seeds first reaches the target, after at least a round of each."""
+    for rows in _together(cells):
+        trained = all(row["round"] > 0 for row in rows)
+        if trained and statistics.fmean(row["accuracy"] for row in rows) >= target:
             return statistics.fmean(row["simulated_seconds"] for row in rows)
     return None
+
+
+def _together(cells: list[RunResult]) -> list[tuple[dict[str, float], ...]]:
+    """Return the tests of all seeds that belong together: by time if they come at equal intervals, else by round.
+
+    After the last round that all have, tests follow each other: limited time ends seeds after different rounds.
+    """
+    timed = all("since" in row for cell in cells for row in cell.history)
+    key = "simulated_seconds" if timed else "round"
+    by_key = [{row[key]: row for row in cell.history} for cell in cells]
+    shared = sorted(set.intersection(*({*rows} for rows in by_key)))
+    rest = [
+        [row for each, row in rows.items() if not shared or each > shared[-1]] for rows in by_key
+    ]
+    found = [tuple(rows[each] for rows in by_key) for each in shared]
+    return [*found, *zip(*rest, strict=False)]
 
 
 def _speedups(
