@@ -230,7 +230,7 @@ def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
     """Return each client's costs and the accuracy of the last model for it, averaged over seeds.
 
     That accuracy is the model's on test examples of each class, weighted by the client's own classes. The worst
-    client and the tenth percentile are computed among the clients of each seed, then averaged.
+    and the best client and the tenth percentile are computed among the clients of each seed, then averaged.
     """
     if not all(cell.labels and cell.classes for cell in cells):
         return {"clients": []}
@@ -254,6 +254,7 @@ def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
     return {
         "clients": rows,
         "worst_client": _mean([min(each, default=None) for each in known]),
+        "best_client": _mean([max(each, default=None) for each in known]),
         "tenth_percentile": _mean([_tenth(each) for each in known]),
     }
 

@@ -147,6 +147,7 @@ class Method(_Part):
     features_computed: Whole = 0
     clients: tuple[Client, ...] = ()
     worst_client: Number = None
+    best_client: Number = None
     tenth_percentile: Number = None
     rejections: tuple[Rejections, ...] = ()
 

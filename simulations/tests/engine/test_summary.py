@@ -245,6 +245,18 @@ def test_each_client_has_what_it_spent_and_how_good_the_model_is_for_its_classes
     assert "labels" not in short and "clients" not in short["methods"]["full"]
 
 
+def test_worst_and_best_client_are_those_of_each_seed() -> None:
+    """Each seed deals the classes anew, so that the mean over seeds of one client is that of no client."""
+    cells = [
+        cell("full", seed, RISING, labels=labels, classes=[(9, 10), (5, 10)])
+        for seed, labels in enumerate(([[4, 0], [0, 4], [2, 2]], [[0, 4], [4, 0], [2, 2]]))
+    ]
+    method = summarise(scenario(), cells, GROUPS)["methods"]["full"]
+    assert [row["accuracy"] for row in method["clients"]] == pytest.approx([0.7, 0.7, 0.7])
+    assert method["worst_client"] == pytest.approx(0.5)
+    assert method["best_client"] == pytest.approx(0.9)
+
+
 def test_the_share_of_the_largest_class_is_that_of_the_test_examples() -> None:
     tested = cell("full", 0, RISING, classes=[(9, 10), (5, 30), (0, 0)])
     assert summarise(scenario(), [tested], GROUPS)["largest_class"] == 0.75
