@@ -28,8 +28,8 @@ from fl_elastic.flower.strategy_state import (
     averaged_in,
     collect,
     names_of,
-    numbers_in,
     own_settings,
+    plain_values,
     restore,
     tested,
 )
@@ -40,7 +40,7 @@ from fl_elastic.state.files import remove_leftovers
 from fl_elastic.update.manifest import FROZEN_BASE, places_of
 
 _LOG = logging.getLogger("fl_elastic")
-_KIND = Kind("fl_elastic.checkpoint", 5)
+_KIND = Kind("fl_elastic.checkpoint", 6)
 _MOST_ROUNDS = 999_999
 # More than one checkpoint survives a damaged file, and allows to go back by a round if losses jump in the next one.
 _KEPT = 2
@@ -84,9 +84,11 @@ class Checkpointed(Strategy):
     Parameters
     ----------
     strategy : Strategy
-        Any strategy, usually a `PartialUpdates`. Saved are the arrays in its attributes and in those of the
-        strategies it wraps (momentum, Adam's moments), and the state of objects there that have ``to_state``: the
-        coverage ledger, a server optimiser, the versions that clients hold.
+        Any strategy, usually a `PartialUpdates`. Saved is what its attributes, and those of the strategies it
+        wraps, hold of arrays, numbers and text, also in lists and dicts (momentum, Adam's moments, a schedule), and
+        the state of objects there that have ``to_state`` (the coverage ledger, a server optimiser) or
+        ``state_dict`` (a privacy accountant, an optimiser of torch), or are random generators. Of anything else
+        nothing is saved.
     directory : path-like
         Folder of the checkpoints; made if missing.
     resume : bool
@@ -110,7 +112,9 @@ class Checkpointed(Strategy):
         self.directory = Path(directory)
         self.resume = resume
         self._first_round = 0
-        self._begun = numbers_in(strategy)
+        self._begun = plain_values(strategy)
+        # The round, the model and the values of the checkpoint that was written last.
+        self._newest: tuple[int, ArrayRecord, dict[str, str]] | None = None
         # The settings of the clients' training as they were given, and as they are now.
         self._given, self._settings = ConfigRecord(), ConfigRecord()
 
@@ -214,8 +218,14 @@ class Checkpointed(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Delegate, counting rounds from the start of the whole run."""
-        return self.strategy.aggregate_evaluate(server_round + self._first_round, replies)
+        """Delegate; write the checkpoint again if a strategy keeps something of the test, such as the best loss."""
+        overall = server_round + self._first_round
+        found = self.strategy.aggregate_evaluate(overall, replies)
+        if self._newest is not None and self._newest[0] == overall:
+            _, arrays, values = self._newest
+            if plain_values(self.strategy) != values:
+                self._save(overall, arrays)
+        return found
 
     def summary(self) -> None:
         """Log where checkpoints go, and the strategy's summary."""
@@ -261,6 +271,7 @@ class Checkpointed(Strategy):
     def _save(self, server_round: int, arrays: ArrayRecord) -> None:
         entries = {f"array/{name}": array.numpy() for name, array in arrays.items()}
         state = collect(self.strategy, self._begun)
+        self._newest = server_round, arrays, plain_values(self.strategy)
         entries |= {f"state/{name}": value for name, value in state.arrays.items()}
         about = {
             "round": server_round,
@@ -370,9 +381,9 @@ def _most_bytes(expected: ArrayRecord) -> int:
     return _MODELS * sum(array.numpy().nbytes for array in expected.values()) + _BESIDES
 
 
-def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-    # Some of Flower's strategies turn float32 into float64.
-    return {name: (tuple(array.shape), array.dtype.kind) for name, array in arrays.items()}
+def _kinds(arrays: dict[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], bool]]:
+    # Flower's own strategies turn float32 into float64, and average the integers of a norm's counter too.
+    return {name: (tuple(each.shape), each.dtype.kind in "biuf") for name, each in arrays.items()}
 
 
 def _is_of(found: dict[str, NDArray[Any]], model: dict[str, NDArray[Any]]) -> bool:

@@ -12,7 +12,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.metrics import completed_metrics
-from fl_elastic.flower.records import EvaluateReply
+from fl_elastic.flower.records import EXAMPLES, EvaluateReply
 from fl_elastic.flower.round import in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
 
@@ -154,7 +154,7 @@ def believable(
             left[node] = (
                 f"{_ACCURACY} is {said[_ACCURACY]:.4g}, no share of examples as those of the others"
             )
-    for name in sorted({name for said in numbers.values() for name in said}):
+    for name in sorted({name for said in numbers.values() for name in said} - {EXAMPLES}):
         of = {node: float(said[name]) for node, said in numbers.items() if name in said}
         if len(of) < _FEWEST:
             continue

@@ -263,15 +263,24 @@ def incremental(grid: Grid, strategy: object) -> Grid:
     """Return a grid that streams replies to ``strategy`` for as long as the strategy waits.
 
     A grid that already streams is returned as it is, as is any grid under a strategy that may need all replies at
-    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts.
+    once. For a wrapper strategy of Flower's the patience of the wrapped strategy counts. A streaming grid that has
+    a ``patience`` of its own, because it waits in a time of its own, is given the strategy's; late updates are lost
+    there, which is logged.
     """
-    if getattr(grid, "streams", False):
-        return grid
     inside: Any = strategy
-    while not hasattr(inside, "merges_late"):
+    while inside is not None and not hasattr(inside, "merges_late"):
         inside = getattr(inside, "strategy", None)
-        if inside is None:
-            return grid
+    if inside is None:
+        return grid
+    if getattr(grid, "streams", False):
+        if hasattr(grid, "patience"):
+            grid.patience = inside.patience
+            if inside.merges_late:
+                _LOG.warning(
+                    "late='merge' has no effect on %s, which drops late replies",
+                    type(grid).__name__,
+                )
+        return grid
     return IncrementalGrid(
         grid,
         patience=inside.patience,

@@ -33,6 +33,9 @@ ERROR = "fl_elastic.error"
 LOSS = "train-loss"
 """Metric key of the training loss on a client's own examples."""
 
+EXAMPLES = "num-examples"
+"""Metric key of the number of examples of a client, by which Flower's strategies weight unless told otherwise."""
+
 IMPORTANCE = "fl_elastic.importance"
 """Metric key under which a client reports the importance of its groups, as JSON."""
 
@@ -153,7 +156,7 @@ def as_asked(asked: RecordDict, reply: RecordDict) -> RecordDict:
     if ERROR in metrics:
         raise UpdateError(str(metrics[ERROR]))
     count = reply.metric_records[f"{prefix}.num_examples"]["num_examples"]
-    numbers = {**believed_metrics(metrics), "num-examples": count}
+    numbers = {**believed_metrics(metrics), EXAMPLES: count}
     if prefix == "evaluateres":
         loss = reply.metric_records[f"{prefix}.loss"]["loss"]
         return RecordDict({"metrics": MetricRecord({"loss": loss, **numbers})})
@@ -279,7 +282,7 @@ def weight_of(reply: TrainReply | EvaluateReply, weight_key: str, most: int) -> 
         If it is no whole number from 1 to ``most``.
     """
     # The number of examples has an entry of its own in a reply.
-    given = {**reply.metrics, "num-examples": reply.num_examples}
+    given = {**reply.metrics, EXAMPLES: reply.num_examples}
     return checked_weight(given.get(weight_key, reply.num_examples), weight_key, most)
 
 

@@ -15,7 +15,7 @@ from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
 from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
-from fl_elastic.flower.records import LOSS, TrainReply, read_train_reply, weight_of
+from fl_elastic.flower.records import EXAMPLES, LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line
 from fl_elastic.flower.stock_clients import RAISED
 from fl_elastic.flower.wrapped_strategy import completed
@@ -203,7 +203,9 @@ class ReplyMerger:
             self.reject(node, str(error))
             return True
         self._accept(node, update, staleness, reply)
-        metrics = MetricRecord({**reply.metrics, self.weight_key: update.num_examples})
+        # A function of the user's reads the number of examples, whatever the strategy weights by.
+        own = {} if node in self.downlink.stock else {EXAMPLES: reply.num_examples}
+        metrics = MetricRecord({**own, **reply.metrics, self.weight_key: update.num_examples})
         self.round.metrics.append(RecordDict({"metrics": metrics}))
         # Drop the reply's arrays, so that only one update is in memory at a time.
         whole = {} if arrays is None else {"arrays": arrays}

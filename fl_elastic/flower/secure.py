@@ -290,8 +290,12 @@ class SecurePartialUpdates(LegacyStrategy):
             raise UpdateError(f"clients name {len(indices)} tensors and sent {len(arrays)}")
         known = self._arrays
         for index, array in zip(indices, arrays, strict=True):
-            if not 0 <= index < len(known) or array.shape != known[index].shape:
+            # A number without dimensions travels as an array of one.
+            if not 0 <= index < len(known) or array.shape != np.atleast_1d(known[index]).shape:
                 raise UpdateError(f"tensor {index} does not fit the model")
             if not np.isfinite(array).all():
                 raise UpdateError(f"tensor {index} holds NaN or infinite values")
-        return {i: a.astype(known[i].dtype) for i, a in zip(indices, arrays, strict=True)}
+        return {
+            i: a.astype(known[i].dtype).reshape(known[i].shape)
+            for i, a in zip(indices, arrays, strict=True)
+        }

@@ -22,6 +22,7 @@ from fl_elastic.errors import UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
 from fl_elastic.flower.records import (
+    EXAMPLES,
     LOSS,
     EvaluateReply,
     check_status,
@@ -167,7 +168,9 @@ class StockClients:
                 raise UpdateError(
                     f"tensor {name!r} is {array.dtype} of shape {array.shape}, the model has {manifest.shape(name)}"
                 )
-            delta = np.asarray(array, np.float32) - np.asarray(weights[name], np.float32)
+            # In double precision: a change of a float64 tensor may be smaller than the steps of float32 there.
+            with np.errstate(over="ignore"):
+                delta = np.subtract(array, weights[name], dtype=np.float64).astype(np.float32)
             # A client that trains a part of the model leaves the rest unchanged, bit by bit.
             if delta.any() or not np.isfinite(delta).all():
                 deltas[name] = delta
@@ -184,8 +187,9 @@ class StockClients:
                 check_status(content.config_records["fitres.status"])
                 listed = content.array_records["fitres.parameters"]
                 arrays = {name: bytes_to_ndarray(array.data) for name, array in listed.items()}
-                examples = content.metric_records["fitres.num_examples"]["num_examples"]
-                metrics = dict(content.config_records["fitres.metrics"])
+                count = content.metric_records["fitres.num_examples"]["num_examples"]
+                metrics = {EXAMPLES: count, **content.config_records["fitres.metrics"]}
+                examples = metrics.get(weight_key, count)
                 self.kinds[node] = _LISTS
             else:
                 (record,) = content.array_records.values()
@@ -244,7 +248,10 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
     """
     if content.config_records or len(content.metric_records) != 1:
         own = read_own_evaluate_reply(content, max_examples)
-        return replace(own, num_examples=weight_of(own, weight_key, max_examples))
+        weight = weight_of(own, weight_key, max_examples)
+        return replace(
+            own, num_examples=weight, metrics={**own.metrics, EXAMPLES: own.num_examples}
+        )
     (sent,) = content.metric_records.values()
     metrics = {str(name): value for name, value in sent.items()}
     examples = checked_weight(_examples(metrics, weight_key), weight_key, max_examples)
@@ -280,14 +287,16 @@ def _last_word(name: str) -> str:
 
 def _examples(metrics: Mapping[str, Any], weight_key: str) -> Any:
     """Return the weight of a client: under the strategy's name for it, or under Flower's."""
-    named = (weight_key, "num-examples", "num_examples")
+    named = (weight_key, EXAMPLES, "num_examples")
     return next((metrics[name] for name in named if name in metrics), None)
 
 
 def _called_alike(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics with the training loss under the library's name: ``train-loss`` instead of ``train_loss``."""
-    found = {
-        LOSS if name == LOSS.replace("-", "_") else name: value
-        for name, value in believed_metrics(metrics).items()
-    }
-    return {n: v for n, v in found.items() if n not in ("num-examples", "num_examples")}
+    """Return metrics with the training loss under the library's name too: ``train-loss`` beside ``train_loss``.
+
+    >>> _called_alike({"train_loss": 0.5, "num-examples": 8})
+    {'train_loss': 0.5, 'num-examples': 8, 'train-loss': 0.5}
+    """
+    found = {n: value for n, value in believed_metrics(metrics).items() if n != "num_examples"}
+    named = LOSS.replace("-", "_")
+    return {**found, LOSS: found[named]} if named in found and LOSS not in found else found

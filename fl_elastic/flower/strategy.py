@@ -62,6 +62,7 @@ from fl_elastic.flower.wrapped_strategy import (
     handed_on,
     parameters_of,
     refuse_what_each_seen_ignores,
+    refuse_wrapper,
     say_what_it_sees,
     sees_each_client,
     takes_the_mean_as_it_is,
@@ -373,6 +374,8 @@ class PartialUpdates(Strategy):
     ) -> Iterable[Message]:
         """Let the inner strategy choose clients and settings; pack the model and each client's task for them."""
         manifest = self._remember(arrays, server_round)
+        if self._round is None:
+            refuse_wrapper(self, self._of_its_start)
         if not self._trains:
             return []
         self._round = None
@@ -465,6 +468,11 @@ class PartialUpdates(Strategy):
             (None, None) if stepped is None else handed_on(self.inner, this, stepped)
         )
         self._report(this)
+        if this.usable and stepped is not None and aggregated is None:
+            _LOG.warning(
+                "round %s changes nothing: aggregate_train of %s returned no model",
+                this.record.server_round, type(self.inner).__name__,
+            )  # fmt: skip
         if merged is None or stepped is None or aggregated is None:
             self.sizes.forget()
             return False, metrics
@@ -500,6 +508,16 @@ class PartialUpdates(Strategy):
     def _wait(self) -> float:
         """Return the seconds to wait for answers of the round's clients."""
         return self.patience() or _PATIENCE_SECONDS
+
+    @property
+    def _of_its_start(self) -> list[str]:
+        """Settings that only `start`, and not the methods that a wrapper would call, carries out."""
+        given = {
+            "config.read": self.config.solves_head,
+            "average": self.average is not None,
+            "choice of settings by the model": self._preset is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def _trains(self) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -13,14 +16,24 @@ from numpy.typing import NDArray
 
 from fl_elastic.aggregation import ModelAverage, ServerOptimizer
 from fl_elastic.errors import CheckpointError
+from fl_elastic.flower.kept_values import (
+    STATE,
+    NotKeptError,
+    form_of,
+    from_fact,
+    set_state,
+    state_of,
+    to_fact,
+)
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.state.archive import Archive
 from fl_elastic.state.codec import from_archive, to_archive
 from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
-_OBJECT = "!object!"
-_MOST = 2**53
+_OBJECT, _VALUE = "!object!", "!value!"
+# Besides, lists may hold themselves, and Python writes no number of thousands of digits.
+_NOT_KEPT = (NotKeptError, RecursionError, ValueError)
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -58,15 +71,15 @@ def names_of(strategy: Strategy, around: tuple[Strategy, ...] = ()) -> tuple[str
     return (name, *(name for each in inside for name in names_of(each, around)))
 
 
-def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
+def collect(strategy: Strategy, begun: Mapping[str, str]) -> Archive:
     """Return the state of the strategy and of those it wraps, by attribute path.
 
     Parameters
     ----------
     strategy : Strategy
         The outermost strategy.
-    begun : dict of str to float
-        What `numbers_in` returned before the run; only numbers that have changed since are state.
+    begun : dict of str to str
+        What `plain_values` returned before the run; only values that have changed since are state.
     """
     facts: dict[str, Any] = {}
     state: dict[str, NDArray[Any]] = {}
@@ -77,18 +90,33 @@ def collect(strategy: Strategy, begun: Mapping[str, float]) -> Archive:
             state |= {f"{where}{_OBJECT}{key}": array for key, array in kept.arrays.items()}
         elif isinstance(value, ArrayRecord):
             state |= {f"{where}!record!{key}": array.numpy() for key, array in value.items()}
-        elif isinstance(value, dict) and value and _all_arrays(value.values()):
-            state |= {f"{where}!dict!{key}": array for key, array in value.items()}
-        elif isinstance(value, list) and value and _all_arrays(value):
-            state |= {f"{where}!list!{index:06d}": array for index, array in enumerate(value)}
-        elif _is_number(value) and float(value) != begun.get(where, np.nan):
-            state[f"{where}!number!"] = np.array([begun.get(where, np.nan), value], np.float64)
+        else:
+            arrays: dict[str, NDArray[Any]] = {}
+            with suppress(*_NOT_KEPT):
+                reached = to_fact(value, arrays)
+                # A strategy may also hold data, which do not change and may be large.
+                if _text(reached, arrays) != begun.get(where) or form_of(reached) == STATE:
+                    facts[f"{where}{_VALUE}"] = [begun.get(where), reached]
+                    state |= {f"{where}{_VALUE}{key}": array for key, array in arrays.items()}
     return Archive(facts, state)
 
 
-def numbers_in(strategy: Strategy) -> dict[str, float]:
-    """Return the numbers in the attributes of a strategy and of those it wraps, by attribute path."""
-    return {where: float(value) for where, value in _attributes(strategy) if _is_number(value)}
+def plain_values(strategy: Strategy) -> dict[str, str]:
+    """Return by path what the attributes of a strategy and of those it wraps hold: JSON, and a digest of arrays."""
+    found = {}
+    for where, value in _attributes(strategy):
+        arrays: dict[str, NDArray[Any]] = {}
+        with suppress(*_NOT_KEPT):
+            found[where] = _text(to_fact(value, arrays), arrays)
+    return found
+
+
+def _text(fact: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays.values():
+        digest.update(f"{array.dtype}/{array.shape}/".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return json.dumps(fact) + (f" {digest.hexdigest()}" if arrays else "")
 
 
 def _attributes(
@@ -112,22 +140,10 @@ def _is_one(strategy: Strategy, of: Iterable[Strategy]) -> bool:
     return any(strategy is each for each in of)
 
 
-def _is_number(value: object) -> bool:
-    # Larger whole numbers, such as seeds, have no exact place among the doubles.
-    if isinstance(value, (int, np.integer)):
-        return abs(int(value)) <= _MOST
-    return isinstance(value, (float, np.floating))
-
-
-def _all_arrays(values: Iterable[object]) -> bool:
-    # numpy turns results of zero-dimensional arrays into plain scalars.
-    return all(isinstance(value, (np.ndarray, np.generic)) for value in values)
-
-
-def restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> None:
+def restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> None:
     """Restore the state that `collect` returned.
 
-    A number with which this run begins differently from the earlier one stays: its owner has changed a setting.
+    A value with which this run begins differently from the earlier one stays: its owner has changed a setting.
 
     Parameters
     ----------
@@ -135,8 +151,8 @@ def restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> N
         The outermost strategy.
     state : Archive
         What `collect` returned.
-    begun : dict of str to float
-        What `numbers_in` returned before this run.
+    begun : dict of str to str
+        What `plain_values` returned before this run.
 
     Raises
     ------
@@ -147,16 +163,21 @@ def restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> N
         _restore(strategy, state, begun)
     except CheckpointError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (
+        NotKeptError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError,
+        RecursionError,
+    ) as error:  # fmt: skip
         raise CheckpointError(
             f"the checkpoint's state does not fit this strategy ({type(error).__name__}: {error}); "
             "use another directory or delete it"
         ) from None
 
 
-def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> None:
+def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, str]) -> None:
     grouped: dict[tuple[str, str], dict[str, NDArray[Any]]] = {}
-    grouped |= {(where, "object"): {} for where in state.facts}
+    for entry in state.facts:
+        where, _, rest = entry.partition("!")
+        grouped[where, rest.split("!", 1)[0] or "object"] = {}
     for entry, array in state.arrays.items():
         where, kind, key = entry.split("!", 2)
         grouped.setdefault((where, kind), {})[key] = array
@@ -173,66 +194,62 @@ def _restore(strategy: Strategy, state: Archive, begun: Mapping[str, float]) -> 
             raise CheckpointError(f"{where[:80]!r} is nothing that {type(owner).__name__} keeps")
         if any(array.dtype.kind not in "biuf" for array in entries.values()):
             raise CheckpointError(f"{where[:80]!r} holds something other than numbers")
-        if not _may_become(kind, value):
-            raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
-        if kind == "object":
+        if kind == "object" and isinstance(value, Remembering) and not isinstance(value, Strategy):
             found = Archive(state.facts[where], entries)
             value.restore(from_archive(type(value.to_state()), found))
-        elif kind == "number":
-            given, reached = (float(each) for each in next(iter(entries.values())))
-            now = begun.get(where, np.nan)
-            if now == given or np.isnan([now, given]).all():
-                setattr(owner, name, _as_number(reached, value))
+        elif kind == "record" and (value is None or isinstance(value, ArrayRecord)):
+            setattr(owner, name, as_record(entries))
+        elif kind == "value":
+            given, reached = state.facts[f"{where}{_VALUE}"]
+            # Arrays are no settings. What an object has counted, such as privacy spent, counts under other settings
+            # too, or is refused.
+            if given == begun.get(where) or entries or form_of(reached) == STATE:
+                _set(owner, name, where, reached, entries)
             else:
                 _LOG.warning(
                     "%s is %s, and was %s when the run of the checkpoint began: it is not set to the %s of its "
                     "last round",
-                    where, now, given, reached,
+                    where, begun.get(where), given, json.dumps(reached),
                 )  # fmt: skip
         else:
-            setattr(owner, name, _restored(kind, entries))
+            raise CheckpointError(f"{where[:80]!r} is no {kind[:20]!r} that a strategy keeps")
+
+
+def _set(
+    owner: Strategy, name: str, where: str, reached: Any, arrays: dict[str, NDArray[Any]]
+) -> None:
+    """Give an attribute the value of a checkpoint, if it holds one of this kind or None."""
+    value, form = _own(owner, name), form_of(reached)
+    own = form_of(to_fact(value, {}))
+    if form != own and "NoneType" not in (form, own):
+        raise CheckpointError(f"{where[:80]!r} is no {form[:20]!r} that a strategy keeps")
+    if form == own == STATE:
+        set_state(value, from_fact(reached, arrays))
+    elif form == STATE:
+        _LOG.warning(
+            "%s is None, and was an object with a state in the run of the checkpoint: that is not restored",
+            where,
+        )
+    else:
+        setattr(owner, name, from_fact(reached, arrays))
 
 
 def _own(owner: object, name: str) -> Any:
     """Return an attribute of the object itself, not one that its class defines; None if it does not exist yet."""
     foreign = name.startswith("__" if getattr(owner, "keeps", None) is None else "_")
-    # A class may have a default for a number, or None for arrays; anything else there is no state.
     default = getattr(type(owner), name, None)
-    if not name.isidentifier() or foreign or not (default is None or _is_number(default)):
+    if not name.isidentifier() or foreign or not _is_plain(default):
         raise CheckpointError(f"{name[:80]!r} is nothing that {type(owner).__name__} keeps")
     return vars(owner).get(name, default)
 
 
-def _may_become(kind: str, value: object) -> bool:
-    """Return whether an attribute with this value may hold what was collected as this kind.
-
-    None is accepted for arrays and numbers, because strategies begin with None and set them later.
-    """
-    if kind == "object":
-        return isinstance(value, Remembering) and not isinstance(value, Strategy)
-    if kind == "number":
-        return value is None or _is_number(value)
-    if kind == "record":
-        return value is None or isinstance(value, ArrayRecord)
-    if kind == "dict":
-        return value is None or (isinstance(value, dict) and _all_arrays(value.values()))
-    if kind == "list":
-        return value is None or (isinstance(value, list) and _all_arrays(value))
-    return False
-
-
-def _as_number(reached: float, value: Any) -> float:
-    """Return a number as an int, or a truth value, if the attribute holds one."""
-    whole = isinstance(value, (int, np.integer)) and reached.is_integer()
-    return type(value)(reached) if whole else reached
-
-
-def _restored(kind: str, entries: dict[str, NDArray[Any]]) -> Any:
-    if kind == "record":
-        return as_record(entries)
-    if kind == "dict":
-        return entries
-    return [entries[key] for key in sorted(entries)]
+def _is_plain(value: object) -> bool:
+    """Return whether a class may have this as the default of state: no method, descriptor or object."""
+    try:
+        to_fact(value, {})
+    except _NOT_KEPT:
+        return False
+    return state_of(value) is None
 
 
 def averaged(strategy: Strategy, arrays: ArrayRecord) -> ArrayRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 from fl_elastic.aggregation import RULES, AggregationRule, MergeOptions, ServerOptimizer
 from fl_elastic.errors import CheckpointError, ElasticError, SettingError, UpdateError
 from fl_elastic.flower.metrics import completed_metrics, mean_metrics
+from fl_elastic.flower.records import EXAMPLES
 from fl_elastic.flower.round import Round, one_line
 from fl_elastic.flower.tasks.task import EPOCHS
 from fl_elastic.update import Manifest, PartialUpdate
@@ -85,7 +87,7 @@ def check_inner(inner: Strategy, rule: str | AggregationRule | None) -> str | Ag
                 f"{type(strategy).__name__} needs dense replies clipped by a client mod; "
                 "use the server-side wrapper with packed updates"
             )
-    keys = {str(getattr(each, "weighted_by_key", "num-examples")) for each in _innermost(inner)}
+    keys = {str(getattr(each, "weighted_by_key", EXAMPLES)) for each in _innermost(inner)}
     if len(keys) > 1:
         raise SettingError(
             f"{type(inner).__name__} holds strategies that weight replies by different metrics, "
@@ -186,6 +188,54 @@ def say_what_it_sees(inner: Strategy) -> None:
             )
 
 
+def refuse_wrapper(own: Strategy, without_effect: Iterable[str]) -> None:
+    """Raise SettingError if the rounds are run by a strategy around ``own`` that cannot work there.
+
+    Parameters
+    ----------
+    own : Strategy
+        A `PartialUpdates` in a round.
+    without_effect : iterable of str
+        Its settings that only its own ``start`` carries out.
+
+    Raises
+    ------
+    SettingError
+        For differential privacy around it, which cannot clip packed updates; and for any wrapper around it, if
+        there are settings without effect.
+    """
+    runner, inside = _runner_of(own), [own, *chain(own)]
+    around = [
+        each
+        for each in chain(runner)
+        if not any(each is one for one in inside) and not hasattr(each, "not_inside")
+    ]
+    for each in around:
+        name = type(each).__name__
+        if isinstance(each, _CLIENT_DP + _SERVER_DP):
+            raise SettingError(
+                f"{name} is put around PartialUpdates, whose clients send packed updates, which it cannot clip: "
+                "put the server-side wrapper inside, as in "
+                "PartialUpdates(DifferentialPrivacyServerSideFixedClipping(FedAvg(), ...))"
+            )
+        for setting in without_effect:
+            raise SettingError(
+                f"{name} is put around PartialUpdates, whose {setting} has no effect then, because its start is "
+                f"never called: put it inside, as in PartialUpdates({name}(FedAvg()))"
+            )
+
+
+def _runner_of(own: Strategy) -> Strategy:
+    """Return the strategy whose ``start`` is running; ``own`` if there is none, as in a loop of the user's."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        runner = frame.f_locals.get("self") if frame.f_code.co_name == "start" else None
+        if isinstance(runner, Strategy):
+            return runner
+        frame = frame.f_back
+    return own
+
+
 def chosen_messages(
     inner: Strategy,
     configure: Configure,
@@ -276,7 +326,7 @@ def counted_replies(merged: int) -> Iterator[None]:
 
 def weight_key(inner: Strategy) -> str:
     """Return the metric by which the innermost strategy weights replies."""
-    return str(getattr(_innermost(inner)[0], "weighted_by_key", "num-examples"))
+    return str(getattr(_innermost(inner)[0], "weighted_by_key", EXAMPLES))
 
 
 @contextmanager

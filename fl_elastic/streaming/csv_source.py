@@ -125,9 +125,15 @@ def _with_samples(names: list[str], path: Path) -> list[str]:
     Raises
     ------
     StreamDataError
-        If no column is left for the sample, two columns are the label or the time, or the line is a row of numbers.
+        If no column is left for the sample, two columns are the label or the time, or the line is a row of numbers
+        or no UTF-8 text.
     """
     shown = repr(", ".join(names)[:_HEADER_SHOWN])
+    if all("\0" in name for name in names):
+        raise StreamDataError(
+            f"the table {path} is no UTF-8 text: it holds zero bytes, as UTF-16 does, which spreadsheets call "
+            "Unicode text. Save it as CSV in UTF-8"
+        )
     if not any(name != "time" for name in names) or not _places(names)[1]:
         raise StreamDataError(
             f"the table {path} has no column for a sample, only {shown}: put a header with commas between the "

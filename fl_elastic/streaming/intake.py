@@ -131,8 +131,10 @@ def checked_label(y: Any) -> int | None:
         value = math.nan if isinstance(y, str) and "_" in y else float(y)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         value = math.nan
-    if not value.is_integer() or not -_LARGEST_LABEL <= value < _LARGEST_LABEL:
+    if not value.is_integer():
         raise Refused(f"the label {_shown(y)} is no class number: number the classes")
+    if not -_LARGEST_LABEL <= value < _LARGEST_LABEL:
+        raise Refused(f"the label {_shown(y)} is no class number of 32 bits: number the classes")
     return int(value)
 
 

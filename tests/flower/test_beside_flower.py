@@ -25,6 +25,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.clientapp.typing import Mod
 from flwr.common import Code, FitIns, FitRes, Status
 from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
     FedAvgM,
@@ -52,6 +53,7 @@ from fl_elastic.flower import (
     Checkpointed,
     ElasticClient,
     PartialUpdates,
+    RoundConfig,
     RoundRecord,
     elastic_client_app,
 )
@@ -257,6 +259,65 @@ def test_a_function_for_training_metrics_sees_all_clients_once() -> None:
     assert inner.train_metrics_aggr_fn is spread
 
 
+class Lists(NumPyClient):
+    """As Flower's older examples have it."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+
+    def fit(self, arrays: Any, config: Any) -> Any:
+        model = net()
+        state = {n: torch.as_tensor(a) for n, a in zip(model.state_dict(), arrays, strict=True)}
+        model.load_state_dict(state)
+        examples = trained(model, self.node)
+        sent = [each.numpy() for each in model.state_dict().values()]
+        return sent, examples, {"mine": 100 - examples, "train_loss": 0.25}
+
+    def evaluate(self, arrays: Any, config: Any) -> Any:
+        return 0.5, 10 * self.node, {"mine": 3}
+
+
+@pytest.mark.parametrize("key", ["num-examples", "mine"])
+@pytest.mark.parametrize("kind", ["plain", "lists", "elastic"])
+def test_a_users_functions_are_given_what_flower_gives_them(kind: str, key: str) -> None:
+    def merged(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        found = [dict(each.metric_records["metrics"]) for each in records]
+        examples = sum(float(each["num-examples"]) for each in found)
+        losses = [
+            each[name] for each in found for name in ("train_loss", "eval_loss") if name in each
+        ]
+        return MetricRecord({"examples": examples, "losses": len(losses)})
+
+    def metrics(examples: int) -> dict[str, Any]:
+        return {"num-examples": examples, "mine": 100 - examples, "train_loss": 0.25}
+
+    apps = {
+        "plain": lambda: fleet(plain, metrics=metrics, tested={"eval_loss": 0.5, "num-examples": 10, "mine": 3}),
+        "lists": lambda: fleet(lambda node: ClientApp(lambda _: Lists(node).to_client())),
+        "elastic": lambda: fleet(elastic),
+    }[kind]()  # fmt: skip
+    inner = strategy_of(
+        weighted_by_key=key, train_metrics_aggr_fn=merged, evaluate_metrics_aggr_fn=merged
+    )
+    result = start(PartialUpdates(inner), apps)
+    examples = {"plain": 30, "lists": 60, "elastic": 12}[kind]
+    assert result.train_metrics_clientapp[1]["examples"] == 4 + 8 + 12
+    assert result.evaluate_metrics_clientapp[1]["examples"] == examples
+    if kind == "plain":
+        assert result.train_metrics_clientapp[1]["losses"] == 3
+        assert result.evaluate_metrics_clientapp[1]["losses"] == 3
+
+
+def test_clients_of_lists_weigh_as_the_strategy_says() -> None:
+    apps = fleet(lambda node: ClientApp(lambda _: Lists(node).to_client()))
+    found = start(PartialUpdates(strategy_of(weighted_by_key="mine")), apps).arrays
+    models = [net() for _ in NODES]
+    weights = [100 - trained(model, node) for model, node in zip(models, NODES, strict=True)]
+    for name, array in as_weights(found).items():
+        parts = [w * m.state_dict()[name].double() for w, m in zip(weights, models, strict=True)]
+        np.testing.assert_allclose(array, sum(parts) / sum(weights), rtol=1e-5, atol=1e-7)
+
+
 def test_an_error_of_the_users_function_stays_what_it_is() -> None:
     def faulty(records: list[RecordDict], weighted_by: str) -> MetricRecord:
         raise KeyError("f1")
@@ -301,6 +362,77 @@ def test_what_a_users_wrapper_hides_is_seen() -> None:
         for strategy in (private(), Around(private()))
     )
     assert_identical(seen.arrays, hidden.arrays)
+
+
+PRIVATE = {
+    "server": lambda inner: DifferentialPrivacyServerSideFixedClipping(inner, 0.1, 0.01, 3),
+    "client": lambda inner: DifferentialPrivacyClientSideFixedClipping(inner, 0.1, 0.01, 3),
+}
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+@pytest.mark.parametrize("saved", [False, True])
+def test_privacy_around_packed_updates_is_refused(kind: str, saved: bool, tmp_path: Path) -> None:
+    """Of the two, the first cannot read them, and the second would add noise to changes that nobody clips."""
+    strategy = PRIVATE[kind](PartialUpdates(strategy_of()))
+    with pytest.raises(
+        SettingError, match="which it cannot clip: put the server-side wrapper inside"
+    ):
+        start(Checkpointed(strategy, tmp_path) if saved else strategy, fleet(elastic))
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"average": ModelAverage(0.5)}, "average"),
+        ({"config": RoundConfig(read="last")}, "config.read"),
+    ],
+)
+def test_what_only_its_own_start_does_is_not_promised_inside_a_wrapper(
+    settings: dict[str, Any], what: str
+) -> None:
+    inside = PartialUpdates(strategy_of(), **settings)
+    with pytest.raises(
+        SettingError, match=f"Around is put around PartialUpdates, whose {what} has no"
+    ):
+        start(Around(inside), fleet(elastic))
+    assert start(PartialUpdates(Around(strategy_of()), **settings), fleet(elastic)).arrays
+
+
+def test_a_wrapper_around_that_changes_nothing_is_let_be() -> None:
+    one, other = (
+        start(each, fleet(elastic))
+        for each in (Around(PartialUpdates(strategy_of())), PartialUpdates(strategy_of()))
+    )
+    assert_close(one.arrays, as_weights(other.arrays))
+
+
+def test_a_run_inside_a_round_of_another_strategy_is_its_own() -> None:
+    """As in a federation of federations, where each round of one trains another."""
+
+    class Nested(FedAvg):
+        def configure_train(self, *arguments: Any) -> Any:
+            inside = PartialUpdates(strategy_of(), average=ModelAverage(0.5))
+            assert start(inside, fleet(elastic)).arrays
+            return super().configure_train(*arguments)
+
+    assert start(strategy_of(Nested), fleet(plain)).arrays
+
+
+def test_a_round_of_which_a_users_strategy_makes_no_model_is_said_to_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Demanding(FedAvg):
+        """Wants three replies, and is given one in place of all."""
+
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            found = list(replies)
+            return super().aggregate_train(server_round, found) if len(found) == 3 else (None, None)
+
+    assert not start(PartialUpdates(strategy_of(Demanding)), fleet(elastic)).arrays
+    assert "round 1 changes nothing: aggregate_train of Demanding returned no model" in caplog.text
+    assert start(PartialUpdates(strategy_of()), fleet(elastic)).arrays
+    assert caplog.text.count("changes nothing") == 1
 
 
 def test_a_start_that_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,9 +23,10 @@ from fl_elastic.flower import (
     RoundConfig,
     load_checkpoint,
 )
+from fl_elastic.flower.strategy_state import plain_values
 from fl_elastic.state.archive import Kind, read_archive
 
-KIND, VERSION = "fl_elastic.checkpoint", 5
+KIND, VERSION = "fl_elastic.checkpoint", 6
 
 
 def strategy() -> PartialUpdates:
@@ -122,6 +123,24 @@ OBJECTS: dict[str, tuple[str, str, Any]] = {
     "an attribute's attribute": ("fleet.config", "x", 1),
     "no object": ("rule", "x", 1),
 }
+VALUES: dict[str, tuple[str, Any]] = {
+    "a method": ("inner.aggregate_train", 1),
+    "a class": ("inner.__class__", 1),
+    "a function": ("inner.train_metrics_aggr_fn", 1),
+    "a text is a number": ("inner.arrayrecord_key", 1),
+    "a number is a list": ("inner.fraction_train", {"list": [1]}),
+    "a number is a state": ("inner.fraction_train", {"state": 1}),
+    "of the wrapper itself": ("_warned", True),
+    "an array that is not there": ("inner.m_t", {"array": "0"}),
+    "an unknown kind": ("inner.m_t", {"evil": 1}),
+    "a tensor that is not there": ("inner.m_t", {"tensor": "0", "as": ["float32", "cpu"]}),
+    "no kind": ("inner.m_t", {}),
+    "a dtype that is none": ("inner.m_t", {"scalar": ["evil", 1]}),
+    "pairs of three": ("inner.m_t", {"dict": [[1, 2, 3]]}),
+    "a key that cannot be one": ("inner.m_t", {"dict": [[{"list": []}, 1]]}),
+    "no name": ("inner.", 1),
+    "nobody's": ("nobody.x", 1),
+}
 
 
 @pytest.mark.parametrize("lie", OBJECTS)
@@ -132,6 +151,21 @@ def test_a_state_that_no_object_has_is_one_error(
     where, name, value = OBJECTS[lie]
     objects = json.loads(entries["about"].tobytes())["objects"]
     objects[where] = {**objects.get(where, {}), name: value}
+    put(path, entries | {"about": about(entries, objects=objects)})
+    with pytest.raises(CheckpointError) as caught:
+        trained(path.parent, 4)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("lie", VALUES)
+def test_a_value_that_no_attribute_has_is_one_error(
+    lie: str, written: tuple[Path, dict[str, Any]]
+) -> None:
+    path, entries = written
+    where, value = VALUES[lie]
+    objects = json.loads(entries["about"].tobytes())["objects"]
+    given = plain_values(strategy()).get(where)
+    objects[f"{where}!value!"] = [given, value]
     put(path, entries | {"about": about(entries, objects=objects)})
     with pytest.raises(CheckpointError) as caught:
         trained(path.parent, 4)

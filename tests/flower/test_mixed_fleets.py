@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result
 from in_process_grid import InProcessGrid
@@ -305,3 +305,19 @@ def test_a_whole_model_of_an_earlier_round_is_left_out() -> None:
 
     records, _ = beside_an_elastic_one(message_app(2), 1, alter=late)
     assert "of an earlier round" in records[0].rejected[0].reason
+
+
+def test_a_small_change_of_a_large_double_is_merged_too() -> None:
+    """Steps of float32 around a million are a sixteenth apart."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays = {n: Array(each.numpy() + 1e-3) for n, each in message.content["arrays"].items()}
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+        return Message(content, reply_to=message)
+
+    begun = ArrayRecord({"w": Array(np.full(2, 1e6))})
+    result, _ = run(PartialUpdates(quiet(nodes=2)), {1: app, 2: app}, begun, 3)
+    np.testing.assert_allclose(result.arrays["w"].numpy() - 1e6, 3e-3, rtol=1e-6)

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.clientapp import ClientApp
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from secure_rounds import begins_with, legacy_app, message_app, run_securely
 from small_federation import EXAMPLES, build, elastic_client, local_data, plain_sgd
 from small_models import flat_profile
+from torch import nn
 
 from fl_elastic import Budget
 from fl_elastic.errors import SettingError
@@ -191,3 +193,65 @@ def test_a_sum_that_does_not_fit_changes_nothing(
         results: Any = [(None, each) for each in BAD[what]]
         assert strategy.aggregate_fit(1, results, []) == (None, {})
     assert "round 1 changes nothing" in caplog.text
+
+
+class Scaled(nn.Module):
+    """A linear layer under a learned scale, as that of logits, and a count: both without dimensions."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2).to(dtype)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("seen", torch.tensor(0.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1.0
+        return self.scale * self.linear(x.to(self.linear.weight.dtype)).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_without_dimensions_and_halves_are_summed_as_any_others(dtype: torch.dtype) -> None:
+    def batches(node: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(node)
+        return [
+            (torch.randn(4, 3, generator=generator), torch.randint(2, (4,), generator=generator))
+            for _ in range(node)
+        ]
+
+    def trained(node: int) -> dict[str, np.ndarray]:
+        model = Scaled(dtype).train()
+        optimizer = plain_sgd(model.parameters())
+        for inputs, targets in batches(node):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+        return weights_of(model, Manifest.of(model))
+
+    clients = {
+        node: ElasticClient(
+            Scaled(dtype), batches(node), [], budget=Budget(), policy="full", optimizer_fn=plain_sgd
+        )
+        for node in NODES
+    }
+    workflow = SecAggPlusWorkflow(3, 2, timeout=30.0, max_weight=1000.0)
+    strategy = SecurePartialUpdates(begins_with(Scaled(dtype), 3), workflow=workflow)
+    merged: list[Any] = []
+    aggregate = strategy.aggregate_fit
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        found, metrics = aggregate(*arguments, **options)
+        merged.append(None if found is None else parameters_to_ndarrays(found))
+        return found, metrics
+
+    strategy.aggregate_fit = noted  # type: ignore[method-assign]
+    run_securely(strategy, workflow, clients, 1)
+    assert merged[0] is not None
+    apart = {node: trained(node) for node in NODES}
+    begun = weights_of(Scaled(dtype), Manifest.of(Scaled(dtype)))
+    for (name, old), array in zip(begun.items(), merged[0], strict=True):
+        mean = sum(4 * n * apart[n][name].astype(float) for n in NODES) / 24
+        # Weights are rounded to 16 / 2**22 times 1,000 over the examples; halves to a thousandth.
+        np.testing.assert_allclose(array, mean, atol=2e-3, err_msg=name)
+        assert array.dtype == old.dtype and array.shape == old.shape

@@ -15,7 +15,7 @@ from real_processes import free_port
 from slow_ones import slow_unless
 from toy_streams import blobs, closed, learner_in
 
-from fl_elastic.errors import RegistryError, StreamError
+from fl_elastic.errors import RegistryError, StreamDataError, StreamError
 from fl_elastic.streaming import csv_source
 from fl_elastic.streaming.intake import checked_label
 from fl_elastic.streaming.sources import SOURCES, Reading, open_source
@@ -48,6 +48,14 @@ def test_a_table(tmp_path: Path) -> None:
     assert [r.y for r in open_source(f"csv:{path}", after=readings[2].position)][1:] == [1]
     (tmp_path / "empty.csv").write_text("")
     assert list(open_source(f"csv:{tmp_path}/empty.csv")) == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32"])
+def test_a_table_in_another_encoding_is_refused_for_it(encoding: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,label\n1,0\n", encoding=encoding)
+    with pytest.raises(StreamDataError, match=r"is no UTF-8 text: .* Save it as CSV in UTF-8"):
+        list(open_source(f"csv:{path}"))
 
 
 @pytest.mark.parametrize("header", ["time,a,b,class", "a,b,time,class", "a,b,class,time"])

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.flower.records import FORGET, IMPORTANCE, MAY_TRAIN, PACKED, TENSORS
 from fl_elastic.flower.tasks.task import Answer, RoundTask, config_key
@@ -14,6 +17,19 @@ if TYPE_CHECKING:
     from fl_elastic.flower.client_round import ClientRound
     from fl_elastic.profiling import CostProfile
     from fl_elastic.training import ElasticTrainer, FitReport
+
+
+def summable(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in a form that Flower's secure aggregation adds up correctly.
+
+    It turns arrays without dimensions into plain numbers, which its operations in place then do not change, and it
+    scales numbers in their own type, which is beyond the range of half precision.
+
+    >>> summable(np.array(1.5, np.float16))
+    array([1.5], dtype=float32)
+    """
+    half = array.dtype.kind == "f" and array.dtype.itemsize < 4
+    return np.atleast_1d(array.astype(np.float32) if half else array)
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class Train(RoundTask):
             # The server sums the same tensors of all clients, and sees no single client's.
             trained = [name for name in work.data.manifest.names if name in update.deltas]
             metrics[TENSORS] = json.dumps([work.data.manifest.index[name] for name in trained])
-            weights = {name: weights[name] for name in trained}
+            weights = {name: summable(weights[name]) for name in trained}
         return Answer([*weights.values()], update.num_examples, metrics, report=report)
 
     def _trainer(self, work: ClientRound, profile: CostProfile | None) -> ElasticTrainer:

@@ -230,7 +230,7 @@ def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
     """Return each client's costs and the accuracy of the last model for it, averaged over seeds.
 
     That accuracy is the model's on test examples of each class, weighted by the client's own classes. The worst
-    client and the tenth percentile are computed among the clients of each seed, then averaged.
+    and the best client and the tenth percentile are computed among the clients of each seed, then averaged.
     """
     if not all(cell.labels and cell.classes for cell in cells):
         return {"clients": []}
@@ -254,6 +254,7 @@ def _clients(scenario: Scenario, cells: list[RunResult]) -> dict[str, Any]:
     return {
         "clients": rows,
         "worst_client": _mean([min(each, default=None) for each in known]),
+        "best_client": _mean([max(each, default=None) for each in known]),
         "tenth_percentile": _mean([_tenth(each) for each in known]),
     }
 
@@ -276,10 +277,28 @@ def _tenth(values: Sequence[float]) -> float | None:
 
 
 def _seconds_to(cells: list[RunResult], target: float) -> float | None:
-    for rows in zip(*(_after_rounds(cell) for cell in cells), strict=False):
-        if statistics.fmean(row["accuracy"] for row in rows) >= target:
+    """Return the time at which the mean over seeds first reaches the target, after at least a round of each."""
+    for rows in _together(cells):
+        trained = all(row["round"] > 0 for row in rows)
+        if trained and statistics.fmean(row["accuracy"] for row in rows) >= target:
             return statistics.fmean(row["simulated_seconds"] for row in rows)
     return None
+
+
+def _together(cells: list[RunResult]) -> list[tuple[dict[str, float], ...]]:
+    """Return the tests of all seeds that belong together: by time if they come at equal intervals, else by round.
+
+    After the last round that all have, tests follow each other: limited time ends seeds after different rounds.
+    """
+    timed = all("since" in row for cell in cells for row in cell.history)
+    key = "simulated_seconds" if timed else "round"
+    by_key = [{row[key]: row for row in cell.history} for cell in cells]
+    shared = sorted(set.intersection(*({*rows} for rows in by_key)))
+    rest = [
+        [row for each, row in rows.items() if not shared or each > shared[-1]] for rows in by_key
+    ]
+    found = [tuple(rows[each] for rows in by_key) for each in shared]
+    return [*found, *zip(*rest, strict=False)]
 
 
 def _speedups(

@@ -46,10 +46,11 @@ def accuracy_by_uplink(results: Results) -> Figure | None:
 
 
 def mean_curve(history: Sequence[Point]) -> pd.DataFrame:
-    """Average a history over its seeds, round by round; ``lowest`` and ``highest`` are extremes of single seeds.
+    """Average a history over its seeds, test by test; ``lowest`` and ``highest`` are extremes of single seeds.
 
-    Only rounds that every seed has evaluated are used: if a seed were missing, the mean of the others would jump. A
-    column with an unknown value is left out.
+    Tests belong together by their round; if they come at equal intervals of time, whose models have a ``since``, by
+    their time. Only tests that every seed has are used: if a seed were missing, the mean of the others would jump.
+    A column with an unknown value is left out.
 
     >>> first = [Point(seed=0, round=r, accuracy=a, simulated_seconds=10.0 * r) for r, a in ((1, 0.4), (2, 0.9))]
     >>> curve = mean_curve([*first, Point(seed=1, round=1, accuracy=0.6, simulated_seconds=14.0)])
@@ -59,11 +60,14 @@ def mean_curve(history: Sequence[Point]) -> pd.DataFrame:
     points = pd.DataFrame([point.model_dump() for point in history])
     if points.empty:
         return points
-    by_round = points.groupby("round")
-    columns = ["accuracy", "simulated_seconds", "uplink_bytes"]
-    means = by_round[columns].mean().where(by_round[columns].count().eq(by_round.size(), axis=0))
-    means["lowest"], means["highest"] = by_round["accuracy"].min(), by_round["accuracy"].max()
-    shared = means[by_round["seed"].nunique() == points["seed"].nunique()]
+    by = "simulated_seconds" if points["since"].notna().all() else "round"
+    together = points.groupby(by)
+    columns = [
+        each for each in ("accuracy", "round", "simulated_seconds", "uplink_bytes") if each != by
+    ]
+    means = together[columns].mean().where(together[columns].count().eq(together.size(), axis=0))
+    means["lowest"], means["highest"] = together["accuracy"].min(), together["accuracy"].max()
+    shared = means[together["seed"].nunique() == points["seed"].nunique()]
     return shared.reset_index().dropna(axis="columns")
 
 

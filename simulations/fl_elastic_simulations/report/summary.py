@@ -57,10 +57,14 @@ class _Part(pydantic.BaseModel):
 
 
 class Point(_Part):
-    """The global model after one round of one seed; seconds, bytes and features are totals since the start."""
+    """The global model after one round of one seed; seconds, bytes and features are totals since the start.
+
+    If tests come at equal intervals of time, ``since`` is the second from which on the tested model was there.
+    """
 
     seed: Whole = 0
     round: Whole
+    since: Number = None
     accuracy: Number = None
     simulated_seconds: Number = None
     uplink_bytes: Number = None
@@ -143,6 +147,7 @@ class Method(_Part):
     features_computed: Whole = 0
     clients: tuple[Client, ...] = ()
     worst_client: Number = None
+    best_client: Number = None
     tenth_percentile: Number = None
     rejections: tuple[Rejections, ...] = ()
 

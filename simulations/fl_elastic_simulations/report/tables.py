@@ -205,15 +205,13 @@ def memory_grid(results: Results) -> Grid | None:
 
 
 def spread_grid(results: Results) -> Grid | None:
-    """Return one row per method: accuracy of its last model for the worst client and the tenth percentile."""
+    """Return one row per method: accuracy of its last model for the worst and the best client, and in between."""
     rows = tuple(
         (
             method.name,
             accuracy_text(method.worst_client),
             accuracy_text(method.tenth_percentile),
-            accuracy_text(
-                max((c.accuracy for c in method.clients if c.accuracy is not None), default=None)
-            ),
+            accuracy_text(method.best_client),
         )
         for method in results.methods
         if method.clients

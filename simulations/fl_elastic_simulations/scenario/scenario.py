@@ -25,7 +25,8 @@ from fl_elastic_simulations.scenario.sections import (
     TargetSection,
     TrainingSection,
 )
-from fl_elastic_simulations.unequal.devices import device
+from fl_elastic_simulations.unequal.availability import ALWAYS
+from fl_elastic_simulations.unequal.devices import OVERRIDABLE, device
 from fl_elastic_simulations.unequal.fleet import (
     Client,
     Entries,
@@ -148,9 +149,13 @@ class Scenario:
         return json.dumps(_without_none(table))
 
     def fingerprint(self, method: MethodSection) -> str:
-        """Return a fingerprint of this method in this scenario, whatever other methods and seeds there are."""
+        """Return a fingerprint of this method in this scenario, whatever other methods and seeds there are.
+
+        Devices count by their figures and by when they can be reached, not by the names of catalogue and traces.
+        """
         table = json.loads(self.to_json())
-        decisive = {name: table[name] for name in ("data", "model", "training", "fleet")}
+        decisive = {name: table.get(name) for name in ("data", "model", "training", "deadline")}
+        decisive["fleet"] = self._devices_as_numbers
         decisive["method"] = table["method"][method.name]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -163,6 +168,18 @@ class Scenario:
     def clients(self) -> tuple[Client, ...]:
         """The fleet, one entry per client, numbered in the order of the file."""
         return self.devices.clients
+
+    @cached_property
+    def _devices_as_numbers(self) -> list[Any]:
+        pairs = zip(self.clients, self.devices.availabilities, strict=True)
+        return [
+            [
+                client.device.name, *(getattr(client.device, figure) for figure in OVERRIDABLE),
+                client.speedup, client.uplink_share, client.memory_bytes,
+                None if there is ALWAYS else asdict(there),
+            ]
+            for client, there in pairs
+        ]  # fmt: skip
 
     def method_named(self, name: str) -> MethodSection:
         """Return the method of this name.

@@ -162,7 +162,6 @@ def when_enough(devices: Sequence[Availability], time: float, count: int) -> flo
             )
 
 
-@lru_cache(maxsize=16)
 def read_trace(path: Path, period: float | None = None) -> dict[int, Availability]:
     """Return the availability of each client in a CSV file.
 
@@ -179,6 +178,21 @@ def read_trace(path: Path, period: float | None = None) -> dict[int, Availabilit
     ScenarioError
         If the file cannot be read or a line is invalid; the message names the line.
     """
+    try:
+        file = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    # Read once for all clients, and again if it has been edited.
+    return _read(path, period, (file.st_mtime_ns, file.st_size))
+
+
+def _unreadable(path: Path, error: Exception) -> ScenarioError:
+    return ScenarioError(f"the trace {path} cannot be read: {error}")
+
+
+@lru_cache(maxsize=16)
+def _read(path: Path, period: float | None, file: tuple[int, int]) -> dict[int, Availability]:
+    del file
     found: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
     try:
         # As spreadsheets write it, with a mark of the byte order, or as people do, with a space after each comma.
@@ -192,7 +206,7 @@ def read_trace(path: Path, period: float | None = None) -> dict[int, Availabilit
             for row in table:
                 found[_client(row, path, table.line_num)].append(_times(row, path, table.line_num))
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"the trace {path} cannot be read: {error}") from None
+        raise _unreadable(path, error) from None
     return {client: Availability.of(times, period) for client, times in found.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -85,6 +85,9 @@ class UnequalGrid(GridWrapper):
     ----------
     began : float
         Time at which the messages of the last round were sent.
+    patience : callable
+        Returns the simulated seconds to wait for replies to training messages, besides the strategy's ``timeout``;
+        None to wait for all. A `PartialUpdates` with a deadline sets it.
 
     Raises
     ------
@@ -120,6 +123,7 @@ class UnequalGrid(GridWrapper):
         self.fleet = fleet
         self.clock: Clock = clock or SimulatedClock()
         self.began = 0.0
+        self.patience: Callable[[], float | None] = _for_all
         self._away = itertools.count()
         # Flower's older server also looks every few seconds, from a thread beside the one that waits.
         self._looks, self._thread = 0, threading.get_ident()
@@ -163,6 +167,9 @@ class UnequalGrid(GridWrapper):
         """Send the messages; return the replies that arrive within ``timeout`` simulated seconds, in that order."""
         self.began = began = self.now
         sent = [self._sent(message) for message in messages]
+        if any(each.message.metadata.message_type == "train" for each in sent):
+            limits = (timeout, self.patience())
+            timeout = min((each for each in limits if each is not None), default=None)
         replies = self.inner.send_and_receive([each.message for each in sent if each.there])
         by_message = {reply.metadata.reply_to_message_id: reply for reply in replies}
         heard = sorted(self._hear(sent, by_message), key=_turn)
@@ -322,6 +329,10 @@ class UnequalGrid(GridWrapper):
         uplink = float(size_of(reply.content))
         cost = HostCost(measured.seconds, downlink, uplink, measured.peak_bytes, measured.host)
         return charged(cost, self.fleet.costs, reply)
+
+
+def _for_all() -> None:
+    """Wait for all replies."""
 
 
 def _turn(heard: _Heard) -> tuple[float, int]:

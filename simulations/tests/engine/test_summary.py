@@ -102,6 +102,27 @@ def test_the_target_is_reached_by_the_mean_curve() -> None:
     assert found["methods"]["elastic"]["seconds_to_target"] == pytest.approx(20)
 
 
+def timed(method: str, seed: int, rows: list[tuple[int, float]]) -> RunResult:
+    """Tests every ten seconds, each of the model of a round with an accuracy."""
+    made = RunResult(method, seed)
+    for index, (number, accuracy) in enumerate(rows):
+        spent = {"simulated_seconds": 10.0 * index, "uplink_bytes": 0.0, "downlink_bytes": 0.0}
+        made.evaluated(number, accuracy, 1.0, spent=spent, since=max(10.0 * index - 3.0, 0.0))
+    return made
+
+
+def test_tests_at_equal_times_belong_together_by_their_time() -> None:
+    """The first round of one seed takes longer than ten seconds, and its models stand for several tests."""
+    slow = timed("full", 0, [(0, 0.1), (0, 0.1), (1, 0.5), (1, 0.5), (2, 0.7)])
+    fast = timed("full", 1, [(0, 0.1), (1, 0.3), (2, 0.7), (4, 0.9), (5, 0.9)])
+    training = SCENARIO["training"] | {"simulated_seconds": 40.0, "tests": 4}
+    made = scenario(methods=["full"], training=training, target={"method": "full", "minus": 0.25})
+    found = summarise(made, [slow, fast], GROUPS)
+    assert found["target_accuracy"] == pytest.approx(0.55)
+    # Means at 10, 20 and 30 seconds are 0.2, 0.6 and 0.7.
+    assert found["methods"]["full"]["seconds_to_target"] == pytest.approx(20)
+
+
 def test_a_target_that_is_never_reached_has_no_time() -> None:
     cells = [cell("full", 0, RISING), cell("elastic", 0, [0.1] * 7)]
     assert summarise(scenario(), cells, GROUPS)["methods"]["elastic"]["seconds_to_target"] is None
@@ -222,6 +243,18 @@ def test_each_client_has_what_it_spent_and_how_good_the_model_is_for_its_classes
     assert method["clients"][2]["device"] == "laptop"
     short = without_curves(found)
     assert "labels" not in short and "clients" not in short["methods"]["full"]
+
+
+def test_worst_and_best_client_are_those_of_each_seed() -> None:
+    """Each seed deals the classes anew, so that the mean over seeds of one client is that of no client."""
+    cells = [
+        cell("full", seed, RISING, labels=labels, classes=[(9, 10), (5, 10)])
+        for seed, labels in enumerate(([[4, 0], [0, 4], [2, 2]], [[0, 4], [4, 0], [2, 2]]))
+    ]
+    method = summarise(scenario(), cells, GROUPS)["methods"]["full"]
+    assert [row["accuracy"] for row in method["clients"]] == pytest.approx([0.7, 0.7, 0.7])
+    assert method["worst_client"] == pytest.approx(0.5)
+    assert method["best_client"] == pytest.approx(0.9)
 
 
 def test_the_share_of_the_largest_class_is_that_of_the_test_examples() -> None:

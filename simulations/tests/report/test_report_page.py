@@ -354,6 +354,7 @@ def with_clients(summary: dict[str, Any]) -> dict[str, Any]:
             for index in range(3)
         ]  # fmt: skip
         method["worst_client"], method["tenth_percentile"] = 0.7, 0.7
+        method["best_client"] = 0.95
     return summary | {
         "labels": [[5, 0, 3], [1, 1, 1], [0, 9, 0]],
         "scenario": {"title": "<b>mine</b>", "seeds": [0]},
@@ -364,7 +365,7 @@ def with_clients(summary: dict[str, Any]) -> dict[str, Any]:
 def test_clients_classes_and_setting_are_shown(make_summary: Make, tmp_path: Path) -> None:
     path = write_page(with_clients(make_summary()), tmp_path / "report.html")
     page = Page(path)
-    for said in ("Worst client", "Tenth percentile", "70.0 %", "Each client", "1.50 MB"):
+    for said in ("Worst client", "Tenth percentile", "70.0 %", "95.0 %", "Each client", "1.50 MB"):
         assert said in page.text(), said
     assert "fl-elastic simulate mine.toml" in page.text() and "<b>mine</b>" in page.text()
     (split,) = page.data()["plot-split"]["data"]

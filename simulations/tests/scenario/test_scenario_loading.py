@@ -212,3 +212,29 @@ def test_the_packages_do_not_import_flower() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def _print(folder: Path, text: str, trace: str = "") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "trace.csv").write_text(f"client,from,to\n0,0,{trace or 10}\n")
+    (folder / "scenario.toml").write_text(text)
+    found = Scenario.load(folder / "scenario.toml")
+    return found.fingerprint(found.methods[0])
+
+
+def test_what_decides_a_result_is_in_its_fingerprint(tmp_path: Path) -> None:
+    traced = SMALLEST + 'availability = { trace = "trace.csv" }\n'
+    one = tmp_path / "one"
+    texts = [
+        SMALLEST, traced, SMALLEST + "slowdown = 3\n", SMALLEST + "count = 2\n",
+        SMALLEST + "[deadline]\nseconds = 3\n", SMALLEST + "[deadline]\nseconds = 4\n",
+        SMALLEST + "[deadline]\nquantile = 0.5\n",
+    ]  # fmt: skip
+    prints = [*(_print(one, text) for text in texts), _print(one, traced, trace="20")]
+    assert len({*prints}) == len(prints)
+
+
+def test_what_decides_nothing_is_not_in_it(tmp_path: Path) -> None:
+    traced = SMALLEST + 'availability = { trace = "trace.csv" }\n'
+    assert _print(tmp_path / "one", traced) == _print(tmp_path / "moved", traced)
+    assert _print(tmp_path, SMALLEST) == _print(tmp_path, f"seeds = [1, 2]\n{SMALLEST}")

@@ -143,3 +143,11 @@ def test_a_device_is_drawn_by_its_seed_alone() -> None:
     assert len({drawn(1, 2), drawn(2, 2), drawn(1, 3)}) == 3
     with pytest.raises(ScenarioError, match="at the peak"):
         diurnal(0.7, swing=0.6, peak_hour=2.0, session_seconds=600, days=1, seed=(0, 0))
+
+
+def test_a_trace_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("client,from,to\n0,0,10\n")
+    assert read_trace(path)[0].intervals == ((0.0, 10.0),)
+    path.write_text("client,from,to\n0,0,10\n0,20,30\n")
+    assert read_trace(path)[0].intervals == ((0.0, 10.0), (20.0, 30.0))

@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from layer_apps import app, arrays, busy, fleet
 from slow_clock import walked
 
+from fl_elastic.aggregation import MergeOptions
 from fl_elastic.errors import ScenarioError
+from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
 from fl_elastic.flower._compat import NumPyClient
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 from fl_elastic_simulations.unequal import Fleet, UnequalGrid, measuring_mod
@@ -371,3 +373,34 @@ def test_rounds_on_any_fleet_are_those_of_an_event_list(
         last = int(max((each[0] for each in timely), default=now))
         now = last if len(timely) == len(events) or timeout is None else now + timeout
         assert grid.now == now
+
+
+def test_a_round_ends_when_the_wrapped_strategy_stops_waiting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As on real devices: a deadline of four seconds, half as much again for the way, and a client of sixteen."""
+    made, client = fleet(1.0, 2.0, 16.0), ClientApp(mods=[measuring_mod])
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        trained = arrays(*(message.content["arrays"]["weight"].numpy() + 1.0))
+        metrics = MetricRecord({"num-examples": 10})
+        return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
+
+    terms = RoundConfig(deadline=Deadline(seconds=4.0))
+    inner = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)
+    merged: list[list[int]] = []
+
+    def note(record: RoundRecord) -> None:
+        merged.append(sorted(each.node_id for each in record.accepted))
+
+    for late in ("drop", "merge"):
+        grid = UnequalGrid(InProcessGrid(3, client), made, min_available_nodes=3)
+        strategy = PartialUpdates(inner, config=terms, merge=MergeOptions(late=late), on_round=note)  # type: ignore[arg-type]
+        strategy.start(grid, arrays(0.0, 1.0), num_rounds=1)
+        assert grid.now == pytest.approx(6.0)
+        trained = [row for row in grid.rows if row.message_type == "train"]
+        assert [row.outcome for row in trained if row.client == 2][-1:] == ["late"]
+    assert merged == [[1, 2], [1, 2]]
+    said = [each for each in caplog.records if "has no effect on UnequalGrid" in each.getMessage()]
+    assert len(said) == 1
