@@ -103,7 +103,6 @@ METHODS: dict[str, Method] = {
     "joint": Method("joint"),
     "gradient_filter": Method("gradient_filter"),
     "tinytrain": Method("tinytrain"),
-    "tinytrain_learned": Method("tinytrain_learned"),
     "sparse_update": Method("sparse_update"),
     "neq": Method("neq", each_pass=True),
     "velocity": Method("velocity", each_pass=True),
