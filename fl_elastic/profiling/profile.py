@@ -159,18 +159,18 @@ class SavedTensors:
         if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
             raise ProfileError("tensor_bytes or beside holds a negative or non-finite size")
 
-    def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
+    def scaled(self, nodes: Seconds) -> SavedTensors:
         """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.
 
         Parameters
         ----------
-        nodes, outputs : array, shape (M,)
-            Share of its work that each node does, and share of its output that it produces.
+        nodes : array, shape (M,)
+            Share of its work that each node does, and of its output that it produces.
         """
         share = np.zeros(len(self.tensor_bytes))
         np.maximum.at(share, self.tensors, nodes[self.nodes])
         known = self.outputs >= 0
-        share[self.outputs[known]] = outputs[known]
+        share[self.outputs[known]] = nodes[known]
         beside = self.beside * nodes if self.beside.size else self.beside
         return replace(self, tensor_bytes=self.tensor_bytes * share, beside=beside)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
-from fl_elastic.groups.graph import BackwardGraph, Width
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 
-KIND = Kind("fl_elastic.cost_profile", 8)
+KIND = Kind("fl_elastic.cost_profile", 9)
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:
@@ -60,21 +60,11 @@ def _checked(profile: CostProfile) -> CostProfile:
     """Return the profile if its parts fit each other, else raise ProfileError."""
     graph, nodes = profile.graph, len(profile.graph.nodes)
     _check_graph(graph)
-    _check_widths(graph.widths, nodes)
     if profile.modes is not None and len(profile.modes.update_ratio) != len(graph.groups):
         raise ProfileError("its modes do not have one row per group")
     if profile.saved is not None and len(profile.saved.outputs) != nodes:
         raise ProfileError("the table of kept tensors does not have one output per node")
     return profile
-
-
-def _check_widths(widths: tuple[Width, ...], nodes: int) -> None:
-    """Raise ProfileError unless every width has units, and its nodes lie in the graph."""
-    for width in widths:
-        counts = (width.size, width.unit, *(reader.repeat for reader in width.readers))
-        inside = all(0 <= node < nodes for node in (*width.holding, *width.touching))
-        if min(counts) < 1 or not inside:
-            raise ProfileError(f"the width {width.name!r} lies outside the graph")
 
 
 def _check_graph(graph: BackwardGraph) -> None:

@@ -30,7 +30,7 @@ ARRAYS = [
     "cut_inference_seconds",
     "node_lean",
 ]
-GRAPH = ["groups", "nodes", "cuts", "blocks", "widths"]
+GRAPH = ["groups", "nodes", "cuts", "blocks"]
 
 
 def same(one: CostProfile, other: CostProfile) -> bool:
