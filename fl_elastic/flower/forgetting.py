@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
-from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.update.checks import Limits
 from fl_elastic.update.dampening import dampening
 from fl_elastic.update.manifest import Manifest, WeightDict
@@ -55,14 +55,6 @@ class TriedRequests:
     rounds: dict[str, int]
     failures: dict[str, int]
     waits: dict[int, tuple[int, int]]
-
-    def __post_init__(self) -> None:
-        digests = all(_WISH.fullmatch(each) for each in (*self.rounds, *self.failures))
-        if len(self.rounds) > _MOST_REMEMBERED or not digests:
-            raise ValueError("what was forgotten is not all digests")
-        counts = (*self.failures.values(), *(each for wait in self.waits.values() for each in wait))
-        if min(counts, default=0) < 0:
-            raise ValueError("a number of attempts is negative")
 
 
 class UnlearningRequests:
@@ -193,7 +185,14 @@ def dampened(
     alpha : float or None
         See `fl_elastic.update.dampening.dampening`.
     """
-    found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
+    found = of_most(
+        list(_read(replies, manifest, limits, record)),
+        lambda sent: frozenset(sent.everything.sums),
+        lambda sent: record.leave_out(
+            sent.node, "they are of other parameters than the others send", _SQUARES
+        ),
+    )
+    found = _usual(found)
     record.accepted += [sent.reply for sent in found]
     sent_by = {sent.node: sent.forgotten for sent in found if sent.node in wishes}
     wanted = {node: each for node, each in sent_by.items() if each is not None}
@@ -268,21 +267,6 @@ def _read(
     ):
         accepted = AcceptedReply(node, {}, everything.examples, len(reply.packed), reply.metrics)
         yield _Sent(node, everything, forgotten, accepted)
-
-
-def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
-    """Return the replies about the parameters that most clients name."""
-    named = Counter(frozenset(sent.everything.sums) for sent in found)
-    most = max(named, key=lambda names: named[names], default=frozenset())
-    kept = []
-    for sent in found:
-        if frozenset(sent.everything.sums) == most:
-            kept.append(sent)
-        else:
-            record.leave_out(
-                sent.node, "they are of other parameters than the others send", _SQUARES
-            )
-    return kept
 
 
 def _usual(found: list[_Sent]) -> list[_Sent]:

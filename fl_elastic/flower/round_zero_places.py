@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import TrainReply
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.readout.best_places import Choice, Sample
 from fl_elastic.readout.best_reading import choose_reading
 from fl_elastic.readout.place import BODY, HEAD, MOST_FEATURES, Place, Reading
@@ -159,13 +159,13 @@ def _alike(
     def shape(reply: PlacesReply) -> tuple[object, ...]:
         return reply.sample.targets.shape[1], reply.classes, reply.last
 
-    most = Counter(shape(reply) for _, reply in found).most_common(1)
-    kept = []
-    for node, reply in found:
-        if shape(reply) == most[0][0]:
-            kept.append((node, reply))
-        else:
-            left_out(node, f"{reply.sample.targets.shape[1]} outputs, not those of the others")
+    kept = of_most(
+        found,
+        lambda each: shape(each[1]),
+        lambda each: left_out(
+            each[0], f"{each[1].sample.targets.shape[1]} outputs, not those of the others"
+        ),
+    )
     named = Counter(place for _, reply in kept for place in reply.sample.rows)
     usual = {place for place, count in named.items() if 2 * count > len(kept)}
     for node, reply in kept:

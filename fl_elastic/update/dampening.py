@@ -33,7 +33,8 @@ def dampening(
     Parameters
     ----------
     forgotten, everything : SquaredGradients
-        Sums for the examples to be forgotten, and for all examples of the training, including these.
+        Sums of the same parameters: for the examples to be forgotten, and for all examples of the training,
+        including these.
     alpha : float, optional
         Above 0. A smaller value forgets more and damages more of the rest. By default `alpha_by_share` computes it.
     strength : float
@@ -42,8 +43,8 @@ def dampening(
     Raises
     ------
     UpdateError
-        If a number is invalid, the two are of other parameters, ``everything`` does not contain ``forgotten``, or
-        ``alpha`` is so large that it selects no weight.
+        If a number is invalid, ``everything`` does not contain ``forgotten``, or ``alpha`` is so large that it
+        selects no weight.
 
     Examples
     --------
@@ -56,12 +57,6 @@ def dampening(
             raise UpdateError(
                 f"{name} {number!r} must be above 0 and finite: give a number such as 3.0"
             )
-    if {n: s.shape for n, s in forgotten.sums.items()} != {
-        n: s.shape for n, s in everything.sums.items()
-    }:
-        raise UpdateError(
-            "the squared gradients of the forgotten and of all examples are of different parameters"
-        )
     most = everything.examples / forgotten.examples
     if alpha is None:
         if most <= 1:

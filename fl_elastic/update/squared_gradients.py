@@ -92,17 +92,8 @@ class SquaredGradients:
 def encode_squares(
     everything: SquaredGradients, forgotten: SquaredGradients | None, manifest: Manifest
 ) -> bytes:
-    """Return a device's squares as one buffer of fp32: those of all its examples, then those to be forgotten.
-
-    Raises
-    ------
-    UpdateError
-        If the manifest lacks one of their parameters.
-    """
-    try:
-        indices = sorted(manifest.index[name] for name in everything.sums)
-    except KeyError as error:
-        raise UpdateError(f"the model has no tensor {error}") from None
+    """Return a device's squares as one buffer of fp32: those of all its examples, then those to be forgotten."""
+    indices = sorted(manifest.index[name] for name in everything.sums)
     names = [manifest.names[index] for index in indices]
     header = {
         "manifest": manifest.hash,
