@@ -24,7 +24,7 @@ from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
 from fl_elastic.profiling import CostProfile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.code_bytes import CODE_BYTES
+from fl_elastic.profiling.memory import CODE_BYTES
 from fl_elastic.profiling.modes import with_modes
 from fl_elastic.profiling.profile import model_device, profile_key
 from fl_elastic.profiling.store import load_or_measure

@@ -11,11 +11,11 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, why_not_kept
-from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order

@@ -14,11 +14,10 @@ from flwr.serverapp import Grid
 
 from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.capabilities import Capabilities, GroupNames
 from fl_elastic.flower.client_availability import Backoff, ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
-from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.server_plan import ServerPlanner

@@ -21,7 +21,7 @@ from fl_elastic.planning import Plan
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.step_transform import StepGuard
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.code_bytes import code_is_loaded
+from fl_elastic.profiling.memory import code_is_loaded
 from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_update
-from fl_elastic.update.codecs.base import CODECS, Codec, Memory, number_of
-from fl_elastic.update.codecs.raw import Fp32
+from fl_elastic.update.codecs.base import CODECS, Codec, Fp32, Memory, number_of
 from fl_elastic.update.frame import (
     Kind,
     codec_field,

@@ -14,11 +14,10 @@ from test_deadlines import SECONDS, answering_app, capabilities, deadlines, quan
 from test_round_config import watched
 
 from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
-from fl_elastic.flower.capabilities import Capabilities, GroupCosts
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts, GroupNames, read_importance
 from fl_elastic.flower.client_availability import ClientAvailability, inner_times
-from fl_elastic.flower.deadline import reply_timeout
-from fl_elastic.flower.group_names import GroupNames, read_importance
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
+from fl_elastic.flower.round_config import reply_timeout
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.state.archive import Kind, archive_bytes
 from fl_elastic.state.codec import to_archive

@@ -25,8 +25,7 @@ from fl_elastic.planning import Plan, Policy
 from fl_elastic.planning.plain import FullPolicy
 from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.profiling.code_bytes import CODE_BYTES
-from fl_elastic.profiling.memory import step_memory
+from fl_elastic.profiling.memory import CODE_BYTES, step_memory
 from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.planner import Planner
