@@ -268,8 +268,7 @@ class ClientRegistry:
         This round is not counted: it would make what the node trained look more probable than it is, and weights by
         inverse probability too small.
         """
-        if self._ledger is None:
-            return {}
+        assert self._ledger is not None
         known = self.capabilities.get(node)
         device = _UNKNOWN if known is None else known.device
         before = self._ledger.probabilities(str(node))

@@ -200,8 +200,8 @@ def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int,
         raise UpdateError(f"clients name {len(texts)} different layers for their sums")
     try:
         weight, bias, classes = map(int, json.loads(texts.pop()))
-        known = weight >= 0 and bias >= -1
-        if not known or (bias >= 0 and arrays[bias].shape != arrays[weight].shape[:1]):
+        outputs = arrays[weight].shape[:1]
+        if weight < 0 or bias < -1 or (bias >= 0 and arrays[bias].shape != outputs):
             raise IndexError("no layer of the model")
     except (ValueError, TypeError, OverflowError, IndexError, RecursionError) as error:
         raise UpdateError(f"clients do not say of which layer their sums are: {error}") from None
