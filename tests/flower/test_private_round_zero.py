@@ -225,8 +225,9 @@ WEIGHT, BIAS = MANIFEST.index["2.weight"], MANIFEST.index["2.bias"]
 @pytest.mark.parametrize(
     "said",
     [
-        "no json", "7", "[1, 2]", "[1, 2, 3, 4]", "[null, 0, 1]", "[1e400, 0, 1]", f"[{WEIGHT}, 99, 1]", f"[{WEIGHT}, -2, 1]",
-        f"[99, {BIAS}, 1]", "[99, -1, 1]", f"[-1, {BIAS}, 1]", f"[{BIAS}, {WEIGHT}, 1]", "[" * 9999,
+        "no json", "7", "[1, 2]", "[1, 2, 3, 4]", "[null, 0, 1]", "[1e400, 0, 1]", "[" * 9999,
+        f"[{WEIGHT}, 99, 1]", f"[{WEIGHT}, -2, 1]", f"[99, {BIAS}, 1]", "[99, -1, 1]", f"[-1, {BIAS}, 1]",
+        f"[{BIAS}, {WEIGHT}, 1]",
     ],
 )  # fmt: skip
 def test_clients_that_name_no_layer_of_the_model_are_one_error(said: str) -> None:
