@@ -22,11 +22,10 @@ from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_rep
 from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
-from fl_elastic.profiling import CostProfile, profile_model, save_profile
-from fl_elastic.profiling.clock import clock_for
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.estimate import estimated_modes
 from fl_elastic.profiling.memory import CODE_BYTES
-from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.profile import model_device, profile_key
+from fl_elastic.profiling.profile import profile_key
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.registry import first_line
 from fl_elastic.training import SelectionState
@@ -233,7 +232,4 @@ def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mo
         if path is None
         else load_or_measure(path, profile_key(model, batch, sgd), measure)
     )
-    complete = with_modes(costs, model, clock_for(model_device(model)), modes)
-    if path is not None and complete is not costs:
-        save_profile(complete, path)
-    return complete
+    return estimated_modes(costs, model, tuple(modes))

@@ -20,8 +20,9 @@ from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.memory import inference_bytes, recompute_seconds, step_memory
-from fl_elastic.profiling.modes import STANDARD_MODES
 
+STANDARD_MODES = tuple(Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8"))
+"""Modes beside frozen and full."""
 _RECOSTINGS = 3
 _TOLERANCE = 0.01
 
