@@ -20,9 +20,8 @@ from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
 from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import dampening
+from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares
 from fl_elastic.update.manifest import Manifest, WeightDict
-from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares
 
 _LOG = logging.getLogger("fl_elastic")
 _REQUEST = re.compile(r"[0-9a-f]{16,64}")

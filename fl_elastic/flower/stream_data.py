@@ -31,7 +31,7 @@ from fl_elastic.update import Manifest, PartialUpdate, load_weights
 if TYPE_CHECKING:
     from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client_round import Squares
-    from fl_elastic.update.squared_gradients import SquaredGradients
+    from fl_elastic.update.dampening import SquaredGradients
 
 
 _LOG = logging.getLogger("fl_elastic")

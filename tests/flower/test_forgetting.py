@@ -43,9 +43,8 @@ from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import dampening
+from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares, encode_squares
 from fl_elastic.update.frame import Kind, pack
-from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares, encode_squares
 
 NODES, CLASSES, ALPHA = 4, 5, 2.0
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -497,7 +496,7 @@ def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
     monkeypatch: Any,
 ) -> None:
     """Whatever squares would come through."""
-    monkeypatch.setattr("fl_elastic.update.squared_gradients._ROUNDED", math.inf)
+    monkeypatch.setattr("fl_elastic.update.dampening._ROUNDED", math.inf)
     after, records, clients = start(known, rounds, alter=claiming(2, 1e6))
     assert accuracy(after, 0, 1, 2, 3) > accuracy(untold(rounds), 0, 1, 2, 3) - 0.02
     assert not any(each.dampened for each in records) and not clients[2].forgotten

@@ -22,8 +22,7 @@ from fl_elastic.groups.untouched import untouched
 from fl_elastic.planning.importance.samples import checked_loss, single_examples
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader, within
-from fl_elastic.update.dampening import dampening
-from fl_elastic.update.squared_gradients import SquaredGradients
+from fl_elastic.update.dampening import SquaredGradients, dampening
 
 
 def squared_gradients(
