@@ -34,7 +34,7 @@ from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedPolicy:
     """A policy that has no plan for the budget, and the reason."""
 
     policy: str
@@ -49,7 +49,7 @@ class Planned:
     request: PlanRequest
     measured: MeasuredPlan | None
     plan: Plan
-    reports: tuple[CostReport | Refused, ...]
+    reports: tuple[CostReport | RefusedPolicy, ...]
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -124,7 +124,7 @@ def planned(
     check_feasible(maker.request_for(asked[policy]))
     tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
     request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
-    reports: list[CostReport | Refused] = []
+    reports: list[CostReport | RefusedPolicy] = []
     for number, name in enumerate(sorted(asked), start=1):
         tell(f"policy {name}, {number} of {len(asked)}")
         own = name == policy
@@ -209,13 +209,13 @@ def _chosen(
     return request, measured, measured.plan
 
 
-def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused:
+def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | RefusedPolicy:
     request = maker.request_for(policy)
     try:
         policy.refuse_misfit(request.profile)
         return cost_report(request, policy.plan(request))
     except (BudgetError, PlanError) as error:
-        return Refused(name, str(error))
+        return RefusedPolicy(name, str(error))
 
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:

@@ -13,7 +13,7 @@ from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_count
-from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
 _Floats = NDArray[np.float64]
@@ -62,7 +62,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
         for kind, part in (("<f8", exact), ("<f4", rounded))
         for each in part
     ]
-    return pack(Kind.HEAD_SUMS, header, payload)
+    return pack(MessageKind.HEAD_SUMS, header, payload)
 
 
 def decode_head_sums(
@@ -75,7 +75,7 @@ def decode_head_sums(
     UpdateError
         If the bytes are damaged or of another model, or the numbers cannot be sums over examples.
     """
-    _, header, payload = unpack(data, manifest, Kind.HEAD_SUMS)
+    _, header, payload = unpack(data, manifest, MessageKind.HEAD_SUMS)
     indices = index_field(header, "indices", manifest)
     if len(indices) != 1:
         raise UpdateError("sums are of one weight of a linear layer")

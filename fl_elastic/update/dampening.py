@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_count
-from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
 # Relative error of sums over many examples in fp32.
@@ -96,7 +96,7 @@ def encode_squares(
     }
     parts = [everything] if forgotten is None else [everything, forgotten]
     return pack(
-        Kind.SQUARES,
+        MessageKind.SQUARES,
         header,
         [np.ascontiguousarray(p.sums[n], "<f4").tobytes() for p in parts for n in names],
     )
@@ -114,7 +114,7 @@ def decode_squares(
         those to be forgotten, and each example's gradient has length 1
         (`fl_elastic.methods.dampening.forget.squared_gradients`).
     """
-    _, header, payload = unpack(data, manifest, Kind.SQUARES)
+    _, header, payload = unpack(data, manifest, MessageKind.SQUARES)
     indices = index_field(header, "indices", manifest)
     examples, few = field(header, "num_examples", int), field(header, "forgotten", int)
     check_count("num_examples", examples, 1, (limits or Limits()).max_examples)

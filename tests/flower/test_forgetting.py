@@ -44,7 +44,7 @@ from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradi
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
 from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares, encode_squares
-from fl_elastic.update.frame import Kind, pack
+from fl_elastic.update.frame import MessageKind, pack
 
 NODES, CLASSES, ALPHA = 4, 5, 2.0
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -609,4 +609,4 @@ def test_squares_that_are_too_few_for_their_parameters_are_refused() -> None:
     manifest = Manifest.of(build())
     header = {"manifest": manifest.hash, "indices": [0], "num_examples": 3, "forgotten": 0}
     with pytest.raises(UpdateError, match="squares need"):
-        decode_squares(pack(Kind.SQUARES, header, [bytes(8)]), manifest)
+        decode_squares(pack(MessageKind.SQUARES, header, [bytes(8)]), manifest)
