@@ -36,7 +36,7 @@ LastLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 # A larger head is that of a language model: its sums would be many times what a round sends.
 _MOST_WEIGHTS = 1 << 24
-# Rows of a batch on which it is tested that a layer is linear.
+# LayerRows of a batch on which it is tested that a layer is linear.
 _TESTED = 4
 # Largest difference from a linear layer that is rounding, as a share of the lengths of input and weight: in single
 # precision, in one of a GPU's faster formats for it, and in machine precisions of a narrower type.
@@ -109,7 +109,7 @@ def calls_of(layers: Iterable[nn.Module]) -> Iterator[list[LayerCall]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class LayerRows:
     """A batch as rows of the last linear layer.
 
     Attributes
@@ -148,12 +148,12 @@ class Rows:
         """Whether the rows' wanted outputs differ."""
         return bool((self.wanted != self.wanted[:1]).any())
 
-    def without_ignored(self) -> Rows:
+    def without_ignored(self) -> LayerRows:
         """Return the rows whose class is not ignored."""
         known = ~self.wanted.isnan().all(dim=1)
         return self if not self.classes or bool(known.all()) else self.where(known)
 
-    def where(self, some: Tensor) -> Rows:
+    def where(self, some: Tensor) -> LayerRows:
         """Return the rows selected by a mask of shape (R,)."""
         return replace(
             self, features=self.features[some.to(self.features.device)], wanted=self.wanted[some],
@@ -183,7 +183,7 @@ def rows_of(
     outputs: Any,
     targets: Any,
     ignored: int = IGNORED,
-) -> Rows:
+) -> LayerRows:
     """Return a batch as rows: the inputs of the last linear layer, and the targets.
 
     Parameters
@@ -221,7 +221,7 @@ def rows_of(
     count = len(scores)
     inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
     rows = _flat(layer, features)
-    return Rows(layer, rows, wanted, classes, inputs, count, scores.ndim > 2)
+    return LayerRows(layer, rows, wanted, classes, inputs, count, scores.ndim > 2)
 
 
 def shaped_like(layer: LastLayer, rows: Tensor, out: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.elastic import ElasticPolicy, costlier_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
-from fl_elastic.planning.multiple_choice.choices import Limits
+from fl_elastic.planning.multiple_choice.choices import ChoiceLimits
 from fl_elastic.planning.multiple_choice.knapsack import multiple_choice_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
@@ -109,7 +109,9 @@ def _solutions(
     # The solver adds up what a step never holds at the same time, and ignores the memory of inference.
     memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
-        selection = multiple_choice_knapsack(options.choices, Limits(spend, memory_spend, uplink))
+        selection = multiple_choice_knapsack(
+            options.choices, ChoiceLimits(spend, memory_spend, uplink)
+        )
         modes = tuple(options.modes_of(selection.options))
         used = tuple(block for block in blocks if _is_used(request, modes, block))
         again = sum(recompute_seconds(profile, block) for block in used)
