@@ -212,6 +212,8 @@ class PartialMean:
                 normalise = parameter and self.options.normalise_steps
                 summed = self._sums[name] = TensorSum(normalise_steps=normalise)
             part = trained_part(update, name)
+            if self._rule.draws_parts and part is not None and parameter:
+                probability *= float(part.mean())
             factor = summed.add(self._rule.weight(weight, probability), update.steps[name], part)
             start = None if packed is None else packed.start(name)
             if packed is None or start is None:

@@ -21,7 +21,15 @@ class AggregationRule:
 
     Derive from `LinearRule`, `JointRule` or `RobustRule`. A linear rule merges parameters; running statistics are
     then averaged over the clients that updated them. A robust rule merges both.
+
+    Attributes
+    ----------
+    draws_parts : bool
+        Whether a client that trained a part of a tensor is assumed to have drawn it at random, so that the part's
+        share of the tensor multiplies the ``probability`` that `weight` is given.
     """
+
+    draws_parts: ClassVar[bool] = False
 
     def weight(self, examples: float, probability: float) -> float:
         """Return the weight of a delta.
@@ -173,3 +181,15 @@ class InverseProbability(LinearRule):
             if isinstance(contributed, np.ndarray)
             else max(contributed, total)
         )
+
+
+@RULES.register("inverse_share")
+class InverseShare(InverseProbability):
+    """Weights each delta as ``inverse_probability`` does, and by one over the share of the tensor that was trained.
+
+    For clients that train windows of channels, drawn so that each channel is held equally often: the share that a
+    client trained is the probability of each channel, so nobody has to claim it. A client with narrow windows then
+    counts, over the rounds, as much as a client that trains everything.
+    """
+
+    draws_parts = True

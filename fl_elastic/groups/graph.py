@@ -146,6 +146,58 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Reader:
+    """A layer that reads the channels of a width.
+
+    Attributes
+    ----------
+    module : str
+        A convolution or linear layer; the second axis of its weight runs over the channels.
+    repeat : int
+        Number of entries of that axis per channel: more than one after flattening.
+    norm : str
+        The batch norm that is the only user of the layer's output, and undoes any scale of it; empty if there is
+        none.
+    """
+
+    module: str
+    repeat: int = 1
+    norm: str = ""
+
+
+@dataclass(frozen=True)
+class Width:
+    """Channels inside a model, some of which a step may leave out, because only these layers use them.
+
+    Attributes
+    ----------
+    name : str
+        The first layer that makes them.
+    size : int
+        Number of units to choose among.
+    unit : int
+        Number of neighbouring channels that stay together: those of one group of a group norm, else 1.
+    makers : tuple of str
+        Layers that make the channels; the first axis of their tensors runs over them.
+    keepers : tuple of str
+        Layers that work on each channel separately: norms and depthwise convolutions.
+    readers : tuple of Reader
+        Layers that read the channels.
+    holding, touching : tuple of int
+        Nodes whose output has these channels, and all nodes that need fewer operations with fewer channels.
+    """
+
+    name: str
+    size: int
+    unit: int
+    makers: tuple[str, ...]
+    keepers: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    holding: tuple[int, ...]
+    touching: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class BackwardGraph:
     """Tensor groups and nodes of one step, both in backward order (index 0 is next to the loss).
 
@@ -160,12 +212,15 @@ class BackwardGraph:
         Places where a frozen prefix may end, nearest to the loss first.
     blocks : tuple of Block
         Modules that may be recomputed instead of stored; blocks may contain each other.
+    widths : tuple of Width
+        Channels of which a step may leave some out, in the order of the forward pass.
     """
 
     groups: tuple[TensorGroup, ...]
     nodes: tuple[BackwardNode, ...]
     cuts: tuple[Cut, ...] = ()
     blocks: tuple[Block, ...] = ()
+    widths: tuple[Width, ...] = ()
 
     @property
     def is_of_second_order(self) -> bool:

@@ -25,6 +25,7 @@ from fl_elastic.groups.torch_private import (
     version_of,
 )
 from fl_elastic.groups.untouched import untouched
+from fl_elastic.groups.widths import find_widths
 
 _KINDS = (
     (GroupKind.CONV, ("Convolution", "Conv", "SlowConv", "MkldnnConv")),
@@ -165,9 +166,10 @@ def trace_step(model: nn.Module, loss_fn: LossFn, batch: Batch) -> Trace:
     # If another batch may take another path through the model, one traced path proves no bottleneck.
     cuts = () if unused else find_cuts(nodes, position, starts, calls)
     blocks = () if unused else find_blocks(nodes, position, starts, calls)
+    widths = () if unused else find_widths(model, nodes, groups)
     live = [None if node in unused else node for node in live]
     moved = [each for key, each in _movable(model).items() if key not in still]
-    graph = _with_moved(BackwardGraph(groups, nodes, cuts, blocks), model, moved)
+    graph = _with_moved(BackwardGraph(groups, nodes, cuts, blocks, widths), model, moved)
     return Trace(graph, loss, tuple(live), weight_nodes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -16,8 +16,9 @@ from fl_elastic.profiling import CostProfile
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
+    from torch import Tensor, nn
 
+    from fl_elastic.groups import Batch
     from fl_elastic.planning.plan import Plan
 
 
@@ -44,6 +45,21 @@ class StepCase:
     recomputed: tuple[Block, ...] = ()
 
 
+class StandIn(Protocol):
+    """A tensor that replaces a parameter for one step."""
+
+    @property
+    def whole(self) -> nn.Parameter:
+        """The model's own parameter."""
+
+    @property
+    def part(self) -> nn.Parameter:
+        """The tensor that the step trains in place of `whole`."""
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return, of a tensor that has the parameter's shape, the entries that the step trains."""
+
+
 class StepGuard(Protocol):
     """Keeps what a plan does not train unchanged through the steps of an optimiser."""
 
@@ -55,6 +71,26 @@ class StepGuard(Protocol):
 
     def finalize(self) -> None:
         """Put the optimiser into the state that it must have after the last step."""
+
+
+class StepOpener(Protocol):
+    """Prepares model and optimiser for each single step.
+
+    Attributes
+    ----------
+    held : mapping of str to sequence of array
+        For each tensor trained in part one mask per axis: the indices that some step trained.
+    """
+
+    held: Mapping[str, Sequence[NDArray[np.bool_]]]
+
+    def step(
+        self, optimizer: torch.optim.Optimizer, batch: Batch
+    ) -> AbstractContextManager[Sequence[StandIn]]:
+        """Prepare the step on a batch, for the duration of the context."""
+
+    def close(self, steps: int) -> None:
+        """Make the whole model usable after a fit of ``steps`` steps, see `StepTransform.closing_passes`."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +108,18 @@ class StepTransform:
     runs_part : bool
         Whether steps run only a part of the model, or of its inputs. The time of such steps does not correct costs,
         and a fit with limited sending keeps its first such plan.
+    opens_steps : bool
+        Whether each step has an `opener`; then only `ElasticTrainer` can take the steps.
     """
 
     stage: ClassVar[int] = 1
     runs_part: ClassVar[bool] = False
+    opens_steps: ClassVar[bool] = False
+
+    @property
+    def lasts_a_fit(self) -> bool:
+        """Whether a fit that begins with this transform keeps its first plan."""
+        return False
 
     def check(self, model: nn.Module, plan: Plan) -> None:
         """Raise PlanError if a training loop cannot run the plan without `ElasticTrainer`."""
@@ -107,6 +151,19 @@ class StepTransform:
         """
         del model, plan, copies, optimizer
         return None
+
+    def opener(self, model: nn.Module, before: StepOpener | None) -> StepOpener | None:
+        """Return the opener of each step; None if steps need no preparation.
+
+        ``before`` is the opener of an earlier plan of the same fit, whose records are carried on.
+        """
+        del model, before
+        return None
+
+    def closing_passes(self, model: nn.Module, steps: int) -> int:
+        """Return the number of forward passes that a fit of ``steps`` steps takes after the last one."""
+        del model, steps
+        return 0
 
     def finished(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
         """Put the optimiser into the state that it must have after a fit that ended with this plan."""

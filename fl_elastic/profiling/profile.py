@@ -136,18 +136,18 @@ class SavedTensors:
         each = np.arange(len(node_bytes), dtype=np.int64)
         return cls(each, each, node_bytes, np.full(len(node_bytes), -1, dtype=np.int64))
 
-    def scaled(self, nodes: Seconds) -> SavedTensors:
+    def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
         """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.
 
         Parameters
         ----------
-        nodes : array, shape (M,)
-            Share of its work that each node does, and of its output that it produces.
+        nodes, outputs : array, shape (M,)
+            Share of its work that each node does, and share of its output that it produces.
         """
         share = np.zeros(len(self.tensor_bytes))
         np.maximum.at(share, self.tensors, nodes[self.nodes])
         known = self.outputs >= 0
-        share[self.outputs[known]] = nodes[known]
+        share[self.outputs[known]] = outputs[known]
         beside = self.beside * nodes if self.beside.size else self.beside
         return replace(self, tensor_bytes=self.tensor_bytes * share, beside=beside)
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
-from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph, Width
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
 
-KIND = Kind("fl_elastic.cost_profile", 9)
+KIND = Kind("fl_elastic.cost_profile", 8)
 
 
 def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> Path:

@@ -46,7 +46,7 @@ def apply_plan(
     Raises
     ------
     PlanError
-        If the plan is of another model, or trains by channels that are not chosen yet.
+        If the plan is of another model, trains in windows, or trains by channels that are not chosen yet.
 
     Examples
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,8 @@ class Trained:
         Steps by the first name of each tensor.
     plans : tuple of Plan
         Plans by which at least one step was taken.
+    held : mapping of str to sequence of array
+        Masks of the trained part of each tensor, see `StepOpener.held`.
     num_examples : int
         Number of examples in an epoch.
     stayed_here : tuple of str
@@ -46,6 +48,7 @@ class Trained:
     before: Weights
     steps: Counter[str] = field(default_factory=Counter)
     plans: tuple[Plan, ...] = ()
+    held: Mapping[str, Sequence[NDArray[np.bool_]]] = field(default_factory=dict)
     num_examples: int = 0
     stayed_here: tuple[str, ...] = ()
 
@@ -66,7 +69,7 @@ class Trained:
         _say_what_stays(model, manifest, self.before)
         steps = under_every_name(model, self.steps)
         deltas = changes(model, manifest, self.before, steps)
-        parts = trained_parts(self.plans, model)
+        parts = trained_parts(self.plans, model, self.held)
         return PartialUpdate(
             deltas=deltas,
             steps={name: steps[name] for name in deltas},
@@ -120,12 +123,16 @@ def changes(
     return deltas
 
 
-def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
+def trained_parts(
+    plans: Iterable[Plan],
+    model: nn.Module,
+    held: Mapping[str, Sequence[NDArray[np.bool_]]] | None = None,
+) -> dict[str, Masks]:
     """Return the trained part of each tensor that no plan trained whole, as one mask per axis.
 
-    A part is the union over the plans' channels, or the smallest set of rows and columns that holds it.
+    A part is the union over the plans' channels and windows, or the smallest set of rows and columns that holds it.
     Training by channels trains the whole bias, whose gradient needs no activations and so is exact for every
-    channel. Training by neurons trains the same part of the bias as of the weight.
+    channel. Training by neurons or in a window trains the same part of the bias as of the weight.
 
     Parameters
     ----------
@@ -133,6 +140,8 @@ def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
         Plans by which at least one step was taken.
     model : nn.Module
         The model that was trained.
+    held : mapping of str to sequence of array, optional
+        Masks of the trained part of each tensor, see `StepOpener.held`.
 
     Examples
     --------
@@ -146,10 +155,14 @@ def trained_parts(plans: Iterable[Plan], model: nn.Module) -> dict[str, Masks]:
     sides: dict[str, list[NDArray[np.bool_]]] = {}
     dims: dict[str, int] = {}
     for plan in plans:
+        opened = any(each.opens_steps for each in plan.transforms)
         for group, mode in zip(plan.groups, plan.modes, strict=True):
             for name in mode.trains(group):
                 weight = model.get_parameter(name)
                 both = list(_rows_and_columns(name, plan, group, mode, model))
+                steps_held = (held or {}).get(name) if opened else None
+                if steps_held is not None:
+                    both[: len(steps_held[:2])] = steps_held[:2]
                 dims[name] = weight.dim()
                 before = sides.get(name, both)
                 sides[name] = [one | other for one, other in zip(before, both, strict=True)]

@@ -155,6 +155,7 @@ class Fit:
         for phase in self._phases():
             self._train(phase)
         self.plan = self.plans[-1][1]
+        self._close()
         self.log.ended = self.log.clock()
         self._refuse_overflow()
         self._learn()
@@ -175,6 +176,7 @@ class Fit:
             else Phase("full", full)
         )
         self.plans = [(0, phase.plan)]
+        self._reserve_closing(phase.plan)
         self._read()
         while self.batch is not None and control.steps_left(phase.plan) > 0:
             yield phase
@@ -263,7 +265,7 @@ class Fit:
         # Only now: the step has refused a batch whose targets are no classes of the model.
         log.weights.append(weight_in_mean(step.loss_fn, batch[1], self._stream.counting))
         if step.stepped:
-            log.count(tensors, step.moved_anyway)
+            log.count(tensors, step.moved)
         log.seconds += self.loading
         seconds += self.loading
         # Filling a cache makes the first epoch longer; the budget counts the average time of a step.
@@ -311,6 +313,26 @@ class Fit:
             kept_head = self.planner.options.part.kept_head
             costs = planned_with(self.profile, forward, self.groups_above, kept_head)
             self.planner.go_on(costs, forward.locked_groups)
+
+    def _reserve_closing(self, plan: Plan) -> None:
+        """Charge the time of the forward passes that follow the steps."""
+        model, steps = self.step.model, self.control.requested_steps
+        passes = sum(each.closing_passes(model, steps) for each in plan.transforms)
+        if passes:
+            seconds = passes * float(self.profile.forward_seconds[-1])
+            self.control.spent += seconds
+            self._predict(seconds)
+
+    def _close(self) -> None:
+        """Let the step opener finish the model, if steps trained only a part of it at a time."""
+        opener = self.step.opener
+        if opener is None:
+            return
+        with plan_applied(self.plan, self.step.model):
+            before = self._statistics()
+            opener.close(self.control.requested_steps)
+            moved = self._moved(before)
+        self.log.tensor_steps.update(dict.fromkeys(moved, self.control.steps))
 
     def _choose(self, batches: list[Batch], current: Plan | None) -> Plan:
         """Return the plan to go on with; importance is probed first if that is due."""

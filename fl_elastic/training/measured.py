@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,13 +58,19 @@ def measure_plan(
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         before = [parameter.detach().clone() for parameter in trainable]
         optimizer = made_by(optimizer_fn, model)
+        openers = [each.opener(model, None) for each in plan.transforms]
+        opener = next((each for each in openers if each is not None), None)
         for repeat in range(repeats + 1):
             for full in (True, False):
                 taken = everything if full else plan
                 with plan_applied(taken, model):
                     guards = plan_guards(taken, model)
                     started = timer()
-                    _step(model, loss_fn, batch, optimizer)
+                    opened: AbstractContextManager[Any] = (
+                        nullcontext() if full or opener is None else opener.step(optimizer, batch)
+                    )
+                    with opened:
+                        _step(model, loss_fn, batch, optimizer)
                     for guard in guards:
                         guard.put_back()
                     if repeat:

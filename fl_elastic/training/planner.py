@@ -318,7 +318,8 @@ class Planner:
         if first is not None:
             chosen = {name: first.channels.get(name, of) for name, of in plan.channels.items()}
             return replace(_choosing(plan, chosen), sending_seconds=first.sending_seconds)
-        if request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
+        lasting = any(each.lasts_a_fit for each in plan.transforms)
+        if lasting or request.budget.uplink is not None or request.sending_seconds_per_byte > 0:
             self._first_plan = plan
         return plan
 

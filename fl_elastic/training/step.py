@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.errors import MissedCut, TrainingError
+from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.optimizers import KeptOptimizer, moves_by_gradient, refusing_closures
 from fl_elastic.planning import Plan
 from fl_elastic.planning.importance.base import Scores
-from fl_elastic.planning.step_transform import StepGuard
+from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.memory import code_is_loaded
 from fl_elastic.training.apply_plan import plan_guards
@@ -63,8 +64,11 @@ class TrainingStep:
     ----------
     optimizer_seconds : list of float
         Time of the optimiser in the first steps of the present plan; on a GPU, timing delays the step.
-    moved_anyway : set of int
-        Ids of the parameters that a step of the present plan may move without a gradient.
+    opener : StepOpener or None
+        The last opener that prepared steps, with what these held so far in the fit.
+    moved : set of int
+        Ids of the parameters of which the last step trained only a part, through stand-ins that hold the gradients,
+        or which it may have moved without a gradient.
     stepped : bool
         Whether the last batch completed an optimiser step.
     """
@@ -90,9 +94,12 @@ class TrainingStep:
         self.forward, self.worth, self.accumulate = forward, worth, accumulate
         self._watch = watch
         self._pull = pull
-        self.moved_anyway: set[int] = set()
+        self.opener: StepOpener | None = None
+        self._opener: StepOpener | None = None
+        self.moved: set[int] = set()
         self.stepped, self._waiting = False, 0
         self._guards: list[StepGuard] = []
+        self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
         self._trained: Mapping[str, nn.Parameter] = {}
 
@@ -109,7 +116,19 @@ class TrainingStep:
         optimizer = self.optimizing()
         self._guards = plan_guards(plan, self.model, unmoved, optimizer)
         by_gradient = moves_by_gradient(optimizer)
-        self.moved_anyway = set() if by_gradient else {id(each) for each in trained.values()}
+        self._moved_anyway = set() if by_gradient else {id(each) for each in trained.values()}
+        self.moved = set()
+        self._opener = None
+        for transform in plan.transforms:
+            self._opener = transform.opener(self.model, self.opener) or self._opener
+        if self._opener is not None:
+            if self.accumulate > 1:
+                raise PlanError(
+                    f"policy {plan.policy!r} draws another part of the model for each batch, and accumulate "
+                    f"{self.accumulate} would add up gradients of different ones: use accumulate 1, or another "
+                    "policy"
+                )
+            self.opener = self._opener
         self.optimizer_seconds = []
 
     def finalize(self) -> None:
@@ -125,8 +144,23 @@ class TrainingStep:
         TrainingError
             If the loss is not finite.
         """
+        optimizer = self.optimizing()
+        opener = self._opener
+        opened: AbstractContextManager[Sequence[StandIn]] = (
+            nullcontext(()) if opener is None else opener.step(optimizer, batch)
+        )
+        with opened as stand_ins:
+            value = self._take(optimizer, batch, stand_ins)
+            self.moved = {id(each.whole) for each in stand_ins if each.part.grad is not None}
+            self.moved |= self._moved_anyway
+        return value
+
+    def _take(
+        self, optimizer: torch.optim.Optimizer, batch: Batch, stand_ins: Iterable[StandIn]
+    ) -> float:
+        """Take the step; ``stand_ins`` are trained in place of some parameters."""
         if not self._waiting:
-            self.optimizing().zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
         self.stepped = False
         loss = self._loss(batch)
         value = loss.item()
@@ -142,7 +176,7 @@ class TrainingStep:
             self._waiting += 1
         # Otherwise no trained parameter took part in the loss, as with routing: the batch is skipped.
         if self._waiting == self.accumulate:
-            self.finish()
+            self.finish(stand_ins)
         return value
 
     @property
@@ -150,7 +184,7 @@ class TrainingStep:
         """Whether accumulated gradients wait for more batches."""
         return self._waiting > 0
 
-    def finish(self) -> bool:
+    def finish(self, stand_ins: Iterable[StandIn] = ()) -> bool:
         """Take the optimiser's step with the accumulated gradients; return whether there were any."""
         self.stepped, self._waiting = self.waits, 0
         if not self.stepped:
@@ -160,7 +194,7 @@ class TrainingStep:
             self.worth.observe(self._whole)
         if self._watch is not None:
             self._watch(self._trained, optimizer)
-        self._pull.add_to_gradients()
+        self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
         for guard in self._guards:
@@ -209,9 +243,19 @@ class ProximalPull:
         return cls(weight, tuple((p, p.detach().clone()) for p in parameters))
 
     @torch.no_grad()
-    def add_to_gradients(self) -> None:
-        """Add the pull to every existing gradient: parameters without one are not trained now."""
+    def add_to_gradients(self, stand_ins: Iterable[StandIn] = ()) -> None:
+        """Add the pull to every existing gradient: parameters without one are not trained now.
+
+        Parameters
+        ----------
+        stand_ins : iterable of StandIn
+            Stand-ins that are pulled in place of their parameters.
+        """
+        instead = {id(each.whole): each for each in stand_ins}
         for parameter, anchor in self.anchors:
+            each = instead.get(id(parameter))
+            if each is not None:
+                parameter, anchor = each.part, each.take(anchor)
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - anchor, alpha=self.weight)
 

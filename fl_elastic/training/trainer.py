@@ -330,8 +330,9 @@ class ElasticTrainer:
         self.plan = fit.plan
         self._hold_state(fit.plan)
         plans = tuple(each for _, each in fit.plans)
+        held = {} if step.opener is None else step.opener.held
         self._trained = Trained(
-            fit.start.weights, fit.log.tensor_steps, plans, num_examples,
+            fit.start.weights, fit.log.tensor_steps, plans, held, num_examples,
             tuple(sorted(fit.stayed_here)),
         )  # fmt: skip
         self.state.trained(np.any([each.mask for each in plans], axis=0).tolist())
@@ -384,7 +385,7 @@ class ElasticTrainer:
 
         The update holds each parameter that was trained for at least one step, and each running statistic that the
         training steps updated, with the number of those steps. For a tensor that every plan of the fit trained only
-        in part (by channels), ``parts`` says which part.
+        in part (by channels, or in windows), ``parts`` says which part.
 
         Raises
         ------

@@ -21,7 +21,7 @@ from fl_elastic.update import Manifest, PartialUpdate, weights_of
 from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Role
 
-NAMES = ["all", "contributors", "inverse_probability", "products"]
+NAMES = ["all", "contributors", "inverse_probability", "inverse_share", "products"]
 ROBUST = ["krum", "median", "norm_clipping", "trimmed_mean"]
 every_rule = pytest.mark.parametrize("rule", NAMES)
 Weights = dict[str, NDArray[Any]]

@@ -127,7 +127,7 @@ def test_deep_fits_come_for_every_policy_at_rounds_of_each_clients_own(
 
 def test_policies_say_whether_what_they_leave_out_comes_back() -> None:
     kept = {name for name in policies() if not POLICIES.make(name).needs_coverage}
-    assert kept == {"bias", "bsr", "e_vit", "full", "head", "neq"}
+    assert kept == {"bias", "bsr", "e_vit", "full", "head", "neq", "slice_out", "slice_out_fit"}
 
 
 def test_what_one_node_keeps_is_written_by_no_other(tmp_path: Path) -> None:

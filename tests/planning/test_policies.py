@@ -31,7 +31,7 @@ from fl_elastic.testing.policies import check_plan_is_reproducible_from_seed
 
 NAMES = [
     "bias", "bsr", "e_vit", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random",
-    "scotti", "sparse_update", "tinytrain", "tinytrain_in",
+    "scotti", "slice_out", "slice_out_fit", "sparse_update", "tinytrain", "tinytrain_in",
     "velocity",
 ]  # fmt: skip
 profiles = st.builds(

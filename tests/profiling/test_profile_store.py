@@ -30,7 +30,7 @@ ARRAYS = [
     "cut_inference_seconds",
     "node_lean",
 ]
-GRAPH = ["groups", "nodes", "cuts", "blocks"]
+GRAPH = ["groups", "nodes", "cuts", "blocks", "widths"]
 
 
 def same(one: CostProfile, other: CostProfile) -> bool:

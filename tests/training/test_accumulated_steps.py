@@ -15,7 +15,8 @@ from torch import nn
 from trainer_settings import free_probes
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import PlanError, TrainingError
+from fl_elastic.methods.windows.policy import SliceOutPolicy
 from fl_elastic.profiling.memory import step_memory
 from fl_elastic.training import ElasticTrainer, TrainerOptions
 
@@ -134,3 +135,21 @@ def test_costs_that_are_measured_while_training_are_those_of_a_step_by_itself() 
     scales = found.optimizer_seconds / profile.optimizer_seconds
     backward = found.node_path_seconds.sum() / profile.node_path_seconds.sum()
     assert scales.tolist() == pytest.approx([backward] * 4)
+
+
+def test_windows_of_channels_are_refused() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 4),
+    )
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4) % 4) for _ in range(6)]
+    trainer = ElasticTrainer(
+        model, nn.functional.cross_entropy, adam, budget=Budget(), policy=SliceOutPolicy(0.5),
+        options=TrainerOptions(accumulate=2, full_update_every=0),
+    )  # fmt: skip
+    with pytest.raises(PlanError, match="accumulate 2"):
+        trainer.fit(batches)

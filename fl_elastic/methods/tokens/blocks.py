@@ -105,5 +105,5 @@ def fewer_tokens_profile(
         node_path_seconds=profile.node_path_seconds * nodes,
         forward_seconds=np.maximum(profile.forward_seconds - saved, 0.05 * profile.forward_seconds),
         node_saved_bytes=profile.node_saved_bytes * nodes,
-        saved=None if profile.saved is None else profile.saved.scaled(nodes),
+        saved=None if profile.saved is None else profile.saved.scaled(nodes, nodes),
     )

@@ -107,6 +107,7 @@ METHODS: dict[str, Method] = {
     "neq": Method("neq", each_pass=True),
     "velocity": Method("velocity", each_pass=True),
     "scotti": Method("scotti", each_pass=True),
+    "slice_out": Method("slice_out"),
     "bsr": Method("bsr"),
     "e_vit": Method("e_vit"),
 }

@@ -28,7 +28,7 @@ def table_of(rows: Rows, name: str) -> list[str]:
 OWN = {"model": "digits_cnn", "dataset": "digits"}
 
 # Each beside the one that it is a variant of.
-VARIANTS = {"tinytrain_in"}
+VARIANTS = {"tinytrain_in", "slice_out_fit"}
 
 
 def test_every_policy_of_the_library_is_compared_somewhere() -> None:
