@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
-from fl_elastic.groups.graph import BackwardGraph, Width
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
