@@ -112,8 +112,11 @@ def need_image(name: str, shape: Shape, *, pixels: int, channels: int | None = N
         raise ModelError(f"{name} takes images of {wanted}, not inputs of shape {shape}")
 
 
-def resolve_model(spec: str, classes: int | None = None) -> nn.Module:
-    """Build the model that is named on a command line.
+def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Module]:
+    """Return the function that builds a model, after importing everything that it needs.
+
+    An import may draw random numbers. It is done here, so that a caller can set a seed between this call and
+    that of the function and always get the same weights.
 
     Parameters
     ----------
@@ -123,25 +126,6 @@ def resolve_model(spec: str, classes: int | None = None) -> nn.Module:
         Modules of the current working directory can be imported.
     classes : int, optional
         Number of outputs of a torchvision model; its own number (1000) by default.
-
-    Raises
-    ------
-    ModelError
-        If there is no such model, or it cannot be built.
-    """
-    return model_builder(spec, classes)()
-
-
-def model_builder(spec: str, classes: int | None = None) -> Callable[[], nn.Module]:
-    """Return the function that builds a model, after importing everything that it needs.
-
-    An import may draw random numbers. It is done here, so that a caller can set a seed between this call and
-    that of the function and always get the same weights.
-
-    Parameters
-    ----------
-    spec, classes
-        As in :func:`resolve_model`.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from torch import nn
 
 from fl_elastic import named_models
 from fl_elastic.errors import ModelError
-from fl_elastic.named_models import build_model, resolve_model, torchvision_names
+from fl_elastic.named_models import build_model, model_builder, torchvision_names
 
 SOURCE = """
 import torch
@@ -64,7 +64,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 def test_a_function_of_a_module_in_the_working_directory_builds_the_model(
     module: str, name: str, shape: tuple[int, int]
 ) -> None:
-    model = resolve_model(f"{module}:{name}")
+    model = model_builder(f"{module}:{name}")()
     assert isinstance(model, nn.Linear) and (model.in_features, model.out_features) == shape
 
 
@@ -91,7 +91,7 @@ def test_a_callable_that_gives_no_model_is_explained_in_one_line(
     module: str, attribute: str, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message) as caught:
-        resolve_model(f"{module}:{attribute}")
+        model_builder(f"{module}:{attribute}")()
     assert "\n" not in str(caught.value)
 
 
@@ -103,7 +103,7 @@ def test_a_module_that_cannot_be_imported_is_explained_in_one_line(
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name, error in (("broken_own_models", "SyntaxError"), ("absent_models", "ModuleNotFound")):
         with pytest.raises(ModelError, match=f"cannot import {name}: {error}") as caught:
-            resolve_model(f"{name}:make")
+            model_builder(f"{name}:make")()
         assert "\n" not in str(caught.value)
 
 
@@ -118,18 +118,18 @@ def test_a_module_that_cannot_be_imported_is_explained_in_one_line(
 )
 def test_what_is_no_name_is_refused(spec: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        resolve_model(spec)
+        model_builder(spec)()
 
 
 def test_torchvision_keeps_its_own_classes_unless_told() -> None:
     with torch.device("meta"):
-        usual, own = resolve_model("resnet18"), resolve_model("torchvision:resnet18", 4)
+        usual, own = model_builder("resnet18")(), model_builder("torchvision:resnet18", 4)()
     assert usual.get_parameter("fc.weight").shape[0] == 1000
     assert own.get_parameter("fc.weight").shape[0] == 4
 
 
 def test_models_with_auxiliary_outputs_return_a_tensor_in_training() -> None:
-    model = resolve_model("googlenet", 4).train()
+    model = model_builder("googlenet", 4)().train()
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 4)
 
 
@@ -138,7 +138,7 @@ def test_without_torchvision_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(ModelError, match="python -m pip install torchvision"):
-        resolve_model("resnet18")
+        model_builder("resnet18")()
 
 
 def test_without_torchvision_an_unknown_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

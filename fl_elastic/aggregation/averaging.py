@@ -22,12 +22,6 @@ class AverageState:
     mean: dict[str, NDArray[Any]]
     dtypes: dict[str, str]
 
-    def __post_init__(self) -> None:
-        if self.rounds < 0 or self.mean.keys() != {
-            name for name, each in self.dtypes.items() if np.dtype(each)
-        }:
-            raise CheckpointError(f"a mean of {self.rounds} models has tensors without a type")
-
 
 class ModelAverage:
     r"""Exponential moving average of the global model, round by round.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -112,10 +114,7 @@ class FlatSum:
         New memory costs as much as the numbers, because the system clears it page by page. Once the numbers are in
         the sum, the array is reused for the next update.
         """
-        most = len(self._sum)
-        if size > most:
-            return np.empty(size, np.float32)
-        array = self._spare.pop() if self._spare else np.empty(most, np.float32)
+        array = self._spare.pop() if self._spare else np.empty(len(self._sum), np.float32)
         self._lent[id(array)] = array
         return array[:size]
 
@@ -236,7 +235,7 @@ class TensorSum:
         """Weighted mean of the believed steps, to multiply deltas per step by; 1 if they are not normalised."""
         if not self._normalise:
             return 1.0
-        usual = _median(self._clients)
+        usual = statistics.median_low(Counter(self._clients).elements())
         total: Amount = 0.0
         for steps, share in self._steps.items():
             total = total + share * believed_steps(steps, usual)
@@ -250,16 +249,6 @@ def believed_steps(steps: int, usual: float) -> float:
     (80, 5)
     """
     return min(max(steps, usual / _FURTHEST), usual * _FURTHEST)
-
-
-def _median(counts: dict[int, int]) -> float:
-    """Return the lower median of numbers, given how often each occurs."""
-    half, seen = sum(counts.values()) / 2, 0
-    for number in sorted(counts):
-        seen += counts[number]
-        if seen >= half:
-            return number
-    return 1
 
 
 def _one_for_zero(amount: Amount) -> Amount:

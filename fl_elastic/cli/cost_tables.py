@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from fl_elastic.cli.planned import Refused
+from fl_elastic.cli.planned import RefusedPolicy
 from fl_elastic.cli.tables import print_table
 from fl_elastic.planning.cost_report import CostReport
 from fl_elastic.planning.run_schedule import RunAtCut, RunLength
@@ -20,16 +20,16 @@ from fl_elastic.training.measured import MeasuredPlan
 _WORTH_A_ROW = 1.15
 
 
-def as_json_values(report: CostReport | Refused) -> dict[str, Any]:
+def as_json_values(report: CostReport | RefusedPolicy) -> dict[str, Any]:
     """Return one policy's costs, or the reason why it refused the budget."""
-    if isinstance(report, Refused):
+    if isinstance(report, RefusedPolicy):
         return {"policy": report.policy, "refused": report.reason}
     return asdict(report)
 
 
-def costs_line(report: CostReport | Refused) -> str:
+def costs_line(report: CostReport | RefusedPolicy) -> str:
     """Return one sentence on the bytes that a plan's step keeps and sends, or the reason why there is no plan."""
-    if isinstance(report, Refused):
+    if isinstance(report, RefusedPolicy):
         return f"{report.policy} refuses: {report.reason}"
     return (
         f"a step keeps {short(report.backward_bytes)} bytes for the way back, takes {short(report.peak_bytes)} at "
@@ -38,7 +38,10 @@ def costs_line(report: CostReport | Refused) -> str:
 
 
 def print_costs(
-    reports: Sequence[CostReport | Refused], *, chosen: str, measured: MeasuredPlan | None = None
+    reports: Sequence[CostReport | RefusedPolicy],
+    *,
+    chosen: str,
+    measured: MeasuredPlan | None = None,
 ) -> None:
     """Print the costs of a step of every plan, the bytes that it keeps, and the policies that refused.
 
@@ -62,7 +65,7 @@ def print_costs(
     print_table(steps, console)
     print_table(kept, console)
     for report in reports:
-        if isinstance(report, Refused):
+        if isinstance(report, RefusedPolicy):
             console.print(f"{report.policy} refuses: {report.reason}", highlight=False)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_elastic.cli.fleet_output import say
+from fl_elastic.cli.tables import say
 from fl_elastic.errors import FleetError
 from fl_elastic.laboratory import from_laboratory
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli.tables import print_table
-from fl_elastic.errors import ModelError, PlanError
+from fl_elastic.errors import PlanError
 from fl_elastic.named_models import check_model_name, shape_of
 
 if TYPE_CHECKING:
@@ -94,7 +92,7 @@ def plan(
 
     # Check what can be checked before importing torch, which takes seconds.
     budget, shape = Budget(speedup=speedup, memory=memory, uplink=uplink), shape_of(input_)
-    _refuse_unknown(model)
+    check_model_name(model)
     import torch
 
     from fl_elastic.cli.cost_tables import costs_line, print_costs, print_schedule
@@ -156,17 +154,6 @@ def _read(
         typer.echo(json.dumps(result))
     else:
         print_places(name, result)
-
-
-def _refuse_unknown(model: str) -> None:
-    """Raise ModelError for an unknown model name or a missing module."""
-    check_model_name(model)
-    module, colon, _ = model.partition(":")
-    package = module.split(".")[0]
-    if colon and package != "torchvision" and not PathFinder.find_spec(package, ["", *sys.path]):
-        raise ModelError(
-            f"model {model!r}: cannot import {module}: there is no module {package!r}, neither here nor installed"
-        )
 
 
 def describe(found: Planned) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from fl_elastic.planning.cost_report import CostReport, check_feasible, cost_rep
 from fl_elastic.planning.importance import CHANNEL_SCORES, IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.fidelity import Fidelity, measure_fidelity
-from fl_elastic.profiling import CostProfile, profile_model, save_profile
-from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.code_bytes import CODE_BYTES
-from fl_elastic.profiling.modes import with_modes
-from fl_elastic.profiling.profile import model_device, profile_key
+from fl_elastic.profiling import CostProfile, profile_model
+from fl_elastic.profiling.estimate import estimated_modes
+from fl_elastic.profiling.memory import CODE_BYTES
+from fl_elastic.profiling.profile import profile_key
 from fl_elastic.profiling.store import load_or_measure
 from fl_elastic.registry import first_line
 from fl_elastic.training import SelectionState
@@ -35,7 +34,7 @@ from fl_elastic.training.planner import CHANNEL_SCORE, with_channels, worth_for
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedPolicy:
     """A policy that has no plan for the budget, and the reason."""
 
     policy: str
@@ -50,7 +49,7 @@ class Planned:
     request: PlanRequest
     measured: MeasuredPlan | None
     plan: Plan
-    reports: tuple[CostReport | Refused, ...]
+    reports: tuple[CostReport | RefusedPolicy, ...]
 
 
 def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -125,7 +124,7 @@ def planned(
     check_feasible(maker.request_for(asked[policy]))
     tell(f"scoring, and planning by {policy}{', and timing steps' if measure else ''}")
     request, measured, chosen = _chosen(maker, asked[policy], measure=measure)
-    reports: list[CostReport | Refused] = []
+    reports: list[CostReport | RefusedPolicy] = []
     for number, name in enumerate(sorted(asked), start=1):
         tell(f"policy {name}, {number} of {len(asked)}")
         own = name == policy
@@ -210,13 +209,13 @@ def _chosen(
     return request, measured, measured.plan
 
 
-def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | Refused:
+def _report(maker: _Requests, name: str, policy: Policy) -> CostReport | RefusedPolicy:
     request = maker.request_for(policy)
     try:
         policy.refuse_misfit(request.profile)
         return cost_report(request, policy.plan(request))
     except (BudgetError, PlanError) as error:
-        return Refused(name, str(error))
+        return RefusedPolicy(name, str(error))
 
 
 def _modes(asked: Iterable[Policy]) -> list[Mode]:
@@ -233,7 +232,4 @@ def _costs(model: nn.Module, batch: Batch, path: Path | None, modes: Sequence[Mo
         if path is None
         else load_or_measure(path, profile_key(model, batch, sgd), measure)
     )
-    complete = with_modes(costs, model, clock_for(model_device(model)), modes)
-    if path is not None and complete is not costs:
-        save_profile(complete, path)
-    return complete
+    return estimated_modes(costs, model, tuple(modes))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fl_elastic.streaming import StreamLearner
-    from fl_elastic.streaming.sources import Reading
+    from fl_elastic.streaming.sources import SourceReading
 
 
 _LOG = logging.getLogger("fl_elastic")
@@ -166,9 +166,9 @@ stream_app.command("run", epilog="fl-elastic stream forget lets the model forget
 stream_app.command("forget")(forget)
 
 
-def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]:
+def _gathered(readings: Iterable[SourceReading], most: int) -> Iterator[list[SourceReading]]:
     """Yield readings in order: several together if no sender waits for an answer, otherwise alone."""
-    together: list[Reading] = []
+    together: list[SourceReading] = []
     for reading in readings:
         alone = reading.is_silence or reading.awaits_answer
         if together and alone:
@@ -184,7 +184,7 @@ def _gathered(readings: Iterable[Reading], most: int) -> Iterator[list[Reading]]
 
 
 def _handle(
-    learner: StreamLearner, readings: list[Reading], like: NDArray[Any], source: str
+    learner: StreamLearner, readings: list[SourceReading], like: NDArray[Any], source: str
 ) -> None:
     from fl_elastic.streaming.sources import SourcePosition
 
@@ -252,7 +252,7 @@ def _taken(x: Any, like: NDArray[Any]) -> Any:
     return cast
 
 
-def _refuse_other_sizes(readings: Iterable[Reading], shaped: Iterable[Any]) -> None:
+def _refuse_other_sizes(readings: Iterable[SourceReading], shaped: Iterable[Any]) -> None:
     from fl_elastic.streaming.intake import Unreadable
 
     for reading, x in zip(readings, shaped, strict=True):

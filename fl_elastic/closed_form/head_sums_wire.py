@@ -13,7 +13,7 @@ from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_count
-from fl_elastic.update.frame import Kind, field, index_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
 _Floats = NDArray[np.float64]
@@ -30,18 +30,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
 
     Means are written as fp64 and products of deviations from them as fp32: features far from zero lose nothing. Of
     a fold its few rows are written, and of the products of all other examples the lower triangle.
-
-    Raises
-    ------
-    UpdateError
-        If the manifest has no such weight, or the sums do not fit it or each other.
     """
-    if sums.weight not in manifest.index:
-        raise UpdateError(f"the model has no tensor {sums.weight!r}")
-    shapes = _shapes(manifest.shape(sums.weight))
-    found = (sums.rest_products.shape, sums.rest_targets.shape, sums.rest_squares.shape)
-    if found != shapes:
-        raise UpdateError(f"sums have shapes {found}, those of {sums.weight!r} have {shapes}")
     exact: list[_Floats] = []
     rounded: list[_Floats] = []
     counts: list[list[int]] = []
@@ -73,7 +62,7 @@ def encode_head_sums(sums: HeadSums, manifest: Manifest) -> bytes:
         for kind, part in (("<f8", exact), ("<f4", rounded))
         for each in part
     ]
-    return pack(Kind.HEAD_SUMS, header, payload)
+    return pack(MessageKind.HEAD_SUMS, header, payload)
 
 
 def decode_head_sums(
@@ -86,7 +75,7 @@ def decode_head_sums(
     UpdateError
         If the bytes are damaged or of another model, or the numbers cannot be sums over examples.
     """
-    _, header, payload = unpack(data, manifest, Kind.HEAD_SUMS)
+    _, header, payload = unpack(data, manifest, MessageKind.HEAD_SUMS)
     indices = index_field(header, "indices", manifest)
     if len(indices) != 1:
         raise UpdateError("sums are of one weight of a linear layer")

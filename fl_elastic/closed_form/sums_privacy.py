@@ -19,7 +19,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import layer_shape
 from fl_elastic.closed_form.secret_sums import as_vector, of_vector
 from fl_elastic.errors import SettingError, UpdateError
-from fl_elastic.update.frame import Kind, index_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
 # Factor by which targets are scaled up against products under the same noise: on digits of 64 pixels accuracy is
@@ -171,13 +171,11 @@ def private_head(
 
 
 def encode_noisy_sums(sums: HeadSums, manifest: Manifest) -> bytes:
-    """Return the result of `noised` as one buffer; UpdateError if the manifest has no such weight."""
-    if sums.weight not in manifest.index:
-        raise UpdateError(f"the model has no tensor {sums.weight!r}")
+    """Return the result of `noised` as one buffer."""
     header = {"manifest": manifest.hash, "indices": [manifest.index[sums.weight]]}
     # Squared targets equal the targets' sums, and are left out.
     numbers = as_vector(sums)[: -len(sums.squares)]
-    return pack(Kind.NOISY_SUMS, header, [numbers.astype("<f4").tobytes()])
+    return pack(MessageKind.NOISY_SUMS, header, [numbers.astype("<f4").tobytes()])
 
 
 def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float) -> HeadSums:
@@ -188,7 +186,7 @@ def decode_noisy_sums(data: bytes | memoryview, manifest: Manifest, noise: float
     UpdateError
         If the bytes are damaged or of another model, or clipped examples with noise cannot give such numbers.
     """
-    _, header, payload = unpack(data, manifest, Kind.NOISY_SUMS)
+    _, header, payload = unpack(data, manifest, MessageKind.NOISY_SUMS)
     indices = index_field(header, "indices", manifest)
     if len(indices) != 1:
         raise UpdateError("sums are of one weight of a linear layer")

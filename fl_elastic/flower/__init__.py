@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from fl_elastic.flower.app import elastic_client_app
     from fl_elastic.flower.checkpoint import Checkpoint, Checkpointed, load_checkpoint
     from fl_elastic.flower.client import ElasticClient
-    from fl_elastic.flower.deadline import Deadline
     from fl_elastic.flower.initial import initial_arrays
     from fl_elastic.flower.round import RoundRecord
-    from fl_elastic.flower.round_config import RoundConfig
+    from fl_elastic.flower.round_config import Deadline, RoundConfig
     from fl_elastic.flower.secure import SecurePartialUpdates
     from fl_elastic.flower.strategy import PartialUpdates
     from fl_elastic.flower.stream_client import StreamClient
@@ -37,7 +36,7 @@ __all__ = [
 _MODULES = {
     "Checkpoint": "checkpoint",
     "Checkpointed": "checkpoint",
-    "Deadline": "deadline",
+    "Deadline": "round_config",
     "ElasticClient": "client",
     "PartialUpdates": "strategy",
     "RoundRecord": "round",

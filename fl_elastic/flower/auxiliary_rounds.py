@@ -11,11 +11,11 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.fleet_cut import voters
 from fl_elastic.flower.forgetting import dampened, why_not_kept
-from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import collecting
 from fl_elastic.flower.records import LOSS
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, in_fixed_order
@@ -213,15 +213,15 @@ class AuxiliaryRounds:
         """
         fleet, number, weights = self._fleet, ended.server_round, self._downlink.weights
         nodes = sorted({each.node_id for each in ended.accepted if not each.staleness})
-        wishes = fleet.unlearning.open_of(nodes)
-        fleet.unlearning.round_passed(nodes, wishes)
-        if not wishes:
+        requests = fleet.unlearning.open_of(nodes)
+        fleet.unlearning.round_passed(nodes, requests)
+        if not requests:
             return None
         stepped = {
             n for n in trained if not fleet.kept_head or n.rpartition(".")[0] != fleet.kept_head
         }
         if not stepped:
-            fleet.unlearning.tried(wishes, number)
+            fleet.unlearning.tried(requests, number)
             return weights
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
         task = SumSquaredGradients(ended.deadline)
@@ -229,7 +229,7 @@ class AuxiliaryRounds:
         replies, again = self._asked(packer.blank(nodes), grid, task, record, timeout)
         alpha = None if fleet.config.forget is True else float(fleet.config.forget)
         new, came = dampened(
-            replies, weights, Manifest.of_arrays(weights), self._limits, record, wishes, alpha
+            replies, weights, Manifest.of_arrays(weights), self._limits, record, requests, alpha
         )
         new = {name: each if name in stepped else weights[name] for name, each in new.items()}
         kept = any(came.values())
@@ -238,9 +238,9 @@ class AuxiliaryRounds:
             if reason:
                 _LOG.warning("round %s: nothing is forgotten: %s", number, reason)
                 kept, came, record.dampened = False, dict.fromkeys(came, 0), 0
-        fleet.unlearning.failed({n: wish for n, wish in wishes.items() if n not in came})
+        fleet.unlearning.failed({n: request for n, request in requests.items() if n not in came})
         for node, examples in came.items():
-            fleet.unlearning.tried({node: wishes[node]}, number if examples else 0)
+            fleet.unlearning.tried({node: requests[node]}, number if examples else 0)
         self._close(record, again)
         return new if kept else None
 

@@ -14,11 +14,10 @@ from flwr.serverapp import Grid
 
 from fl_elastic.aggregation.coverage import CoverageLedger, CoverageState
 from fl_elastic.errors import UpdateError
-from fl_elastic.flower.capabilities import Capabilities
+from fl_elastic.flower.capabilities import Capabilities, GroupNames
 from fl_elastic.flower.client_availability import Backoff, ClientAvailability
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.forgetting import TriedRequests, UnlearningRequests
-from fl_elastic.flower.group_names import GroupNames
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.flower.server_plan import ServerPlanner
@@ -269,8 +268,7 @@ class ClientRegistry:
         This round is not counted: it would make what the node trained look more probable than it is, and weights by
         inverse probability too small.
         """
-        if self._ledger is None:
-            return {}
+        assert self._ledger is not None
         known = self.capabilities.get(node)
         device = _UNKNOWN if known is None else known.device
         before = self._ledger.probabilities(str(node))

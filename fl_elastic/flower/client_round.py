@@ -41,7 +41,7 @@ from fl_elastic.update import CODECS, Manifest, PartialUpdate, weights_of
 if TYPE_CHECKING:
     from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client import ElasticClient
-    from fl_elastic.update.squared_gradients import SquaredGradients
+    from fl_elastic.update.dampening import SquaredGradients
 
     Squares: TypeAlias = tuple[SquaredGradients, SquaredGradients | None]
 

@@ -52,6 +52,14 @@ def _described(model: nn.Module) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}: {model}"
 
 
+def _remove(path: Path) -> None:
+    """Delete a file, with a warning if the disk does not permit it."""
+    try:
+        delete(path)
+    except OSError as error:
+        _LOG.warning("cannot remove %s: %s", path, error.strerror)
+
+
 def features_of_tests(path: Path) -> Path:
     """Return the file of the test data's features, beside that of the training data's."""
     return path.with_name(f"test-{path.name}")
@@ -111,10 +119,7 @@ class ClientState:
         if self.features is None:
             return
         for path in (self.features, features_of_tests(self.features)):
-            try:
-                delete(path)
-            except OSError as error:
-                _LOG.warning("cannot remove %s: %s", path, error.strerror)
+            _remove(path)
 
     def profile(self, key: Callable[[], ProfileKey], model: nn.Module) -> CostProfile | None:
         """Return the cost profile, if one is known; ``key()`` returns the key by which it is looked up."""
@@ -149,13 +154,10 @@ class ClientState:
         """Remove the cost profile, so that costs are measured again when they are needed next."""
         self._profile = None
         path = self._path("profile", "state")
-        try:
-            if path is not None:
-                delete(path)
-            else:
-                _PROFILES.clear()
-        except OSError as error:
-            _LOG.warning("cannot remove %s: %s", path, error.strerror)
+        if path is not None:
+            _remove(path)
+        else:
+            _PROFILES.clear()
 
     def _load_selection(self) -> SelectionState:
         path = self._path("selection", "state")

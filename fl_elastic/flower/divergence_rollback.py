@@ -112,8 +112,7 @@ class DivergenceRollback:
 
     def step_back(self) -> WeightDict:
         """Return the model before the last step, and undo the step's other changes."""
-        if self._kept is None:
-            raise AssertionError("there is nothing to go back to")
+        assert self._kept is not None
         weights, undo = self._kept
         undo()
         self._kept, self._good = None, 0

@@ -213,8 +213,7 @@ class Downlink:
     @property
     def manifest(self) -> Manifest:
         """Manifest of the model that is served."""
-        if self._manifest is None:
-            raise UpdateError("there is no model to send before the first round")
+        assert self._manifest is not None
         return self._manifest
 
     def _message(self, since: int | None) -> bytes:

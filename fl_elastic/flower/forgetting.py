@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
-from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import dampening
+from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares
 from fl_elastic.update.manifest import Manifest, WeightDict
-from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares
 
 _LOG = logging.getLogger("fl_elastic")
-_WISH = re.compile(r"[0-9a-f]{16,64}")
+_REQUEST = re.compile(r"[0-9a-f]{16,64}")
 _MOST_REMEMBERED = 10_000
 # Squares, and numbers of examples, larger than this multiple of the usual are cut down to it.
 _UNUSUAL = 10.0
@@ -56,14 +55,6 @@ class TriedRequests:
     failures: dict[str, int]
     waits: dict[int, tuple[int, int]]
 
-    def __post_init__(self) -> None:
-        digests = all(_WISH.fullmatch(each) for each in (*self.rounds, *self.failures))
-        if len(self.rounds) > _MOST_REMEMBERED or not digests:
-            raise ValueError("what was forgotten is not all digests")
-        counts = (*self.failures.values(), *(each for wait in self.waits.values() for each in wait))
-        if min(counts, default=0) < 0:
-            raise ValueError("a number of attempts is negative")
-
 
 class UnlearningRequests:
     """Which nodes want examples forgotten, and which of these requests were met.
@@ -82,19 +73,19 @@ class UnlearningRequests:
         self._tried: dict[str, int] = {}
         self._failures: Counter[str] = Counter()
 
-    def hear(self, node: int, wish: object) -> None:
+    def hear(self, node: int, request: object) -> None:
         """Note a node's request; anything that is not a valid request counts as none."""
         self._wants.pop(node, None)
-        if isinstance(wish, str) and _WISH.fullmatch(wish):
-            self._wants[node] = wish
+        if isinstance(request, str) and _REQUEST.fullmatch(request):
+            self._wants[node] = request
 
     def open_of(self, nodes: Iterable[int]) -> dict[int, str]:
         """Return the untried requests of these nodes, without those of nodes that have to wait."""
         wanted = {node: self._wants[node] for node in nodes if node in self._wants}
         return {
-            node: wish
-            for node, wish in wanted.items()
-            if wish not in self._tried and (node not in self._waits or self._waits[node].is_due)
+            node: request
+            for node, request in wanted.items()
+            if request not in self._tried and (node not in self._waits or self._waits[node].is_due)
         }
 
     def round_passed(self, nodes: Iterable[int], taken_up: Collection[int]) -> None:
@@ -108,29 +99,32 @@ class UnlearningRequests:
 
     def met_of(self, node: int) -> str:
         """Return the node's request for forgetting if the server has met it, else an empty text."""
-        wish = self._wants.get(node, "")
-        return wish if self._tried.get(wish, 0) else ""
+        request = self._wants.get(node, "")
+        return request if self._tried.get(request, 0) else ""
 
-    def tried(self, wishes: Mapping[int, str], server_round: int) -> None:
+    def tried(self, requests: Mapping[int, str], server_round: int) -> None:
         """Note the round after which these requests were met; 0 for requests that cannot be met."""
-        self._tried |= dict.fromkeys(wishes.values(), server_round)
+        self._tried |= dict.fromkeys(requests.values(), server_round)
         while len(self._tried) > _MOST_REMEMBERED:
             self._tried.pop(next(iter(self._tried)))
 
-    def failed(self, wishes: Mapping[int, str]) -> None:
+    def failed(self, requests: Mapping[int, str]) -> None:
         """Note that clients did not send what their requests need; they may do so in a later round."""
-        self._failures.update(wishes.values())
-        self.tried({n: wish for n, wish in wishes.items() if self._failures[wish] >= _ATTEMPTS}, 0)
+        self._failures.update(requests.values())
+        self.tried(
+            {n: request for n, request in requests.items() if self._failures[request] >= _ATTEMPTS},
+            0,
+        )
 
     def not_yet(self, server_round: int) -> None:
         """Note that requests of a round are not met yet, because no head was solved for without their examples."""
         self._tried = {
-            wish: number for wish, number in self._tried.items() if number != server_round
+            request: number for request, number in self._tried.items() if number != server_round
         }
 
     def undone(self, server_round: int) -> None:
         """Note that the model before a round was restored, which undoes the requests met after that round."""
-        undone = [wish for wish, number in self._tried.items() if number == server_round]
+        undone = [request for request, number in self._tried.items() if number == server_round]
         if undone:
             self._tried |= dict.fromkeys(undone, 0)
             _LOG.warning(
@@ -167,7 +161,7 @@ def dampened(
     manifest: Manifest,
     limits: Limits,
     record: RoundRecord,
-    wishes: Mapping[int, str],
+    requests: Mapping[int, str],
     alpha: float | None,
 ) -> tuple[WeightDict, dict[int, int]]:
     """Return the model with smaller weights where forgotten examples matter, and the examples forgotten by node.
@@ -188,14 +182,21 @@ def dampened(
         Bounds of the counts that the server believes.
     record : RoundRecord
         Filled with who was counted, who was not, and how many weights were made smaller.
-    wishes : mapping of int to str
+    requests : mapping of int to str
         Nodes whose examples may be forgotten, with their requests.
     alpha : float or None
         See `fl_elastic.update.dampening.dampening`.
     """
-    found = _usual(_of_most(list(_read(replies, manifest, limits, record)), record))
+    found = of_most(
+        list(_read(replies, manifest, limits, record)),
+        lambda sent: frozenset(sent.everything.sums),
+        lambda sent: record.leave_out(
+            sent.node, "they are of other parameters than the others send", _SQUARES
+        ),
+    )
+    found = _usual(found)
     record.accepted += [sent.reply for sent in found]
-    sent_by = {sent.node: sent.forgotten for sent in found if sent.node in wishes}
+    sent_by = {sent.node: sent.forgotten for sent in found if sent.node in requests}
     wanted = {node: each for node, each in sent_by.items() if each is not None}
     came = dict.fromkeys(wanted, 0)
     examples = sum(sent.everything.examples for sent in found)
@@ -268,21 +269,6 @@ def _read(
     ):
         accepted = AcceptedReply(node, {}, everything.examples, len(reply.packed), reply.metrics)
         yield _Sent(node, everything, forgotten, accepted)
-
-
-def _of_most(found: list[_Sent], record: RoundRecord) -> list[_Sent]:
-    """Return the replies about the parameters that most clients name."""
-    named = Counter(frozenset(sent.everything.sums) for sent in found)
-    most = max(named, key=lambda names: named[names], default=frozenset())
-    kept = []
-    for sent in found:
-        if frozenset(sent.everything.sums) == most:
-            kept.append(sent)
-        else:
-            record.leave_out(
-                sent.node, "they are of other parameters than the others send", _SQUARES
-            )
-    return kept
 
 
 def _usual(found: list[_Sent]) -> list[_Sent]:

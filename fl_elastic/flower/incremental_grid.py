@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -32,32 +29,6 @@ class Interrupted(Exception):
 
     Not a KeyboardInterrupt, because Flower reports only ordinary exceptions of its server thread.
     """
-
-
-@contextmanager
-def stopped_by_interrupt() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C inside the block into an event; a second one is a KeyboardInterrupt as usual.
-
-    The event is also set on leaving, so that a server thread which still waits for clients ends, too.
-    """
-    stop = threading.Event()
-    # Only the main thread may set signal handlers; in other threads Ctrl-C is handled as before.
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT)
-
-    def first(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop.set()
-        signal.signal(signal.SIGINT, before)
-
-    if in_main:
-        signal.signal(signal.SIGINT, first)
-    try:
-        yield stop
-    finally:
-        stop.set()
-        if in_main:
-            signal.signal(signal.SIGINT, before)
 
 
 class GridWrapper(Grid):

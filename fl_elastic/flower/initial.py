@@ -19,8 +19,7 @@ from fl_elastic.aggregation import (
     ModelAverage,
     ServerOptimizer,
 )
-from fl_elastic.flower.deadline import Deadline
-from fl_elastic.flower.round_config import RoundConfig
+from fl_elastic.flower.round_config import Deadline, RoundConfig
 from fl_elastic.flower.strategy_state import as_record
 from fl_elastic.update import Manifest, weights_of
 

@@ -28,7 +28,7 @@ from fl_elastic.closed_form.sums_privacy import (
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
 from fl_elastic.flower.round_zero import Solved, bias_beside
-from fl_elastic.flower.tasks.task import Answer, read_answers
+from fl_elastic.flower.tasks.task import Answer, of_most, read_answers
 from fl_elastic.update.manifest import Manifest, Weights
 
 if TYPE_CHECKING:
@@ -157,22 +157,24 @@ def with_private_head(
         replies, lambda reply: decode_noisy_sums(reply.packed, manifest, noise), left_out, holds
     ):
         found.append((AcceptedReply(node, {}, 1, len(reply.packed), reply.metrics), sums))
-    named = [each.weight for _, each in found]
-    most = max(named, key=named.count, default="")
     usual = median(float(each.products[-1, -1]) for _, each in found) if found else 0.0
     kept = []
-    for accepted, sums in found:
+    for accepted, sums in of_most(
+        found,
+        lambda each: each[1].weight,
+        lambda each: left_out(
+            each[0].node_id, f"sums for {each[1].weight!r}, not the layer of the others"
+        ),
+    ):
         count = float(sums.products[-1, -1])
-        if sums.weight != most:
-            left_out(accepted.node_id, f"sums for {sums.weight!r}, not the layer of the others")
-        elif len(found) >= _FEWEST and count > _UNUSUAL * max(usual, noise):
+        if len(found) >= _FEWEST and count > _UNUSUAL * max(usual, noise):
             left_out(accepted.node_id, f"it claims {count:.0f} examples, usual are {usual:.0f}")
         else:
             kept.append((accepted, sums))
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
-    total = kept[0][1]
+    total, most = kept[0][1], kept[0][1].weight
     for _, sums in kept[1:]:
         total = total + sums
     head = private_head(
@@ -197,16 +199,12 @@ def _layer(said: Iterable[object], arrays: Sequence[NDArray[Any]]) -> tuple[int,
     if len(texts) != 1:
         raise UpdateError(f"clients name {len(texts)} different layers for their sums")
     try:
-        found = json.loads(texts.pop())
-    except (ValueError, RecursionError) as error:
+        weight, bias, classes = map(int, json.loads(texts.pop()))
+        outputs = arrays[weight].shape[:1]
+        if weight < 0 or bias < -1 or (bias >= 0 and arrays[bias].shape != outputs):
+            raise IndexError("no layer of the model")
+    except (ValueError, TypeError, OverflowError, IndexError, RecursionError) as error:
         raise UpdateError(f"clients do not say of which layer their sums are: {error}") from None
-    if not isinstance(found, list) or [type(each) for each in found] != [int, int, int]:
-        raise UpdateError("clients do not say of which layer their sums are")
-    weight, bias, classes = found
-    if not (0 <= weight < len(arrays) and -1 <= bias < len(arrays)):
-        raise UpdateError("clients name a layer that the model does not have")
-    if bias >= 0 and arrays[bias].shape != arrays[weight].shape[:1]:
-        raise UpdateError("clients name a bias that does not fit the weight")
     return weight, bias, bool(classes)
 
 

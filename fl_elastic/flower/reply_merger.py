@@ -11,9 +11,9 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fl_elastic.aggregation.change_clipper import ChangeClipper
 from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
-from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.incremental_grid import FORGET_AFTER
 from fl_elastic.flower.records import EXAMPLES, LOSS, TrainReply, read_train_reply, weight_of
 from fl_elastic.flower.round import AcceptedReply, Rejection, Round, in_fixed_order, one_line

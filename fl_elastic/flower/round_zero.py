@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +20,7 @@ from fl_elastic.closed_form.ridge import RidgeSystem
 from fl_elastic.closed_form.trusted_sums import harmful, sizes_of_features
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.tasks.task import read_answers
+from fl_elastic.flower.tasks.task import of_most, read_answers
 from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import Manifest
 
@@ -100,10 +99,6 @@ class HeadCheckpointState:
     weights: dict[str, NDArray[Any]]
     least_error: float
     nodes: frozenset[int]
-
-    def __post_init__(self) -> None:
-        if not self.least_error >= 0:
-            raise ValueError(f"an error of {self.least_error} is no state of a run")
 
 
 class HeadCheckpoint:
@@ -227,7 +222,14 @@ def with_closed_form_head(
     left_out = partial(record.leave_out, what="round zero")
     found = sorted(_read(replies, manifest, limits, left_out, holds), key=lambda sent: sent.node)
     # Sorted by node, so that the same examples are held out together each time.
-    kept = _usual(_of_one_layer(found, left_out), left_out)
+    found = of_most(
+        found,
+        lambda sent: (sent.sums.weight, sent.sums.classes),
+        lambda sent: left_out(
+            sent.node, f"sums for {sent.sums.weight!r}, not the layer of the others"
+        ),
+    )
+    kept = _usual(found, left_out)
     if not kept:
         _LOG.warning("round zero: no client sent sums for a head; it stays as it is")
         return Solved(dict(weights))
@@ -269,19 +271,6 @@ def _read(
             node, sums, AcceptedReply(node, {}, sums.num_examples, len(reply.packed), reply.metrics),
             reply.num_examples if whole else sums.num_examples,
         )  # fmt: skip
-
-
-def _of_one_layer(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:
-    """Return the sums for the layer and kind of target that most clients name."""
-    kinds = Counter((sent.sums.weight, sent.sums.classes) for sent in found)
-    most = max(kinds, key=lambda kind: kinds[kind], default=None)
-    kept = []
-    for sent in found:
-        if (sent.sums.weight, sent.sums.classes) == most:
-            kept.append(sent)
-        else:
-            left_out(sent.node, f"sums for {sent.sums.weight!r}, not the layer of the others")
-    return kept
 
 
 def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Sent]:

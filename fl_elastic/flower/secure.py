@@ -30,8 +30,8 @@ from fl_elastic.flower._compat import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.group_names import read_importance
 from fl_elastic.flower.records import IMPORTANCE, TENSORS
 from fl_elastic.flower.round import one_line
 from fl_elastic.flower.round_config import GIVEN_PLACES, RoundConfig

@@ -23,7 +23,6 @@ from fl_elastic.aggregation.change_clipper import ChangeClipper
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower.auxiliary_rounds import AuxiliaryRounds
 from fl_elastic.flower.client_registry import ClientRegistry
-from fl_elastic.flower.deadline import Deadline, reply_timeout
 from fl_elastic.flower.divergence_rollback import DivergenceRollback, undo_of
 from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
@@ -42,7 +41,7 @@ from fl_elastic.flower.round import (
     RoundRecord,
     log_record,
 )
-from fl_elastic.flower.round_config import RoundConfig
+from fl_elastic.flower.round_config import Deadline, RoundConfig, reply_timeout
 from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy_state import (

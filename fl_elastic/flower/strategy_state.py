@@ -126,8 +126,6 @@ def _attributes(
     around, keeps = (*around, strategy), getattr(strategy, "keeps", None)
     for name, value in vars(strategy).items():
         where = f"{path}{name}"
-        if name.startswith("__"):
-            continue
         if isinstance(value, Strategy):
             # A strategy that says what it keeps has its inner strategy in a public attribute.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):

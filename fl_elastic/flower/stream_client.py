@@ -15,7 +15,7 @@ from fl_elastic.errors import StreamError
 from fl_elastic.flower.client import ElasticClient
 from fl_elastic.flower.client_round import ClientRound, RoundData
 from fl_elastic.flower.stream_data import StreamData, StreamSettings, shares_to_try
-from fl_elastic.flower.stream_update import Layout, below_cut, refuse_other_features
+from fl_elastic.flower.stream_update import HeadLayout, below_cut, refuse_other_features
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.task import RoundTask
 from fl_elastic.flower.tasks.train import Train
@@ -110,7 +110,7 @@ class StreamClient(ElasticClient):
         self.state.go_by(Manifest.of(model, whole=True))
         self._prepare = prepare
         blank = Classifier(model, loss_fn, (), latent=None, prepare=prepare, seed=seed)
-        layout = Layout.of(blank, self.manifest)
+        layout = HeadLayout.of(blank, self.manifest)
         outputs = self.manifest.shape(layout.head[0])[0]
         known = tuple(range(outputs)) if classes is None else tuple(classes)
         if len(set(known)) != len(known) or len(known) > outputs:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamError
 from fl_elastic.flower.client_round import RoundData
-from fl_elastic.flower.stream_update import Layout, best_of, relative_to_server
+from fl_elastic.flower.stream_update import HeadLayout, best_of, relative_to_server
 from fl_elastic.flower.tasks.evaluate import Evaluate
 from fl_elastic.flower.tasks.solve_head import SolveHead
 from fl_elastic.flower.tasks.task import RoundTask
@@ -31,7 +31,7 @@ from fl_elastic.update import Manifest, PartialUpdate, load_weights
 if TYPE_CHECKING:
     from fl_elastic.closed_form.head_sums import HeadSums
     from fl_elastic.flower.client_round import Squares
-    from fl_elastic.update.squared_gradients import SquaredGradients
+    from fl_elastic.update.dampening import SquaredGradients
 
 
 _LOG = logging.getLogger("fl_elastic")
@@ -47,7 +47,7 @@ class StreamSettings:
     ----------
     folder : Path
         State folder of the learner.
-    layout : Layout
+    layout : HeadLayout
         Names of the server's tensors that are the head and the running statistics.
     classes : tuple of int
         Labels of the server's outputs, in order.
@@ -60,7 +60,7 @@ class StreamSettings:
     """
 
     folder: Path
-    layout: Layout
+    layout: HeadLayout
     classes: tuple[int, ...]
     loss_fn: LossFn
     shares: tuple[float, ...]

@@ -78,14 +78,14 @@ def _in_order(masks: Masks, received: LabelledWeights, trained: LabelledWeights)
 
 
 @dataclass(frozen=True)
-class Layout:
+class HeadLayout:
     """Names of the tensors of a model's head, and of its running statistics."""
 
     head: tuple[str, ...]
     statistics: tuple[str, ...]
 
     @classmethod
-    def of(cls, classifier: Classifier, manifest: Manifest) -> Layout:
+    def of(cls, classifier: Classifier, manifest: Manifest) -> HeadLayout:
         """Return the names of a model's head tensors and running statistics."""
         statistics = tuple(n for n in manifest.names if manifest.role(n) is not Role.PARAMETER)
         return cls(head_tensors(classifier), statistics)
@@ -126,7 +126,9 @@ def best_of(
     return chosen
 
 
-def below_cut(graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: Layout) -> set[str]:
+def below_cut(
+    graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: HeadLayout
+) -> set[str]:
     """Return the tensors below the fleet's cut, which are the federation's on every device.
 
     Parameters
@@ -137,7 +139,7 @@ def below_cut(graph: BackwardGraph, cut: str, names: tuple[str, ...], layout: La
         The deepest group that is trained.
     names : tuple of str
         Names of the model's tensors.
-    layout : Layout
+    layout : HeadLayout
         Says which tensors are running statistics: those of layers above the cut are the device's own.
 
     Raises

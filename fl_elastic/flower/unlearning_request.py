@@ -1,12 +1,18 @@
-"""What a client asks a server to forget, until the server confirms that it has."""
+"""What a client asks a server to forget, until the server confirms that it has, and its data without that."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Sized
+from typing import Any
 
-from fl_elastic.errors import TrainingError
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from fl_elastic.errors import ModelError, TrainingError
+from fl_elastic.given import whole
 from fl_elastic.groups import Batch
+from fl_elastic.groups.batch import batch_size
+from fl_elastic.groups.batch_rows import count_rows, take_examples
 
 _LOG = logging.getLogger("fl_elastic")
 
@@ -63,9 +69,9 @@ class UnlearningRequest:
         Raises
         ------
         TrainingError
-            As `fl_elastic.training.without.parted` does.
+            As `fl_elastic.flower.unlearning_request.parted` does.
         """
-        from fl_elastic.training.without import numbers_of, parted
+        from fl_elastic.flower.unlearning_request import numbers_of, parted
 
         numbers, whole = numbers_of(ids), loader
         if not numbers:
@@ -94,3 +100,137 @@ class UnlearningRequest:
         if self.pending and forgotten == self.digest(client):
             self.met = True
             _LOG.info("the server's model was made to forget the examples of %s", forgotten)
+
+
+_OTHERWISE = (
+    "take the examples out of the data yourself, and give them as ElasticClient(forget=...)"
+)
+
+
+def parted(loader: Iterable[Batch], ids: Iterable[int]) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    """Return a loader of all examples except those in ``ids``, and a loader of those.
+
+    Parameters
+    ----------
+    loader : DataLoader, or list of batches
+        The first of the returned loaders draws as this one does.
+    ids : iterable of int
+        Numbers of examples in the data set of a DataLoader; counted from 0 through the batches of a list.
+
+    Raises
+    ------
+    TrainingError
+        If an id is not one of an example, nothing would be left, or the loader does not say which examples it
+        reads.
+
+    Examples
+    --------
+    >>> import torch
+    >>> batches = [(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])), (torch.tensor([[2.0]]), torch.tensor([0]))]
+    >>> rest, gone = parted(batches, [1])
+    >>> [x.tolist() for x, _ in rest], [x.tolist() for x, _ in gone]
+    ([[[0.0]], [[2.0]]], [[[1.0]]])
+    """
+    if isinstance(loader, (list, tuple)):
+        sizes = [_rows(batch) for batch in loader]
+        wanted = _checked(ids, sum(sizes))
+        rest: list[Batch] = []
+        gone: list[Batch] = []
+        start = 0
+        for batch, size in zip(loader, sizes, strict=True):
+            numbers = range(start, start + size)
+            for part, inside in ((rest, False), (gone, True)):
+                rows = [number - start for number in numbers if (number in wanted) is inside]
+                if rows:
+                    part.append(batch if len(rows) == size else take_examples(batch, rows))
+            start += size
+        return rest, gone
+    dataset = _numbered(loader)
+    wanted = _checked(ids, len(dataset))
+    kept = [number for number in range(len(dataset)) if number not in wanted]
+    assert isinstance(loader, DataLoader)
+    shuffles = isinstance(loader.sampler, RandomSampler)
+    return (
+        _over(loader, dataset, kept, shuffle=shuffles, drop_last=loader.drop_last),
+        _over(loader, dataset, sorted(wanted), shuffle=False, drop_last=False),
+    )
+
+
+def numbers_of(ids: Iterable[int]) -> frozenset[int]:
+    """Return the numbers of examples as plain integers; they may be numpy's, or tensors.
+
+    Raises
+    ------
+    TrainingError
+        If they are no integers, or no list.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sorted(numbers_of(torch.tensor([3, 1, 3])))
+    [1, 3]
+    """
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise TrainingError(f"ids {ids!r} are no list: give [{ids!r}]")
+    return frozenset(map(_integer, ids))
+
+
+def _integer(number: Any) -> int:
+    found = whole(number)
+    if found is None:
+        raise TrainingError(f"{number!r} is no example of these data: give numbers from 0")
+    return found
+
+
+def _checked(ids: Iterable[int], count: int) -> frozenset[int]:
+    wanted = numbers_of(ids)
+    for each in wanted:
+        if not 0 <= each < count:
+            raise TrainingError(
+                f"{each!r} is no example of these data: give numbers from 0 to {count - 1}"
+            )
+    if len(wanted) == count:
+        raise TrainingError(
+            "no example would be left: a client without data leaves the fleet instead"
+        )
+    return wanted
+
+
+def _rows(batch: Batch) -> int:
+    size = batch_size(batch)
+    try:
+        fits = not size or count_rows(batch) == size
+    except ModelError:
+        fits = False
+    if not fits:
+        raise TrainingError(f"examples do not come first in these batches: {_OTHERWISE}")
+    return size
+
+
+def _numbered(loader: Iterable[Batch]) -> Any:
+    """Return the dataset of a DataLoader that draws each example once; raise TrainingError for any other."""
+    plain = type(loader) is DataLoader and loader.batch_size is not None
+    dataset = getattr(loader, "dataset", None)
+    if not plain or isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise TrainingError(
+            f"{type(loader).__name__} does not say which examples it reads: {_OTHERWISE}"
+        )
+    sampler: Any = getattr(loader, "sampler", None)
+    random = type(sampler) is RandomSampler and not sampler.replacement
+    once = type(sampler) is SequentialSampler or (random and sampler.num_samples == len(dataset))
+    if not once:
+        raise TrainingError(f"a {type(sampler).__name__} draws by numbers of its own: {_OTHERWISE}")
+    return dataset
+
+
+def _over(
+    loader: DataLoader[Any], dataset: Any, numbers: Sequence[int], *, shuffle: bool, drop_last: bool
+) -> DataLoader[Any]:
+    """Return a loader over these examples with the settings of the given loader."""
+    return DataLoader(
+        Subset(dataset, numbers), loader.batch_size, shuffle=shuffle, drop_last=drop_last,
+        num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+        timeout=loader.timeout, worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context, generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor, persistent_workers=loader.persistent_workers,
+    )  # fmt: skip

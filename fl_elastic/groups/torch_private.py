@@ -23,7 +23,6 @@ __all__ = [
     "CheckpointedPart",
     "NormWithStatistics",
     "OperationMode",
-    "called_hooks",
     "checkpoint_hook",
     "checkpointed_parts",
     "compiled_parts",
@@ -116,17 +115,6 @@ def own_parts(module: nn.Module) -> list[dict[str, Any]]:
 def own_parameters(module: nn.Module) -> Mapping[str, nn.Parameter | None]:
     """Return the parameters that a module holds itself, without computed ones."""
     return module._parameters
-
-
-def called_hooks(module: nn.Module) -> bool:
-    """Return whether calling this module runs hooks of its own, forward or backward."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(hooks)
 
 
 def is_observed(module: nn.Module, *, inputs_only: bool = False) -> bool:

@@ -10,7 +10,6 @@ from torch import nn
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.mode import Mode
 from fl_elastic.ops.lean_forward import LeanForward, has_foreign_forward, lean_forward
-from fl_elastic.ops.mode_operation import OPERATIONS
 
 
 @contextmanager
@@ -19,7 +18,6 @@ def lean(
     modes: Mapping[str, Mode],
     channels: Mapping[str, Sequence[int]] | None = None,
     *,
-    joins: bool = False,
     only_named: bool = False,
 ) -> Iterator[None]:
     """Inside the block, let every layer of ``model`` keep only what its mode needs.
@@ -38,10 +36,6 @@ def lean(
         Mode per module name, as in ``model.named_modules()``.
     channels : mapping of str to sequence of int, optional
         The trained channels of each module whose mode is ``channels``.
-    joins : bool
-        Whether convolutions with both gradients filtered (WX) that follow one another in a Sequential run as one
-        operation whose backward pass stays on the patches. This takes less time for the same gradients, but the
-        convolutions have no autograd nodes of their own.
     only_named : bool
         Whether layers that ``modes`` does not name are left unchanged.
 
@@ -53,8 +47,6 @@ def lean(
     """
     replaced: list[tuple[nn.Module, LeanForward | None]] = []
     planned = _forwards(model, modes, channels or {}, only_named=only_named)
-    if joins:
-        planned |= _joined(model, modes)
     try:
         for module, forward in planned.items():
             replaced.append((module, module.__dict__.get("forward")))
@@ -98,22 +90,6 @@ def _forwards(
             raise PlanError(
                 f"layer {name!r} is a {type(module).__name__} that cannot be trained as {mode}: train it whole"
             )
-    return found
-
-
-def _joined(model: nn.Module, modes: Mapping[str, Mode]) -> dict[nn.Module, LeanForward]:
-    by_module = {model.get_submodule(name): mode for name, mode in modes.items()}
-    kinds = {mode.kind for mode in modes.values()}
-    # Of the kinds whose operations a method brings.
-    operations = [OPERATIONS.make(kind) for kind in sorted(kinds) if kind in OPERATIONS]
-    found: dict[nn.Module, LeanForward] = {}
-    for module in () if not operations else model.modules():
-        if has_foreign_forward(module):
-            continue
-        for operation in operations:
-            forward = operation.joined(module, by_module)
-            if forward is not None:
-                found[module] = forward
     return found
 
 

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.groups.graph import BackwardGraph
+from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
+from fl_elastic.ops.lean_forward import owns_weights
 
 _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
@@ -86,3 +87,16 @@ def lean_kinds(graph: BackwardGraph, model: nn.Module) -> NDArray[np.float64]:
         elif node.module and node.shape:
             kinds[index] = lean_kind(model.get_submodule(node.module), node.name, node.shape)
     return kinds
+
+
+def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn.Conv2d | None:
+    """Return the convolution that owns a group; None for another operation, or a layer used twice."""
+    owners = graph.group_nodes()[group]
+    if graph.groups[group].kind is not GroupKind.CONV or len(owners) != 1:
+        return None
+    name = graph.nodes[owners[0]].module
+    module = model.get_submodule(name) if name else None
+    whole = {f"{name}.{p}" for p, _ in module.named_parameters()} if module is not None else set()
+    if isinstance(module, nn.Conv2d) and owns_weights(module):
+        return module if whole == set(graph.groups[group].parameters) else None
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -26,11 +26,6 @@ class ModeOperation(ABC):
     @abstractmethod
     def kept_numbers(self, given: Sequence[int], output: Sequence[int], mode: Mode) -> float:
         """Return how many numbers a layer with this input and output shape keeps for the backward pass."""
-
-    def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
-        """Return a forward function that runs several layers of ``module`` as one operation, or None."""
-        del module, modes
-        return None
 
 
 OPERATIONS: Factories[ModeOperation] = Factories("operation", listed_as="operations")

@@ -91,6 +91,9 @@ class ChannelGuard:
         """Weights with whole untrained rows, and the indices of these rows."""
         return [(rest.weight, rest.rows) for rest in self._rest if rest.rows is not None]
 
+    def remember(self) -> None:
+        """Do nothing: the untrained channels are those of the beginning."""
+
     @torch.no_grad()
     def put_back(self) -> None:
         """Write the remembered channels into the weights."""

@@ -53,9 +53,8 @@ class LeanLayers(StepTransform):
         # Imported here: plans that train layers whole, with memory to spare, do not need it.
         from fl_elastic.ops.lean import lean
 
-        modes = self._modes(plan)
-        joins = any(mode.filters_input for mode in modes.values())
-        return lean(model, modes, self._channels(plan), joins=joins, only_named=not self.everywhere)
+        modes, channels = self._modes(plan), self._channels(plan)
+        return lean(model, modes, channels, only_named=not self.everywhere)
 
     def guard(
         self,

@@ -63,6 +63,9 @@ class StandIn(Protocol):
 class StepGuard(Protocol):
     """Keeps what a plan does not train unchanged through the steps of an optimiser."""
 
+    def remember(self) -> None:
+        """Note, before a step, what it must not change."""
+
     def put_back(self) -> None:
         """Undo what a step has changed although the plan does not train it."""
 

@@ -19,14 +19,12 @@ from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
 from fl_elastic.groups.trace import Trace, trace_step
 from fl_elastic.groups.untouched import preserved_rng, same_start, untouched
-from fl_elastic.ops.lean_kind import lean_kinds
+from fl_elastic.ops.lean_kind import convolution_module, lean_kinds
 from fl_elastic.optimizers import OptimizerFn, alike, made_by
 from fl_elastic.profiling.bytes_beside import gradients_let_go, optimizer_moment, with_bytes_beside
 from fl_elastic.profiling.clock import Clock, clock_for
-from fl_elastic.profiling.code_bytes import code_to_load
 from fl_elastic.profiling.macs import node_macs, passing_nodes
-from fl_elastic.profiling.memory import trial_bytes
-from fl_elastic.profiling.modes import convolution_module
+from fl_elastic.profiling.memory import code_to_load, trial_bytes
 from fl_elastic.profiling.node_timer import (
     TracedEdges,
     saved_by_step,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from fl_elastic.errors import ArchiveError, ProfileError
+from fl_elastic.errors import ArchiveError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.batch import as_pair
 from fl_elastic.groups.forward import compute_loss
@@ -40,10 +40,6 @@ class Execution:
 
     threads: int
     channels_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ProfileError(f"threads {self.threads} must be at least 1")
 
     def apply(self, model: nn.Module) -> None:
         """Apply the settings to the process and the model; inputs follow the weights' format automatically."""
@@ -87,8 +83,6 @@ def measure_execution(
     try:
         with untouched(model, loss_fn):
             for threads in candidates:
-                if threads > most_threads:
-                    continue
                 tried = Execution(threads)
                 seconds = _step_seconds(tried, model, loss_fn, batch, clock)
                 if seconds < _GAIN * best_seconds:

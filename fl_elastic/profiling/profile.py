@@ -45,14 +45,6 @@ class ModeCosts:
     update_ratio: NDArray[np.float64]
     path_ratio: NDArray[np.float64]
 
-    def __post_init__(self) -> None:
-        for name in ("update_ratio", "path_ratio"):
-            ratios = getattr(self, name)
-            if ratios.ndim != 2 or ratios.shape[1] != len(self.modes):
-                raise ProfileError(f"{name} has shape {ratios.shape}, not one column per mode")
-            if np.less(ratios, 0, where=np.isfinite(ratios), out=np.zeros_like(ratios, bool)).any():
-                raise ProfileError(f"{name} holds a negative cost")
-
     def column(self, mode: Mode) -> int | None:
         """Return the column of ``mode``; None if it was not measured."""
         return self.modes.index(mode) if mode in self.modes else None
@@ -143,21 +135,6 @@ class SavedTensors:
         """Return the tensors of nodes that share nothing, one per node."""
         each = np.arange(len(node_bytes), dtype=np.int64)
         return cls(each, each, node_bytes, np.full(len(node_bytes), -1, dtype=np.int64))
-
-    def __post_init__(self) -> None:
-        inside = (self.nodes >= 0).all() and (self.nodes < len(self.outputs)).all()
-        inside &= (self.tensors >= 0).all() and (self.outputs >= -1).all()
-        inside &= max(self.tensors.max(initial=-1), self.outputs.max(initial=-1)) < len(
-            self.tensor_bytes
-        )
-        inside &= self.beside.shape in ((2, 0), (2, len(self.outputs)))
-        inside &= len(self.channels_last) in (0, len(self.outputs))
-        inside &= bool(np.isin(self.channels_last, (0, 1)).all())
-        if self.nodes.shape != self.tensors.shape or not inside:
-            raise ProfileError("the table of kept tensors names nodes or tensors that do not exist")
-        sizes = np.append(self.tensor_bytes, self.beside)
-        if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
-            raise ProfileError("tensor_bytes or beside holds a negative or non-finite size")
 
     def scaled(self, nodes: Seconds, outputs: Seconds) -> SavedTensors:
         """Return the tensors scaled by the share of the node that outputs each, or else of the nodes that keep it.

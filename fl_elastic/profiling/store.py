@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fl_elastic.errors import ArchiveError, ArchiveVersionError, ProfileError
-from fl_elastic.groups.graph import BackwardGraph, Width
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.profiling.profile import CostProfile, ProfileKey
 from fl_elastic.state.archive import Kind
 from fl_elastic.state.codec import read_state, write_state
@@ -41,7 +41,8 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
     """
     remedy = "delete it to measure anew"
     try:
-        profile = _checked(read_state(CostProfile, path, KIND))
+        profile = read_state(CostProfile, path, KIND)
+        _check_graph(profile.graph)
     except OSError as error:
         raise ProfileError(f"cannot read cost profile {path}: {error.strerror}") from None
     except ArchiveVersionError as error:
@@ -54,27 +55,6 @@ def load_profile(path: str | os.PathLike[str], key: ProfileKey | None = None) ->
         raise ProfileError(f"cost profile {path} was measured for another case: "
                            f"{'; '.join(differences)}; {remedy}")  # fmt: skip
     return profile
-
-
-def _checked(profile: CostProfile) -> CostProfile:
-    """Return the profile if its parts fit each other, else raise ProfileError."""
-    graph, nodes = profile.graph, len(profile.graph.nodes)
-    _check_graph(graph)
-    _check_widths(graph.widths, nodes)
-    if profile.modes is not None and len(profile.modes.update_ratio) != len(graph.groups):
-        raise ProfileError("its modes do not have one row per group")
-    if profile.saved is not None and len(profile.saved.outputs) != nodes:
-        raise ProfileError("the table of kept tensors does not have one output per node")
-    return profile
-
-
-def _check_widths(widths: tuple[Width, ...], nodes: int) -> None:
-    """Raise ProfileError unless every width has units, and its nodes lie in the graph."""
-    for width in widths:
-        counts = (width.size, width.unit, *(reader.repeat for reader in width.readers))
-        inside = all(0 <= node < nodes for node in (*width.holding, *width.touching))
-        if min(counts) < 1 or not inside:
-            raise ProfileError(f"the width {width.name!r} lies outside the graph")
 
 
 def _check_graph(graph: BackwardGraph) -> None:
@@ -93,12 +73,6 @@ def _check_graph(graph: BackwardGraph) -> None:
         owner_known = node.group is None or 0 <= node.group < len(groups)
         if not owner_known or not all(index < below < len(nodes) for below in node.inputs):
             raise ProfileError(f"node {index} points outside the graph")
-    for cut in graph.cuts:
-        if not 0 <= cut.node < len(nodes) or not 0 < cut.groups_above < len(groups):
-            raise ProfileError(f"the cut at {cut.module!r} lies outside the graph")
-    for block in graph.blocks:
-        if not 0 <= block.output_node < block.input_node < len(nodes):
-            raise ProfileError(f"the block {block.module!r} lies outside the graph")
     owned = {node.group for node in nodes if node.group is not None}
     if not groups or len(owned) != len(groups):
         raise ProfileError(f"{len(owned)} of {len(groups)} groups are owned by a node")

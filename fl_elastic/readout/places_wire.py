@@ -14,7 +14,7 @@ from fl_elastic.errors import PlanError, UpdateError
 from fl_elastic.readout.best_places import Sample
 from fl_elastic.readout.place import Place
 from fl_elastic.update.checks import check_count
-from fl_elastic.update.frame import Kind, field, integers_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, field, integers_field, pack, unpack
 from fl_elastic.update.manifest import Manifest
 
 _MOST_PLACES, _MOST_FEATURES, _MOST_ROWS = 256, 1 << 16, 1 << 12
@@ -110,7 +110,7 @@ def encode_places(reply: PlacesReply, manifest: Manifest) -> bytes:
         "last": reply.last,
         "most": reply.most,
     }
-    return pack(Kind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
+    return pack(MessageKind.PLACES, header, [each.tobytes() for each in (*exact, *small)])
 
 
 def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
@@ -121,7 +121,7 @@ def decode_places(data: bytes | memoryview, manifest: Manifest) -> PlacesReply:
     UpdateError
         If the bytes are damaged, of another model, or implausible.
     """
-    _, header, payload = unpack(data, manifest, Kind.PLACES)
+    _, header, payload = unpack(data, manifest, MessageKind.PLACES)
     names = field(header, "places", list)
     features, counts = integers_field(header, "features"), integers_field(header, "folds")
     outputs = field(header, "outputs", int)

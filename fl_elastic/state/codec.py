@@ -15,7 +15,6 @@ from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     Literal,
     TypeAlias,
@@ -144,8 +143,6 @@ def _reader(kind: Any) -> _Reader:
     if hasattr(alias, "__value__"):
         # An alias by Python's ``type`` statement, as NDArray has been since numpy 2.5.
         return _reader(alias.__value__[parts] if parts else alias.__value__)
-    if origin is Annotated:
-        return _reader(parts[0])
     if origin in (Union, UnionType):
         (some,) = (each for each in parts if each is not NoneType)
         read = _reader(some)

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
+from fl_elastic.streaming.sources import (
+    LONGEST_LINE,
+    POLL_SECONDS,
+    SOURCES,
+    TOO_LONG,
+    SourceReading,
+)
 
 _LOG = logging.getLogger("fl_elastic")
 _PART = 2**16
@@ -30,7 +36,7 @@ _LINE_END = re.compile(rb"\r\n?|\n")
 
 
 @SOURCES.register("csv")
-def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+def table(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[SourceReading]:
     """Yield the rows of a CSV file with a header of names, or of the columns' numbers from 0.
 
     A column ``time`` is skipped. Of the others the column ``label`` (or else the last one) is the label: an
@@ -73,7 +79,9 @@ def _first(path: Path, after: Mapping[str, Any], follow: bool) -> TableFile:
     return TableFile(path)
 
 
-def _rows(file: TableFile, path: Path, follow: bool, columns: int | None) -> Iterator[Reading]:
+def _rows(
+    file: TableFile, path: Path, follow: bool, columns: int | None
+) -> Iterator[SourceReading]:
     while True:
         with file:
             columns = yield from _rows_of(file, path, follow, columns)
@@ -93,7 +101,7 @@ def _rows(file: TableFile, path: Path, follow: bool, columns: int | None) -> Ite
 
 def _rows_of(
     file: TableFile, path: Path, follow: bool, columns: int | None
-) -> Generator[Reading, None, int | None]:
+) -> Generator[SourceReading, None, int | None]:
     """Yield the rows of one file, until its end or until another file has taken its place; return its columns.
 
     Raises
@@ -167,20 +175,20 @@ def _columns_as_before(names: list[str], columns: int | None, path: Path) -> int
     return found
 
 
-def _pause() -> Iterator[Reading]:
+def _pause() -> Iterator[SourceReading]:
     time.sleep(POLL_SECONDS)
-    yield Reading()
+    yield SourceReading()
 
 
-def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> Reading:
+def _row(line: Line, names: list[str], position: Mapping[str, Any]) -> SourceReading:
     label, places = _places(names)
     fields = Unreadable(TOO_LONG) if line.is_too_long else fields_of(line.text)
     if not isinstance(fields, Unreadable) and len(fields) != len(names):
         fields = Unreadable(f"{len(fields)} fields instead of {len(names)}")
     if isinstance(fields, Unreadable):
-        return Reading(x=fields, y=0, position=position)
+        return SourceReading(x=fields, y=0, position=position)
     y = _number(fields[label].strip())
-    return Reading(
+    return SourceReading(
         x=_sample([(names[i], fields[i]) for i in places]),
         # A program that writes only numbers writes NaN for a missing label.
         y=None if y == "" or y != y else y,

@@ -16,7 +16,7 @@ from fl_elastic.streaming.classifier import Classifier
 from fl_elastic.streaming.growing_head import ClassMap
 from fl_elastic.streaming.guard import Row, Score
 from fl_elastic.streaming.store.sample_store import SampleStore
-from fl_elastic.update.squared_gradients import SquaredGradients
+from fl_elastic.update.dampening import SquaredGradients
 
 # Most other samples whose squared gradients are computed: each takes a pass of its own.
 _MOST_OTHERS = 1000

@@ -13,13 +13,13 @@ import numpy as np
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.sources import POLL_SECONDS, SOURCES, Reading
+from fl_elastic.streaming.sources import POLL_SECONDS, SOURCES, SourceReading
 
 _DONE = "done"
 
 
 @SOURCES.register("dir")
-def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[SourceReading]:
     """Yield the samples of ``.npz`` files (arrays ``x``, and perhaps ``y``) in the order of their names.
 
     A label is a whole number; NaN stands for none. If ``y`` is one number, the file holds one sample.
@@ -34,7 +34,7 @@ def folder(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
     return _files(path, after, follow)
 
 
-def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[SourceReading]:
     begun = path / str(after.get("file", ""))
     # The file that was being read comes first, even if other files have come since.
     if after and begun.is_file() and _digest(begun) == after.get("digest"):
@@ -50,10 +50,10 @@ def _files(path: Path, after: Mapping[str, Any], follow: bool) -> Iterator[Readi
             if not follow:
                 return
             time.sleep(POLL_SECONDS)
-            yield Reading()
+            yield SourceReading()
 
 
-def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
+def _file(file: Path, digest: str, skip: int) -> Iterator[SourceReading]:
     def position(rows: int) -> dict[str, Any]:
         return {"file": file.name, "digest": digest, "rows": rows}
 
@@ -75,14 +75,14 @@ def _file(file: Path, digest: str, skip: int) -> Iterator[Reading]:
         # A file may be damaged in any way, and its reader may raise anything: only this file is lost.
         if not skip:
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            yield Reading(
+            yield SourceReading(
                 x=Unreadable(f"{file.name}: {said}"), y=0, ends=True, position=position(1)
             )
         return
     for number, (sample, label) in enumerate(zip(x, y, strict=True), start=1):
         if number > skip:
             given = None if _is_missing(label) else label
-            yield Reading(sample, given, ends=number == len(x), position=position(number))
+            yield SourceReading(sample, given, ends=number == len(x), position=position(number))
 
 
 def _is_missing(label: Any) -> bool:

@@ -15,7 +15,13 @@ import numpy as np
 
 from fl_elastic.errors import StreamError
 from fl_elastic.streaming.intake import Unreadable
-from fl_elastic.streaming.sources import LONGEST_LINE, POLL_SECONDS, SOURCES, TOO_LONG, Reading
+from fl_elastic.streaming.sources import (
+    LONGEST_LINE,
+    POLL_SECONDS,
+    SOURCES,
+    TOO_LONG,
+    SourceReading,
+)
 
 _PART = 2**16
 _MOST_CONNECTIONS = 100
@@ -36,7 +42,9 @@ _WHOSE_NUMBER = (
 
 
 @SOURCES.register("socket")
-def lines_over_socket(where: str, after: Mapping[str, Any], follow: bool) -> Iterator[Reading]:
+def lines_over_socket(
+    where: str, after: Mapping[str, Any], follow: bool
+) -> Iterator[SourceReading]:
     """Listen, and yield the lines of all clients in turn.
 
     A line is JSON: ``{"x": [...], "y": 3}``, or ``{"id": 7, "y": 3}`` for a late label. Each is answered
@@ -153,7 +161,7 @@ class _Door:
         # Whether a sender has ever given a sample a number for its own id.
         self._numbered = numbered
 
-    def readings(self) -> Iterator[Reading]:
+    def readings(self) -> Iterator[SourceReading]:
         """Yield the clients' lines for ever, one of each client in turn."""
         self._listening.setblocking(False)
         with self._listening:
@@ -161,7 +169,7 @@ class _Door:
                 while True:
                     busy = any(each.lines and each.is_heard for each in self._clients)
                     if not self._looked(0.0 if busy else POLL_SECONDS) and not busy:
-                        yield Reading()
+                        yield SourceReading()
                     for client in list(self._clients):
                         if client.lines and client.is_heard:
                             yield self._told_apart(_message(client.lines.popleft(), client))
@@ -169,11 +177,11 @@ class _Door:
             finally:
                 self._close(list(self._clients))
 
-    def _told_apart(self, reading: Reading) -> Reading:
+    def _told_apart(self, reading: SourceReading) -> SourceReading:
         """Return the reading; one whose number may be a sender's own id or a ``sample_id`` is refused."""
         self._numbered |= reading.name is not None and reading.name.lstrip("-").isdecimal()
         if self._numbered and isinstance(reading.sample_id, int):
-            return Reading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)
+            return SourceReading(x=Unreadable(_WHOSE_NUMBER), y=0, answer=reading.answer)
         # Kept with the sample, so that it is known after a restart.
         return replace(reading, position={_NUMBERED: True}) if self._numbered else reading
 
@@ -217,21 +225,21 @@ class _Door:
             self._clients.remove(client)
 
 
-def _message(line: bytes, client: _Client) -> Reading:
+def _message(line: bytes, client: _Client) -> SourceReading:
     if not line:
-        return Reading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
+        return SourceReading(x=Unreadable(TOO_LONG), y=0, answer=client.answer)
     try:
         said = json.loads(line)
         # Tables call it a label.
         sample_id, x, y = said.get("id"), said.get("x"), said.get("y", said.get("label"))
     except (ValueError, AttributeError, RecursionError):
-        return Reading(x=Unreadable("no JSON object"), y=0, answer=client.answer)
+        return SourceReading(x=Unreadable("no JSON object"), y=0, answer=client.answer)
     if sample_id is not None and not _is_id(sample_id):
-        return Reading(x=Unreadable(_NO_ID), y=0, answer=client.answer)
+        return SourceReading(x=Unreadable(_NO_ID), y=0, answer=client.answer)
     if sample_id is not None and x is None:
-        return Reading(y=y, sample_id=sample_id, answer=client.answer)
+        return SourceReading(y=y, sample_id=sample_id, answer=client.answer)
     name = None if sample_id is None else str(sample_id)
-    return Reading(
+    return SourceReading(
         Unreadable("no x in it") if x is None else _array(x), y, answer=client.answer, name=name
     )
 

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.closed_form.running_sums import KeptSums, RunningSums
-from fl_elastic.errors import StreamDataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +44,6 @@ class SolvedHeadState:
     before: float
     gone: frozenset[int]
     changed: bool
-
-    def __post_init__(self) -> None:
-        if self.remember is not None and not self.remember > 0:
-            raise StreamDataError(f"remember {self.remember} is no number of samples")
-        if not 0 < self.penalty < np.inf:
-            raise StreamDataError(f"penalty {self.penalty} of the saved head is no positive number")
 
 
 def saved_sums(state: SolvedHeadState) -> RunningSums:

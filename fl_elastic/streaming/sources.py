@@ -21,7 +21,7 @@ def nobody(_: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceReading:
     """The next item from a source: a sample, a late label, or silence.
 
     Parameters
@@ -60,7 +60,7 @@ class Reading:
         return self.sample_id is not None or self.answer is not nobody
 
 
-Source = Callable[[str, Mapping[str, Any], bool], Iterator[Reading]]
+Source = Callable[[str, Mapping[str, Any], bool], Iterator[SourceReading]]
 """``source(where, after, follow)`` yields readings; ``after`` is the position of the last one read, or empty."""
 SOURCES: Registry[Source] = Registry(
     "source",
@@ -74,7 +74,7 @@ SOURCES: Registry[Source] = Registry(
 
 def open_source(
     spec: str, *, after: Mapping[str, Any] | None = None, follow: bool = False
-) -> Iterator[Reading]:
+) -> Iterator[SourceReading]:
     """Return the readings of a source.
 
     Parameters
@@ -82,7 +82,7 @@ def open_source(
     spec : str
         ``csv:FILE``, ``dir:FOLDER`` or ``socket:HOST:PORT``.
     after : mapping, optional
-        The `Reading.position` of the last reading that was handled before.
+        The `SourceReading.position` of the last reading that was handled before.
     follow : bool
         Whether to wait for more at the end of a table or folder; a socket always waits.
 

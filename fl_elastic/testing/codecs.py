@@ -26,7 +26,7 @@ def codec_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.update.codecs.raw import Fp16
+    >>> from fl_elastic.update.codecs.base import Fp16
     >>> for check in codec_checks():
     ...     check(Fp16)
     """

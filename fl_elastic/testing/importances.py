@@ -30,7 +30,7 @@ def importance_checks() -> list[Check]:
 
     Examples
     --------
-    >>> from fl_elastic.planning.importance.fisher import FisherImportance
+    >>> from fl_elastic.planning.importance.channel_scores import FisherImportance
     >>> for check in importance_checks():
     ...     check(FisherImportance)
     """

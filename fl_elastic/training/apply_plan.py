@@ -73,25 +73,25 @@ def apply_plan(
             stack.callback(guard.put_back)
         stack.enter_context(plan_applied(plan, model))
         if optimizer is not None:
-            still = StillThroughSteps(model, plan, optimizer)
-            stack.enter_context(_around_steps(optimizer, still, guards))
+            stack.enter_context(_around_steps(optimizer, guards))
         yield
 
 
 @contextmanager
-def _around_steps(
-    optimizer: torch.optim.Optimizer, still: StillThroughSteps, guards: Sequence[StepGuard]
-) -> Iterator[None]:
+def _around_steps(optimizer: torch.optim.Optimizer, guards: Sequence[StepGuard]) -> Iterator[None]:
     """Put back, after each step inside the block, what is not trained."""
 
+    def before() -> None:
+        for guard in guards:
+            guard.remember()
+
     def after() -> None:
-        still.put_back()
         for guard in guards:
             guard.put_back()
 
     if has_hooks(optimizer):
-        before = optimizer.register_step_pre_hook(lambda *_: still.remember())
-        hooks = before, optimizer.register_step_post_hook(lambda *_: after())
+        pre_hook = optimizer.register_step_pre_hook(lambda *_: before())
+        hooks = pre_hook, optimizer.register_step_post_hook(lambda *_: after())
         try:
             yield
         finally:
@@ -102,7 +102,7 @@ def _around_steps(
     known = own.get("step")
 
     def step(*arguments: Any, **keywords: Any) -> Any:
-        still.remember()
+        before()
         try:
             return plain(*arguments, **keywords)
         finally:
@@ -139,9 +139,13 @@ def plan_guards(
     copies: Mapping[str, NDArray[Any]] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> list[StepGuard]:
-    """Return the guards that put untrained parts of tensors back after each step, see `StepTransform.guard`."""
+    """Return the guards that put back after each step of the optimiser what the plan does not train.
+
+    They are those of the plan's transforms (`StepTransform.guard`), and one for whole tensors.
+    """
+    whole = None if optimizer is None else FrozenGuard(model, plan, optimizer)
     found = (each.guard(model, plan, copies, optimizer) for each in plan.transforms)
-    return [guard for guard in found if guard is not None]
+    return [guard for guard in (whole, *found) if guard is not None]
 
 
 @contextmanager
@@ -176,8 +180,8 @@ def frozen_outside(plan: Plan, model: nn.Module) -> Iterator[None]:
             yield
 
 
-class StillThroughSteps:
-    """Keeps what a plan does not train unchanged, bit by bit, through the steps of any optimiser.
+class FrozenGuard:
+    """Keeps the tensors that a plan does not train unchanged, bit by bit, through the steps of any optimiser.
 
     Torch's own optimisers do not move a parameter without a gradient. Others may treat a missing gradient as zeros,
     so that momentum and decay move the parameter, or may follow other rules: then values are copied before each
@@ -194,8 +198,6 @@ class StillThroughSteps:
 
     Attributes
     ----------
-    anything_moves : bool
-        Whether a step may move a parameter without a gradient.
     still : list of Parameter
         Parameters that are put back: those that the optimiser drives or may know. Parameters that the owner froze
         are not among them.
@@ -203,11 +205,11 @@ class StillThroughSteps:
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
         trained = {id(model.get_parameter(name)) for name in plan.trained_parameters}
-        self.anything_moves = not moves_by_gradient(optimizer)
+        moves_others = not moves_by_gradient(optimizer)
         driven = {id(p) for group in optimizer.param_groups for p in group["params"]}
         self.still = [
             each
-            for each in (model.parameters() if self.anything_moves else ())
+            for each in (model.parameters() if moves_others else ())
             if id(each) not in trained and (id(each) in driven or trainable(each))
         ]
         self._values: list[Tensor] = []
@@ -222,7 +224,9 @@ class StillThroughSteps:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Put back what a step has moved, and drop its gradient."""
+        """Put back what a step has moved, and drop its gradient; do nothing if no step was begun."""
+        if not self._within:
+            return
         for parameter, value in zip(self.still, self._values, strict=True):
             if not torch.equal(parameter, value):
                 parameter.copy_(value)
@@ -230,6 +234,9 @@ class StillThroughSteps:
         self._within -= 1
         if not self._within:
             self._values = []
+
+    def finalize(self) -> None:
+        """Do nothing: the optimiser keeps its state of what did not train."""
 
 
 def frozen_norms(model: nn.Module, trained: set[str]) -> list[nn.Module]:

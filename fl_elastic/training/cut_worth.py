@@ -16,8 +16,7 @@ from fl_elastic.groups.untouched import same_start, untouched
 from fl_elastic.optimizers import OptimizerFn, made_by, shadow_of
 from fl_elastic.planning.request import STEP_GAIN_EXPONENT
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.code_bytes import code_to_load
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import code_to_load, mask_bytes
 from fl_elastic.training.costs import lasting_costs
 from fl_elastic.training.options import TrainerOptions
 

@@ -30,7 +30,6 @@ from fl_elastic.training.budget_control import BudgetControl
 from fl_elastic.training.costs import planned_with
 from fl_elastic.training.fit_start import FitStart
 from fl_elastic.training.free_memory import FreeMemory
-from fl_elastic.training.loader import READ_ONCE
 from fl_elastic.training.planner import Planner
 from fl_elastic.training.report import StepLog
 from fl_elastic.training.step import TrainingStep
@@ -190,8 +189,6 @@ class Fit:
             if due and (self._probe_due(phase.plan) or control.corrected):
                 phase = Phase("selected", self._choose([self.batch, *self.batches[1:]], phase.plan))
                 self.plans.append((control.steps, phase.plan))
-        if control.steps == 0 and self.batch is None:
-            raise TrainingError(READ_ONCE)
         self.plans = _stepped(self.plans, control.steps)
         return phase.plan
 

@@ -14,7 +14,7 @@ from fl_elastic.closed_form.folds import FOLDS, Fold
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.model_state import ModelState
-from fl_elastic.training.last_layer import COMPUTED, LastLayer, Rows
+from fl_elastic.training.last_layer import COMPUTED, LastLayer, LayerRows
 from fl_elastic.training.loader import NO_BATCH
 from fl_elastic.training.sums_size import held_out
 
@@ -41,7 +41,7 @@ class GatheredSums:
         self._origin = torch.zeros(0, dtype=torch.float64)
         self._held = _HeldOut()
 
-    def add(self, rows: Rows, keys: list[int]) -> None:
+    def add(self, rows: LayerRows, keys: list[int]) -> None:
         """Take in the rows of a batch, and a key per input."""
         kind = rows.layer, rows.classes
         if self._kind not in (None, kind):

@@ -26,7 +26,7 @@ from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.evaluate import evaluating
 from fl_elastic.training.gathered_sums import NONE_COUNTS, GatheredSums
 from fl_elastic.training.last_layer import (
-    Rows,
+    LayerRows,
     calls_of,
     is_linear,
     rows_of,
@@ -103,7 +103,7 @@ def sums_and_inputs(
     """Return what `head_sums` does, and the number of inputs in the sums; None if these are all of the loader's."""
     gathered, inputs = GatheredSums(), 0
 
-    def take(rows: Rows, keys: list[int]) -> None:
+    def take(rows: LayerRows, keys: list[int]) -> None:
         nonlocal inputs
         inputs += len(keys)
         gathered.add(rows, keys)
@@ -148,7 +148,7 @@ def sums_apart(
             "with replacement: give a loader that draws each once"
         )
 
-    def take(rows: Rows, keys: list[int]) -> None:
+    def take(rows: LayerRows, keys: list[int]) -> None:
         rows = rows if clip is None else _once(_clipped(rows, clip), keys, seen)
         apart = torch.tensor([key % FOLDS == 0 for key in keys], dtype=torch.bool)[rows.inputs]
         for some, each in zip((apart, ~apart), gathered, strict=True):
@@ -161,7 +161,7 @@ def sums_apart(
     return held + rest, held
 
 
-def _clipped(rows: Rows, clip: float) -> Rows:
+def _clipped(rows: LayerRows, clip: float) -> LayerRows:
     """Return rows whose features are divided by ``clip`` and have at most length 1."""
     if rows.several or not rows.classes:
         raise TrainingError(
@@ -172,7 +172,7 @@ def _clipped(rows: Rows, clip: float) -> Rows:
     return replace(rows, features=features / features.norm(dim=1, keepdim=True).clamp(min=clip))
 
 
-def _once(rows: Rows, keys: list[int], seen: set[tuple[int, int]]) -> Rows:
+def _once(rows: LayerRows, keys: list[int], seen: set[tuple[int, int]]) -> LayerRows:
     """Return the rows of classified inputs that were not seen before, and note them."""
     known = len(seen)
     new = []
@@ -189,7 +189,7 @@ def _pass_over(
     seconds: float,
     running: Callable[[Batch], AbstractContextManager[None]] | None,
     loss_fn: LossFn | None,
-    take: Callable[[Rows, list[int]], None],
+    take: Callable[[LayerRows, list[int]], None],
 ) -> bool:
     """Pass each batch to ``take`` as rows of the last layer, with a key per input; leave the model as it was.
 
@@ -258,7 +258,7 @@ def _outputs(
     size: int | None,
     running: Callable[[Batch], AbstractContextManager[None]] | None,
     lay_out: _LayOut | None,
-    rows: Rows | None = None,
+    rows: LayerRows | None = None,
     scores: Tensor | None = None,
 ) -> Any:
     """Return the model's output for a batch, with ``scores`` in these rows of the last layer's output if given."""

@@ -142,7 +142,7 @@ def calls_of(layers: Iterable[nn.Module]) -> Iterator[list[LayerCall]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class LayerRows:
     """A batch as rows of the last linear layer.
 
     Attributes
@@ -195,12 +195,12 @@ class Rows:
             return rows.reshape(out.shape)
         return rows.reshape(out.movedim(1, -1).shape).movedim(-1, 1)
 
-    def without_ignored(self) -> Rows:
+    def without_ignored(self) -> LayerRows:
         """Return the rows whose class is not ignored."""
         known = ~self.wanted.isnan().all(dim=1)
         return self if not self.classes or bool(known.all()) else self.where(known)
 
-    def where(self, some: Tensor) -> Rows:
+    def where(self, some: Tensor) -> LayerRows:
         """Return the rows selected by a mask of shape (R,)."""
         return replace(
             self, features=self.features[some.to(self.features.device)], wanted=self.wanted[some],
@@ -230,7 +230,7 @@ def rows_of(
     outputs: Any,
     targets: Any,
     ignored: int = IGNORED,
-) -> Rows:
+) -> LayerRows:
     """Return a batch as rows: the inputs of the last linear layer, and the targets.
 
     Parameters
@@ -276,7 +276,7 @@ def rows_of(
     count = len(scores)
     inputs = torch.arange(count).repeat_interleave(len(wanted) // count if count else 0)
     rows = _flat(layer, call.given)[places]
-    return Rows(
+    return LayerRows(
         layer, rows, wanted, classes, inputs, count, several=scores.ndim > 2, places=places,
         alike=alike,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from fl_elastic.groups.forward import (
 )
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.losses import own_loss, own_loss_or_cross_entropy
-from fl_elastic.training.last_layer import Rows
+from fl_elastic.training.last_layer import LayerRows
 
 LossOfScores: TypeAlias = Callable[[Tensor], float]
 """Loss of a batch, given scores of shape (R, C) in place of the last layer's output."""
@@ -161,7 +161,7 @@ def _name(function: object) -> str:
 
 
 def takes_log_odds(
-    found: Rows,
+    found: LayerRows,
     loss_fn: LossFn,
     outputs: Any,
     targets: Any,
@@ -176,7 +176,7 @@ def takes_log_odds(
 
     Parameters
     ----------
-    found : Rows
+    found : LayerRows
         The rows of a batch, of which some count.
     loss_fn : callable
         ``loss_fn(outputs, targets)``.

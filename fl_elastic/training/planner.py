@@ -22,8 +22,7 @@ from fl_elastic.planning.importance import IMPORTANCES, Probe
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, choose_channels
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.code_bytes import CODE_BYTES, code_to_load
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import CODE_BYTES, code_to_load, mask_bytes
 from fl_elastic.profiling.profile import Mask
 from fl_elastic.training.options import TrainerOptions
 from fl_elastic.training.selection import SelectionState

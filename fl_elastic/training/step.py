@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from fl_elastic.errors import MissedCut, PlanError, TrainingError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import compute_loss
-from fl_elastic.optimizers import KeptOptimizer, refusing_closures
+from fl_elastic.optimizers import KeptOptimizer, moves_by_gradient, refusing_closures
 from fl_elastic.planning import Plan
 from fl_elastic.planning.importance.base import Scores
 from fl_elastic.planning.step_transform import StandIn, StepGuard, StepOpener
 from fl_elastic.profiling.clock import Clock
-from fl_elastic.profiling.code_bytes import code_is_loaded
-from fl_elastic.training.apply_plan import StillThroughSteps, plan_guards
+from fl_elastic.profiling.memory import code_is_loaded
+from fl_elastic.training.apply_plan import plan_guards
 
 if TYPE_CHECKING:
     from fl_elastic.training.elastic_forward import ElasticForward
@@ -99,7 +99,6 @@ class TrainingStep:
         self.moved: set[int] = set()
         self.stepped, self._waiting = False, 0
         self._guards: list[StepGuard] = []
-        self._still: StillThroughSteps | None = None
         self._moved_anyway: set[int] = set()
         self._whole: tuple[int, ...] = ()
         self._trained: Mapping[str, nn.Parameter] = {}
@@ -116,9 +115,8 @@ class TrainingStep:
         self._trained = trained
         optimizer = self.optimizing()
         self._guards = plan_guards(plan, self.model, unmoved, optimizer)
-        self._still = StillThroughSteps(self.model, plan, optimizer)
-        moves = self._still.anything_moves
-        self._moved_anyway = {id(each) for each in trained.values()} if moves else set()
+        by_gradient = moves_by_gradient(optimizer)
+        self._moved_anyway = set() if by_gradient else {id(each) for each in trained.values()}
         self.moved = set()
         self._opener = None
         for transform in plan.transforms:
@@ -199,12 +197,10 @@ class TrainingStep:
         self._pull.add_to_gradients(stand_ins)
         timed = len(self.optimizer_seconds) < _TIMED
         started = self.clock() if timed else 0.0
+        for guard in self._guards:
+            guard.remember()
         with refusing_closures(optimizer):
-            if self._still is not None:
-                self._still.remember()
             optimizer.step()
-            if self._still is not None:
-                self._still.put_back()
         if timed:
             self.optimizer_seconds.append(self.clock() - started)
         code_is_loaded()

@@ -40,7 +40,7 @@ ROW_BYTES = _ROW * _WORD.itemsize
 _ROWS_AT_ONCE = 64
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """Content of a message."""
 
     UPDATE = 1
@@ -52,7 +52,7 @@ class Kind(IntEnum):
     NOISY_SUMS = 7
 
 
-def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
+def pack(kind: MessageKind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
     """Return a message as bytes."""
     text = json.dumps(header, separators=(",", ":")).encode()
     numbers = b"".join(payload)
@@ -63,8 +63,8 @@ def pack(kind: Kind, header: dict[str, Any], payload: Iterable[bytes]) -> bytes:
 
 
 def unpack(
-    data: bytes | memoryview, manifest: Manifest, *kinds: Kind
-) -> tuple[Kind, dict[str, Any], memoryview]:
+    data: bytes | memoryview, manifest: Manifest, *kinds: MessageKind
+) -> tuple[MessageKind, dict[str, Any], memoryview]:
     """Return kind, header and payload of a message of one of ``kinds`` about the manifest's model.
 
     Raises
@@ -102,7 +102,7 @@ def unpack(
             f"manifest {str(seen)[:40]!r}, expected {manifest.hash!r}: "
             f"the other side runs another model version{_difference(seen, manifest)}"
         )
-    return Kind(kind), header, numbers
+    return MessageKind(kind), header, numbers
 
 
 def _difference(seen: object, manifest: Manifest) -> str:

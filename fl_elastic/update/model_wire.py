@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fl_elastic.errors import StaleModelError, UpdateError
 from fl_elastic.update.checks import MAX_VERSION, check_count
 from fl_elastic.update.codecs.base import CODECS, Codec
-from fl_elastic.update.frame import Kind, codec_field, field, index_field, pack, unpack
+from fl_elastic.update.frame import MessageKind, codec_field, field, index_field, pack, unpack
 from fl_elastic.update.manifest import Manifest, Role, Weights
 
 
@@ -63,14 +63,14 @@ def encode_weights(
         header["base"] = manifest.base
     tensors = list(_write(weights, manifest, writer))
     if names is None:
-        return pack(Kind.WEIGHTS, header, tensors)
+        return pack(MessageKind.WEIGHTS, header, tensors)
     unknown = sorted(str(name)[:80] for name in names if name not in manifest.index)
     if unknown:
         raise UpdateError(f"changed tensors {unknown[:3]} are not in the manifest {manifest.hash}")
     check_count("since, the version that the receiver has,", since, 0, version)
     indices = sorted(manifest.index[name] for name in set(names))
     header |= {"since": since, "indices": indices, "model": _checksum(tensors)}
-    return pack(Kind.CHANGED_WEIGHTS, header, [tensors[index] for index in indices])
+    return pack(MessageKind.CHANGED_WEIGHTS, header, [tensors[index] for index in indices])
 
 
 def decode_weights(
@@ -95,13 +95,13 @@ def decode_weights(
     UpdateError
         If the bytes are damaged, or belong to another model or frozen base.
     """
-    kind, header, payload = unpack(data, manifest, Kind.WEIGHTS, Kind.CHANGED_WEIGHTS)
+    kind, header, payload = unpack(data, manifest, MessageKind.WEIGHTS, MessageKind.CHANGED_WEIGHTS)
     if "base" in header:
         manifest.check_base(field(header, "base", str))
     version = field(header, "version", int)
     check_count("version", version, 0, MAX_VERSION)
     reader = _for_weights(codec_field(header), header["codec"])
-    if kind is Kind.WEIGHTS:
+    if kind is MessageKind.WEIGHTS:
         return _read(payload, manifest, list(manifest.names), reader), version
     since = field(header, "since", int)
     check_count("since", since, 0, version)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import UpdateError
 from fl_elastic.update.checks import Limits, check_update
-from fl_elastic.update.codecs.base import CODECS, Codec, Memory, number_of
-from fl_elastic.update.codecs.raw import Fp32
+from fl_elastic.update.codecs.base import CODECS, Codec, Fp32, Memory, number_of
 from fl_elastic.update.frame import (
-    Kind,
+    MessageKind,
     codec_field,
     field,
     index_field,
@@ -93,7 +92,7 @@ def encode(update: PartialUpdate, manifest: Manifest, codec: str = "fp32") -> by
         writer.encode(delta if found is None else found.take(delta), generator)
         for writer, delta, found in zip(writers, deltas, slices, strict=True)
     ]
-    return pack(Kind.UPDATE, header, payload)
+    return pack(MessageKind.UPDATE, header, payload)
 
 
 def decode(
@@ -127,7 +126,7 @@ def decode(
         If the bytes are damaged or truncated, of another format version or model, or hold numbers that cannot
         be merged (see `check_update`).
     """
-    _, header, payload = unpack(data, manifest, Kind.UPDATE)
+    _, header, payload = unpack(data, manifest, MessageKind.UPDATE)
     indices = index_field(header, "indices", manifest)
     steps = integers_field(header, "steps")
     if len(steps) != len(indices):

@@ -71,3 +71,15 @@ def test_what_is_handed_out_is_no_view_of_it() -> None:
 def test_an_impossible_decay_is_refused(decay: float) -> None:
     with pytest.raises(SettingError, match="between 0 and 1"):
         ModelAverage(decay)
+
+
+def test_a_mean_that_begins_anew_holds_nothing_of_earlier_models() -> None:
+    average, fresh = ModelAverage(0.5), ModelAverage(0.5)
+    for value in (7.0, -3.0):
+        average.add({"w": np.array([value])})
+    average.begin_anew({"w": np.array([1.0])})
+    fresh.add({"w": np.array([1.0])})
+    for each in (average, fresh):
+        each.add({"w": np.array([2.0])})
+    assert average.rounds == fresh.rounds == 2
+    np.testing.assert_array_equal(average.weights()["w"], fresh.weights()["w"])

@@ -19,7 +19,7 @@ from fl_elastic.groups import Mode
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES, policies
 from fl_elastic.planning.importance.channel_scores import FisherChannels
-from fl_elastic.profiling import load_profile, modes, profile_model
+from fl_elastic.profiling import load_profile, profile_model
 
 MODELS = """
 import torch
@@ -214,20 +214,6 @@ def test_a_run_of_many_rounds_by_where_the_cut_lies(plan: Plan, tmp_path: Path) 
     shown = plan(*arguments)
     assert shown.status == 0 and "20 rounds of 5 epochs over 6 examples" in shown.out
     assert everything["deepest_group"] in shown.out
-
-
-def test_modes_are_measured_once_and_kept_in_the_profile(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "profile.json"
-    result(plan("mine:tiny", *SMALL, "--policy", "joint", "--profile", path, "--json"))
-    assert load_profile(path).modes is not None
-
-    def again(*arguments: object, **options: object) -> None:
-        raise AssertionError("measured although the profile has every mode")
-
-    monkeypatch.setattr(modes, "measure_modes", again)
-    result(plan("mine:tiny", *SMALL, "--profile", path, "--json"))
 
 
 def test_a_plan_of_channels_can_be_measured(plan: Plan) -> None:

@@ -26,7 +26,7 @@ from fl_elastic.cli import stream as stream_module
 from fl_elastic.cli.stream import _gathered, stream, stream_app
 from fl_elastic.errors import ElasticError, StreamDataError
 from fl_elastic.streaming.disk_room import fitting_capacity
-from fl_elastic.streaming.sources import Reading
+from fl_elastic.streaming.sources import SourceReading
 
 MODELS = """
 from torch import nn
@@ -218,15 +218,15 @@ def test_taken_together_it_is_the_same_but_for_when_it_trains(source: str, place
 def test_a_file_is_put_away_only_when_its_samples_are_kept() -> None:
     read: list[str] = []
 
-    def source() -> Iterator[Reading]:
+    def source() -> Iterator[SourceReading]:
         for file in ("a", "b"):
-            yield Reading(x=file, y=0)
-            yield Reading(x=file, y=1, ends=True)
+            yield SourceReading(x=file, y=0)
+            yield SourceReading(x=file, y=1, ends=True)
             read.append(file)
-        yield Reading(x="c", y=0)
-        yield Reading()
-        yield Reading(x="d", y=0, answer=lambda _: None)
-        yield Reading(x="e", y=0)
+        yield SourceReading(x="c", y=0)
+        yield SourceReading()
+        yield SourceReading(x="d", y=0, answer=lambda _: None)
+        yield SourceReading(x="e", y=0)
 
     seen = [([each.x for each in some], list(read)) for some in _gathered(source(), 10)]
     assert seen == [

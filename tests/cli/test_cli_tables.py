@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_elastic.cli import cost_tables, fleet, fleet_status, plan
-from fl_elastic.cli.planned import Refused
+from fl_elastic.cli.planned import RefusedPolicy
 from fl_elastic.cli.tables import print_table
 from fl_elastic.fleet.doctor.finding import Finding
 from fl_elastic.fleet.status import NodeRound, NodeStatus
@@ -79,7 +79,7 @@ def costs(policy: str) -> CostReport:
 def test_costs_of_policies(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reports = [costs("neuron_velocity_random"), costs("x"), Refused("y", "no")]
+    reports = [costs("neuron_velocity_random"), costs("x"), RefusedPolicy("y", "no")]
     out = shown(monkeypatch, capsys, lambda: cost_tables.print_costs(reports, chosen="x"))
     for each in (
         "17",

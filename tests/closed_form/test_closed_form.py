@@ -21,7 +21,7 @@ from fl_elastic.errors import TrainingError, UpdateError
 from fl_elastic.training.head_pass import head_sums
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.frame import Kind, pack
+from fl_elastic.update.frame import MessageKind, pack
 
 Floats = NDArray[np.float64]
 
@@ -423,11 +423,11 @@ def fold_written(change: Any) -> bytes:
     packed = encode_head_sums(sums_of(x, y, folds=np.zeros(20)), linear_manifest())
     from fl_elastic.update.frame import unpack
 
-    _, fields, payload = unpack(packed, linear_manifest(), Kind.HEAD_SUMS)
+    _, fields, payload = unpack(packed, linear_manifest(), MessageKind.HEAD_SUMS)
     exact = np.frombuffer(bytes(payload[: 8 * 48]), "<f8").copy()
     rounded = np.frombuffer(bytes(payload[8 * 48 :]), "<f4").copy()
     change(exact, rounded[:800].reshape(20, 40), rounded[800:].reshape(20, 4))
-    return pack(Kind.HEAD_SUMS, fields, [exact.tobytes(), rounded.tobytes()])
+    return pack(MessageKind.HEAD_SUMS, fields, [exact.tobytes(), rounded.tobytes()])
 
 
 @pytest.mark.parametrize(
@@ -495,8 +495,8 @@ def written(change: Any = None, **header: Any) -> bytes:
         return packed
     from fl_elastic.update.frame import unpack
 
-    _, fields, payload = unpack(packed, MANIFEST, Kind.HEAD_SUMS)
-    return pack(Kind.HEAD_SUMS, fields | header, [bytes(payload)])
+    _, fields, payload = unpack(packed, MANIFEST, MessageKind.HEAD_SUMS)
+    return pack(MessageKind.HEAD_SUMS, fields | header, [bytes(payload)])
 
 
 def change_of(part: str, place: Any, value: float) -> Any:

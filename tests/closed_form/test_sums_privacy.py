@@ -32,7 +32,7 @@ from fl_elastic.closed_form.sums_privacy import (
 from fl_elastic.errors import SettingError, TrainingError, UpdateError
 from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
-from fl_elastic.update.frame import Kind, pack
+from fl_elastic.update.frame import MessageKind, pack
 
 Floats = NDArray[np.float64]
 
@@ -240,7 +240,7 @@ def test_mutated_messages_raise_update_errors_alone(seed: int) -> None:
     ],
 )
 def test_frames_that_hold_something_else_are_refused(header: Any, payload: bytes) -> None:
-    message = pack(Kind.NOISY_SUMS, {"manifest": MANIFEST.hash, **header}, [payload])
+    message = pack(MessageKind.NOISY_SUMS, {"manifest": MANIFEST.hash, **header}, [payload])
     with pytest.raises(UpdateError):
         decode_noisy_sums(message, MANIFEST, 2.0)
 

@@ -264,3 +264,13 @@ def test_the_deadline_of_a_round_begins_when_its_message_arrives(
         with pytest.raises(ZeroDivisionError):
             client.fit(weights, {})
     assert passed == [30.0]
+
+
+def test_features_that_cannot_be_removed_cost_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = elastic(tmp_path).state
+    assert state.features is not None
+    (state.features / "inside").mkdir(parents=True)
+    state.forget_features()
+    assert state.features.is_dir() and f"cannot remove {state.features}" in caplog.text

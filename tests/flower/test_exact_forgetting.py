@@ -127,7 +127,7 @@ def with_theirs() -> dict[int, Batches]:
     return six() | {2: [*data(2), *THEIRS]}
 
 
-def wish(run: Federation) -> None:
+def request(run: Federation) -> None:
     run.clients[2].forget(range(48, 96))
 
 
@@ -139,7 +139,7 @@ def leave(run: Federation) -> None:
 def test_a_wish_is_met_by_the_next_head_without_dampening() -> None:
     never = Federation(six()).run(2)
 
-    found = Federation(with_theirs()).run(2, wish)
+    found = Federation(with_theirs()).run(2, request)
     assert differ(found.heads[0], never.heads[0])
     # At once, though no head was due after the first round.
     assert_same_head(found.heads[1], never.heads[0])
@@ -152,7 +152,7 @@ def test_a_wish_is_met_by_the_next_head_without_dampening() -> None:
 
 @pytest.mark.parametrize("kind", [list, shuffled])
 def test_ids_name_what_is_to_be_forgotten(kind: Any) -> None:
-    """Here and there among a client's examples, and some of them in a second wish."""
+    """Here and there among a client's examples, and some of them in a second request."""
     draw = np.random.default_rng(5)
     gone = {n: sorted(draw.permutation(48)[: 5 + n].tolist()) for n in NODES}
     stay = {
@@ -179,7 +179,7 @@ def test_ids_name_what_is_to_be_forgotten(kind: Any) -> None:
 
 
 def test_what_was_trained_by_steps_is_dampened_and_the_head_solved_for_under_it() -> None:
-    found = Federation(with_theirs(), frozen=False, rate=0.0).run(2, wish)
+    found = Federation(with_theirs(), frozen=False, rate=0.0).run(2, request)
     squares, solved = [each for each in found.records if each.server_round == 1][1:]
     assert squares.dampened and not solved.dampened and found.clients[2].forgotten
     # The head is the one of the dampened body, from sums without the examples.
@@ -196,7 +196,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
     found, answers = Federation(with_theirs()), SolveHead.answer
 
     def asked(run: Federation) -> None:
-        wish(run)
+        request(run)
 
         def lost(task: SolveHead, *asked: Any) -> Any:
             from fl_elastic.errors import TrainingError
@@ -226,7 +226,7 @@ def test_who_is_not_told_of_a_head_that_nobody_sent_sums_for(
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", [True, False])
 def test_examples_that_are_simply_gone_are_in_no_later_head(frozen: bool) -> None:
-    """Without a wish; where nothing else is trained the head is due all the same."""
+    """Without a request; where nothing else is trained the head is due all the same."""
     terms = RoundConfig(read="last", solve_every=1)
     never = Federation(six(), frozen=frozen, rate=0.0, terms=terms).run(1)
 

@@ -43,8 +43,8 @@ from fl_elastic.losses import classification_loss, squared_outputs
 from fl_elastic.methods.dampening.forget import dampen, digest_of, squared_gradients
 from fl_elastic.update import Manifest
 from fl_elastic.update.checks import Limits
-from fl_elastic.update.dampening import dampening
-from fl_elastic.update.squared_gradients import SquaredGradients, decode_squares, encode_squares
+from fl_elastic.update.dampening import SquaredGradients, dampening, decode_squares, encode_squares
+from fl_elastic.update.frame import MessageKind, pack
 
 NODES, CLASSES, ALPHA = 4, 5, 2.0
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -80,11 +80,11 @@ def client(
     epochs: int = 3,
 ) -> ElasticClient:
     own = data(node, 0, 1, 2, 3)
-    wish = forget or (THEIRS if node == 2 and forgets else None)
+    request = forget or (THEIRS if node == 2 and forgets else None)
     return ElasticClient(
         build(), [*own, *THEIRS] if node == 2 and trains_it else own, data(0, 0, 1, 2, 3, 4),
         budget=Budget(), loss_fn=classification_loss, optimizer_fn=plain_sgd, epochs=epochs,
-        client_id=str(node), forget=wish,
+        client_id=str(node), forget=request,
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def start(
     rounds: int = 1,
     *,
     terms: RoundConfig | None = None,
-    wishes: Mapping[int, list[Batch]] = MappingProxyType({}),
+    requests: Mapping[int, list[Batch]] = MappingProxyType({}),
     alter: Callable[[Message], Message] = lambda reply: reply,
     average: ModelAverage | None = None,
     epochs: int = 3,
@@ -130,7 +130,7 @@ def start(
         average=average,
     )  # fmt: skip
     clients = {
-        n: client(n, trains_it=False, forget=wishes.get(n), epochs=epochs)
+        n: client(n, trains_it=False, forget=requests.get(n), epochs=epochs)
         for n in range(1, NODES + 1)
     }
     apps = {n: elastic_client_app(lambda _, n=n: clients[n]) for n in clients}
@@ -270,7 +270,9 @@ def breaking(nodes: set[int], times: int) -> Callable[[Message], Message]:
 
 def test_a_client_whose_squares_were_lost_is_not_told_that_it_is_done(known: ArrayRecord) -> None:
     """Two want something forgotten, and only what one of them wants arrives."""
-    _, _, clients = start(known, epochs=1, rounds=2, wishes={3: data(8, 3)}, alter=breaking({3}, 9))
+    _, _, clients = start(
+        known, epochs=1, rounds=2, requests={3: data(8, 3)}, alter=breaking({3}, 9)
+    )
     assert clients[2].forgotten and not clients[3].forgotten
 
 
@@ -303,7 +305,7 @@ def test_one_that_wants_everything_forgotten_does_not_keep_others_from_it(
     known: ArrayRecord,
 ) -> None:
     everything = [batch for node in range(20, 30) for batch in data(node, 0, 1, 2, 3)]
-    _, _, clients = start(known, epochs=1, rounds=2, wishes={1: everything})
+    _, _, clients = start(known, epochs=1, rounds=2, requests={1: everything})
     assert clients[2].forgotten and not clients[1].forgotten
 
 
@@ -325,27 +327,27 @@ def test_little_time_is_spent_on_what_is_to_be_forgotten_and_the_rest_speaks_for
 
 
 def test_where_losses_jump_after_forgetting_the_wish_counts_as_undone() -> None:
-    wishes = UnlearningRequests()
-    wish = "ab" * 16
-    wishes.hear(2, wish)
-    assert wishes.open_of([1, 2]) == {2: wish} and wishes.met_of(2) == ""
-    wishes.tried({2: wish}, 3)
-    assert wishes.met_of(2) == wish and not wishes.open_of([2])
-    wishes.undone(2)
-    assert wishes.met_of(2) == wish
-    wishes.undone(3)
-    assert wishes.met_of(2) == "" and not wishes.open_of([2])
+    requests = UnlearningRequests()
+    request = "ab" * 16
+    requests.hear(2, request)
+    assert requests.open_of([1, 2]) == {2: request} and requests.met_of(2) == ""
+    requests.tried({2: request}, 3)
+    assert requests.met_of(2) == request and not requests.open_of([2])
+    requests.undone(2)
+    assert requests.met_of(2) == request
+    requests.undone(3)
+    assert requests.met_of(2) == "" and not requests.open_of([2])
     again = UnlearningRequests()
-    again.restore(wishes.to_state())
-    again.hear(2, wish)
+    again.restore(requests.to_state())
+    again.hear(2, request)
     assert again.met_of(2) == "" and not again.open_of([2])
 
 
-@pytest.mark.parametrize("wish", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
-def test_what_is_no_digest_is_no_wish(wish: object) -> None:
-    wishes = UnlearningRequests()
-    wishes.hear(1, wish)
-    assert not wishes.open_of([1])
+@pytest.mark.parametrize("said", [None, 7, "", "xyz" * 8, "ab" * 40, "AB" * 16, b"ab" * 16])
+def test_what_is_no_digest_is_no_wish(said: object) -> None:
+    requests = UnlearningRequests()
+    requests.hear(1, said)
+    assert not requests.open_of([1])
 
 
 def squares_of(seed: int, examples: int) -> SquaredGradients:
@@ -398,7 +400,7 @@ def test_weights_that_are_not_dampened_keep_every_digit(dtype: torch.dtype) -> N
     message: Any = SimpleNamespace(content=reply, metadata=metadata, has_error=lambda: False)
     before = {name: each.numpy() / 3 for name, each in model.state_dict().items()}
     new, came = dampened(
-        [message], before, manifest, Limits(), RoundRecord(1), {1: "wish"}, None
+        [message], before, manifest, Limits(), RoundRecord(1), {1: "request"}, None
     )  # fmt: skip
     factors = dampening(few, everything)
     assert came == {1: 3} and any((each < 1).any() for each in factors.values())
@@ -494,7 +496,7 @@ def test_what_the_others_do_not_bear_is_not_kept_to_the_rounds_end(
     monkeypatch: Any,
 ) -> None:
     """Whatever squares would come through."""
-    monkeypatch.setattr("fl_elastic.update.squared_gradients._ROUNDED", math.inf)
+    monkeypatch.setattr("fl_elastic.update.dampening._ROUNDED", math.inf)
     after, records, clients = start(known, rounds, alter=claiming(2, 1e6))
     assert accuracy(after, 0, 1, 2, 3) > accuracy(untold(rounds), 0, 1, 2, 3) - 0.02
     assert not any(each.dampened for each in records) and not clients[2].forgotten
@@ -582,7 +584,7 @@ def test_nothing_to_forget_is_refused_when_a_client_is_made(empty: Any) -> None:
 
 
 def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
-    """A node's process lives for one message: a loader that shuffles must not make a new wish of it."""
+    """A node's process lives for one message: a loader that shuffles must not make a new request of it."""
     examples = TensorDataset(*(torch.cat(each) for each in zip(*THEIRS, strict=True)))
     shuffling = DataLoader(examples, batch_size=5, shuffle=True)
 
@@ -594,3 +596,17 @@ def test_a_wish_is_the_same_in_any_order(known: ArrayRecord) -> None:
     run(strategy, apps, known, 2)
     tried = [*strategy.fleet.unlearning.to_state().rounds]
     assert tried == [digest_of(THEIRS, "2")]
+
+
+def test_the_server_remembers_a_bounded_number_of_requests() -> None:
+    requests, first = UnlearningRequests(), f"{0:032x}"
+    requests.tried({number: f"{number:032x}" for number in range(10_002)}, 1)
+    kept = requests.to_state().rounds
+    assert len(kept) == 10_000 and first not in kept and f"{10_001:032x}" in kept
+
+
+def test_squares_that_are_too_few_for_their_parameters_are_refused() -> None:
+    manifest = Manifest.of(build())
+    header = {"manifest": manifest.hash, "indices": [0], "num_examples": 3, "forgotten": 0}
+    with pytest.raises(UpdateError, match="squares need"):
+        decode_squares(pack(MessageKind.SQUARES, header, [bytes(8)]), manifest)

@@ -296,3 +296,12 @@ def test_where_the_model_before_is_lost_the_run_goes_on_from_the_last_one(
     assert_identical(
         result.arrays, run(PartialUpdates(quiet()), fleet(), first_arrays(), 5)[0].arrays
     )
+
+
+def test_clients_that_all_diverge_before_any_loss_is_known_turn_nothing_back() -> None:
+    guard, untold = DivergenceRollback(), DivergenceRollback()
+    assert guard.jumped([], diverged=3) == ""
+    for each in (guard, untold):
+        assert each.jumped([2.0]) == ""
+        each.keep({}, lambda: None)
+    assert guard.jumped([9.0, 9.0]) == untold.jumped([9.0, 9.0]) != ""

@@ -14,14 +14,16 @@ from test_deadlines import SECONDS, answering_app, capabilities, deadlines, quan
 from test_round_config import watched
 
 from fl_elastic.flower import Deadline, PartialUpdates, RoundConfig, RoundRecord
-from fl_elastic.flower.capabilities import Capabilities, GroupCosts
+from fl_elastic.flower.capabilities import Capabilities, GroupCosts, GroupNames, read_importance
 from fl_elastic.flower.client_availability import ClientAvailability, inner_times
-from fl_elastic.flower.deadline import reply_timeout
-from fl_elastic.flower.group_names import GroupNames, read_importance
+from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.metrics import believed_metrics, left_out_of
+from fl_elastic.flower.round_config import reply_timeout
 from fl_elastic.flower.server_plan import ServerPlanner
 from fl_elastic.state.archive import Kind, archive_bytes
 from fl_elastic.state.codec import to_archive
+from fl_elastic.update import Manifest
+from fl_elastic.update.manifest import Role
 
 
 def said(node: int, **changes: Any) -> Any:
@@ -295,3 +297,18 @@ def test_if_all_are_silent_all_are_asked() -> None:
         for node in (1, 2):
             availability.missed(node)
     assert availability.due([1, 2]) == {1, 2}
+
+
+def test_the_fleet_remembers_no_more_names_than_the_model_has_groups() -> None:
+    registry = ClientRegistry(RoundConfig(plan="server"))
+    names = "conv.weight", "conv.bias"
+    registry.serve(Manifest(names, ((1,),) * 2, ("float32",) * 2, (Role.PARAMETER,) * 2))
+    # Names that groups can have, two by each of three clients.
+    registry.weigh(
+        [
+            {"conv": 0.9, "conv#2": 0.1},
+            {"conv.weight": 0.8, "conv.bias": 0.2},
+            {"conv.weight#2": 0.6, "conv.bias#2": 0.4},
+        ]
+    )
+    assert set(registry.importance) == {"conv", "conv.weight"}

@@ -26,9 +26,9 @@ from fl_elastic.flower import (
     RoundConfig,
     elastic_client_app,
 )
-from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.fleet_cut import FleetCut
 from fl_elastic.flower.records import IMPORTANCE, train_reply
+from fl_elastic.flower.round_config import Deadline
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.task import TASK
 from fl_elastic.update.manifest import places_of

@@ -19,14 +19,14 @@ from torch import nn
 from fl_elastic import Budget
 from fl_elastic.closed_form.head import closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
-from fl_elastic.closed_form.secret_sums import with_held_out
+from fl_elastic.closed_form.secret_sums import FixedPoint, with_held_out
 from fl_elastic.closed_form.sums_privacy import SumsPrivacy, noised
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import ElasticClient, RoundConfig, SecurePartialUpdates
 from fl_elastic.flower._compat import (
     parameters_to_ndarrays,
 )
-from fl_elastic.flower.private_round_zero import SUMS_OF
+from fl_elastic.flower.private_round_zero import SUMS_OF, secret_head
 from fl_elastic.losses import classification_loss
 from fl_elastic.training.head_pass import sums_apart
 from fl_elastic.update import Manifest
@@ -217,3 +217,20 @@ def test_what_cannot_be_done_is_said_before_a_run() -> None:
         SecurePartialUpdates(
             FedAvg(), config=TERMS, workflow=SecAggPlusWorkflow(5, 3, quantization_range=16)
         )
+
+
+WEIGHT, BIAS = MANIFEST.index["2.weight"], MANIFEST.index["2.bias"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "no json", "7", "[1, 2]", "[1, 2, 3, 4]", "[null, 0, 1]", "[1e400, 0, 1]", "[" * 9999,
+        f"[{WEIGHT}, 99, 1]", f"[{WEIGHT}, -2, 1]", f"[99, {BIAS}, 1]", "[99, -1, 1]", f"[-1, {BIAS}, 1]",
+        f"[{BIAS}, {WEIGHT}, 1]",
+    ],
+)  # fmt: skip
+def test_clients_that_name_no_layer_of_the_model_are_one_error(said: str) -> None:
+    arrays = [np.zeros(shape, np.float32) for shape in MANIFEST.shapes]
+    with pytest.raises(UpdateError, match="of which layer"):
+        secret_head([said] * 3, np.zeros(1), 3, FixedPoint(2**22, 8.0, 1000.0), arrays, None)

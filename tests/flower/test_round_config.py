@@ -27,7 +27,7 @@ from fl_elastic import Budget
 from fl_elastic.closed_form.sums_privacy import SumsPrivacy
 from fl_elastic.errors import SettingError, UpdateError
 from fl_elastic.flower import Deadline, ElasticClient, PartialUpdates, RoundConfig, RoundRecord
-from fl_elastic.flower.group_names import read_importance
+from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.records import IMPORTANCE, PACKED, read_instruction
 from fl_elastic.flower.tasks.cut_worth import RateCuts
 from fl_elastic.flower.tasks.describe import Describe

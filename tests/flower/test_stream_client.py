@@ -30,8 +30,8 @@ from fl_elastic.streaming.round_inbox import RoundInbox
 from fl_elastic.streaming.saved_learner import StreamPosition
 from fl_elastic.training import evaluate
 from fl_elastic.update import Manifest, PartialUpdate, decode, weights_of
+from fl_elastic.update.dampening import decode_squares
 from fl_elastic.update.model_wire import encode_weights
-from fl_elastic.update.squared_gradients import decode_squares
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
 
 sys.path.append(str(Path(__file__).parents[1] / "streaming"))

@@ -16,11 +16,11 @@ from torch import nn
 from fl_elastic.budget import Budget, sendable
 from fl_elastic.errors import BudgetError
 from fl_elastic.groups import Mode
+from fl_elastic.methods.joint.policy import STANDARD_MODES
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.memory import step_memory
-from fl_elastic.profiling.modes import STANDARD_MODES
 from fl_elastic.profiling.profile import ModeCosts
 from fl_elastic.testing import made_up_profile
 

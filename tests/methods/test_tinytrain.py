@@ -22,10 +22,11 @@ from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.methods.sparse_update.published_schemes import PUBLISHED_MODELS
-from fl_elastic.methods.tinytrain.policy import layer_worth
+from fl_elastic.methods.tinytrain.policy import TinyTrainPolicy, layer_worth
 from fl_elastic.planning import POLICIES, Plan, PlanRequest
 from fl_elastic.planning.channel_modes import channel_modes
-from fl_elastic.planning.importance.channels import CHANNEL_SCORES, choose_channels
+from fl_elastic.planning.importance.channel_scores import FisherChannels
+from fl_elastic.planning.importance.channels import choose_channels
 from fl_elastic.planning.importance.fidelity import Fidelity
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.macs import backward_macs, group_macs
@@ -215,12 +216,9 @@ def test_channels_are_offered_only_where_they_leave_one_out() -> None:
     assert offered["out"]["3"] == ["full"]
 
 
-@pytest.mark.parametrize("name", ["tinytrain", "tinytrain_learned"])
-def test_one_pass_tells_layers_and_their_channels(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_pass_tells_layers_and_their_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = []
-    kind = type(CHANNEL_SCORES.make(POLICIES.make(name).needs.channel_score))
+    kind = FisherChannels
     scored = kind.score
 
     def score(self: Any, *given: Any) -> Any:
@@ -231,7 +229,7 @@ def test_one_pass_tells_layers_and_their_channels(
     model, batches = conv_net(), images(3)
     before = copy.deepcopy(model)
     monkeypatch.setattr(kind, "score", score)
-    policy = type(POLICIES.make(name))(macs_share=0.5)
+    policy = TinyTrainPolicy(macs_share=0.5)
     trainer = ElasticTrainer(model, loss_fn, sgd, budget=Budget(), policy=policy)
     plan = trainer.fit(batches).plan
     assert plan.channels and len(passes) == 1

@@ -29,9 +29,8 @@ from fl_elastic.budget import Budget
 from fl_elastic.errors import PlanError
 from fl_elastic.groups.trace import trace_step
 from fl_elastic.methods.tokens.blocks import fewer_tokens_profile, token_blocks
-from fl_elastic.methods.tokens.bsr import BsrPolicy
-from fl_elastic.methods.tokens.e_vit import EVitPolicy
 from fl_elastic.methods.tokens.kept import KeptTokens, on_kept_tokens
+from fl_elastic.methods.tokens.policy import BsrPolicy, EVitPolicy
 from fl_elastic.planning import Plan
 from fl_elastic.profiling import profile_model
 from fl_elastic.state.rows import room_of

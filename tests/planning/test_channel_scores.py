@@ -23,7 +23,7 @@ from fl_elastic.testing import Check, channel_score_checks, name_of
 from fl_elastic.testing.probes import made_up_training
 from fl_elastic.testing.profiles import made_up_graph
 
-NAMES = ["fisher", "l2", "learned"]
+NAMES = ["fisher", "l2"]
 
 
 class TwoLayers(nn.Module):

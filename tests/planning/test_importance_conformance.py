@@ -13,7 +13,6 @@ NAMES = [
     "elastic",
     "elastic_same_batch",
     "fisher",
-    "learned",
 ]
 
 
@@ -38,7 +37,6 @@ def test_batches_needed_are_those_that_are_read() -> None:
         "elastic": 2,
         "elastic_same_batch": 1,
         "fisher": 1,
-        "learned": 1,
     }
 
 

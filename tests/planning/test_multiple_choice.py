@@ -17,7 +17,7 @@ from scipy.sparse import lil_matrix  # type: ignore[import-untyped]
 from slow_ones import slow_unless
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.multiple_choice.choices import Choices, Limits, Totals
+from fl_elastic.planning.multiple_choice.choices import ChoiceLimits, Choices, Totals
 from fl_elastic.planning.multiple_choice.knapsack import (
     MultipleChoiceSelection,
     multiple_choice_knapsack,
@@ -65,14 +65,14 @@ def draw_choices(rng: np.random.Generator, groups: int, options: int, kind: str)
     )
 
 
-def limits_of(choices: Choices, shares: tuple[float, float, float]) -> Limits:
+def limits_of(choices: Choices, shares: tuple[float, float, float]) -> ChoiceLimits:
     """Shares of what everything costs; infinity where there is no limit."""
     whole = (
         np.abs(choices.seconds).max(axis=1).sum() + choices.path_seconds.sum(),
         choices.memory.max(axis=1).sum() + choices.path_memory.sum(),
         choices.uplink.max(axis=1).sum(),
     )
-    return Limits(*(float(share * cost) for share, cost in zip(shares, whole, strict=True)))
+    return ChoiceLimits(*(float(share * cost) for share, cost in zip(shares, whole, strict=True)))
 
 
 def draw(
@@ -81,7 +81,7 @@ def draw(
     groups: int | None = None,
     tight: bool = False,
     limits: int = 3,
-) -> tuple[Choices, Limits]:
+) -> tuple[Choices, ChoiceLimits]:
     """One instance of the kind that the seed says."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 7)) if groups is None else groups
@@ -105,7 +105,7 @@ def slow_totals(choices: Choices, options: list[int]) -> Totals:
     return Totals(value, seconds, memory, uplink)
 
 
-def best_by_brute_force(choices: Choices, limits: Limits) -> float:
+def best_by_brute_force(choices: Choices, limits: ChoiceLimits) -> float:
     """Look at every choice; minus infinity if none is within the limits."""
     groups = len(choices.value)
     usable = choices.available.copy()
@@ -126,7 +126,7 @@ def best_by_brute_force(choices: Choices, limits: Limits) -> float:
     return float(value[fits].max(initial=-np.inf))
 
 
-def best_by_integer_programme(choices: Choices, limits: Limits) -> float:
+def best_by_integer_programme(choices: Choices, limits: ChoiceLimits) -> float:
     """One binary per option, and y[d] for "reached"."""
     groups, options = choices.value.shape
     size = groups * options
@@ -171,7 +171,7 @@ def best_by_integer_programme(choices: Choices, limits: Limits) -> float:
     return -np.inf if found.x is None else -float(found.fun)
 
 
-def solve(choices: Choices, limits: Limits) -> MultipleChoiceSelection | None:
+def solve(choices: Choices, limits: ChoiceLimits) -> MultipleChoiceSelection | None:
     """Solve, and check everything that must hold of any answer; None if there is none."""
     try:
         found = multiple_choice_knapsack(choices, limits)
@@ -264,7 +264,7 @@ def test_no_answer_breaks_a_limit_and_none_is_missed(
     groups = len(choices.value)
     forced = data.draw(st.sets(st.integers(0, groups - 1), max_size=3))
     choices = replace(choices, forced=tuple(forced))
-    limits = Limits(seconds, memory, uplink)
+    limits = ChoiceLimits(seconds, memory, uplink)
     best, found = best_by_brute_force(choices, limits), solve(choices, limits)
     assert close(found, best, 1e-9), (best, found)
 
@@ -298,30 +298,35 @@ def simple(value: Floats, cost: Floats, **changes: Any) -> Choices:
 
 def test_a_single_group_takes_its_best_option_that_fits() -> None:
     choices = simple(table([0, 1, 5, 9]), table([0, 1, 2, 3]))
-    for limits, expected in ((Limits(2.5), 2), (Limits(), 3), (Limits(9, 9, 1), 1), (Limits(0), 0)):
+    for limits, expected in (
+        (ChoiceLimits(2.5), 2),
+        (ChoiceLimits(), 3),
+        (ChoiceLimits(9, 9, 1), 1),
+        (ChoiceLimits(0), 0),
+    ):
         assert multiple_choice_knapsack(choices, limits).options.tolist() == [expected]
 
 
 def test_no_groups_give_an_empty_selection() -> None:
-    found = multiple_choice_knapsack(simple(np.zeros((0, 3)), np.zeros((0, 3))), Limits(1.0))
+    found = multiple_choice_knapsack(simple(np.zeros((0, 3)), np.zeros((0, 3))), ChoiceLimits(1.0))
     assert found.options.shape == (0,) and found.totals.value == found.bound == 0.0
 
 
 def test_groups_that_can_only_be_frozen_stay_frozen() -> None:
     choices = simple(np.zeros((3, 1)), np.zeros((3, 1)))
-    assert multiple_choice_knapsack(choices, Limits(1.0)).options.tolist() == [0, 0, 0]
+    assert multiple_choice_knapsack(choices, ChoiceLimits(1.0)).options.tolist() == [0, 0, 0]
     value = table([0, 5], [0, 5], [0, 5])
     choices = simple(value, value, available=np.array([[True, True], [True, False], [True, True]]))
-    assert multiple_choice_knapsack(choices, Limits(10.0)).options.tolist() == [1, 0, 1]
+    assert multiple_choice_knapsack(choices, ChoiceLimits(10.0)).options.tolist() == [1, 0, 1]
 
 
 def test_worthless_groups_are_trained_only_if_forced_and_then_as_well_as_possible() -> None:
     value = table([0, -3, -1, -2], [0, -1, 0, -1])
     cost = table([0, 1, 3, 2], [0, 1, 1, 1])
-    assert multiple_choice_knapsack(simple(value, cost), Limits(9.0)).totals.value == 0.0
+    assert multiple_choice_knapsack(simple(value, cost), ChoiceLimits(9.0)).totals.value == 0.0
     forced = simple(value, cost, forced=(0,))
-    assert multiple_choice_knapsack(forced, Limits(9.0)).totals.value == -1.0
-    tight = multiple_choice_knapsack(forced, Limits(2.0))
+    assert multiple_choice_knapsack(forced, ChoiceLimits(9.0)).totals.value == -1.0
+    tight = multiple_choice_knapsack(forced, ChoiceLimits(2.0))
     assert tight.options[0] == 3 and tight.totals.value == -2.0
 
 
@@ -329,7 +334,7 @@ def test_infinite_costs_are_never_paid() -> None:
     value = table([0, 1, 9], [0, 1, 9], [0, 9, 9])
     cost = table([0, 1, np.inf], [0, 1, 2], [0, 1, 1])
     choices = simple(value, cost, path_seconds=np.array([0, 0, np.inf]))
-    for limits in (Limits(), Limits(100.0), Limits(100.0, 100.0, 100.0)):
+    for limits in (ChoiceLimits(), ChoiceLimits(100.0), ChoiceLimits(100.0, 100.0, 100.0)):
         assert multiple_choice_knapsack(choices, limits).options.tolist() == [1, 2, 0]
 
 
@@ -343,7 +348,7 @@ def test_units_do_not_matter() -> None:
         uplink=choices.uplink * 1e-9,
     )
     found = solve(choices, limits)
-    scaled = solve(other, Limits(limits.seconds, limits.memory * 1e9, limits.uplink * 1e-9))
+    scaled = solve(other, ChoiceLimits(limits.seconds, limits.memory * 1e9, limits.uplink * 1e-9))
     assert found is not None and scaled is not None
     assert scaled.totals.value == pytest.approx(1e-6 * found.totals.value, rel=2e-3)
 
@@ -366,27 +371,29 @@ def test_the_error_names_the_nearest_limits_that_would_do() -> None:
         memory=table([0, 2, 6], [0, 1, 1]), path_seconds=np.array([0.5, 1.0]), forced=(0,),
     )  # fmt: skip
     with pytest.raises(BudgetError, match=r"seconds must be at least 3\.5 \(limit 3\)") as caught:
-        multiple_choice_knapsack(choices, Limits(seconds=3.0, memory=7.0))
+        multiple_choice_knapsack(choices, ChoiceLimits(seconds=3.0, memory=7.0))
     assert "memory" not in str(caught.value)
     with pytest.raises(BudgetError, match=r"seconds .* 3\.5 .*; memory must be at least 2 "):
-        multiple_choice_knapsack(choices, Limits(seconds=3.0, memory=1.0))
+        multiple_choice_knapsack(choices, ChoiceLimits(seconds=3.0, memory=1.0))
     with pytest.raises(BudgetError, match=r"seconds .* 4\.5 \(limit 4\), with memory within 5"):
-        multiple_choice_knapsack(choices, Limits(seconds=4.0, memory=5.0))
-    assert multiple_choice_knapsack(choices, Limits(seconds=4.5, memory=5.0)).options.tolist() == [
+        multiple_choice_knapsack(choices, ChoiceLimits(seconds=4.0, memory=5.0))
+    assert multiple_choice_knapsack(
+        choices, ChoiceLimits(seconds=4.5, memory=5.0)
+    ).options.tolist() == [
         1,
         0,
     ]
     with pytest.raises(BudgetError, match=r"memory .* 6 \(limit 5\), with uplink within 3"):
-        multiple_choice_knapsack(choices, Limits(seconds=9.0, memory=5.0, uplink=3.0))
+        multiple_choice_knapsack(choices, ChoiceLimits(seconds=9.0, memory=5.0, uplink=3.0))
     with pytest.raises(BudgetError, match=r"nothing fits: seconds must be at least 0 \(limit -1\)"):
-        multiple_choice_knapsack(replace(choices, forced=()), Limits(seconds=-1.0))
+        multiple_choice_knapsack(replace(choices, forced=()), ChoiceLimits(seconds=-1.0))
 
 
 def test_a_forced_group_that_cannot_be_trained_is_named() -> None:
     value = table([0, 1], [0, 1])
     available = np.array([[True, True], [True, False]])
     choices = simple(value, value, available=available, forced=(1,))
-    for limits in (Limits(), Limits(9.0), Limits(9.0, 9.0, 9.0)):
+    for limits in (ChoiceLimits(), ChoiceLimits(9.0), ChoiceLimits(9.0, 9.0, 9.0)):
         with pytest.raises(BudgetError, match=r"forced groups \[1\] have no available option"):
             multiple_choice_knapsack(choices, limits)
 
@@ -414,12 +421,12 @@ def test_what_is_not_available_may_hold_anything() -> None:
     odd = table([0, 1, np.nan], [0, -np.inf, 1])
     available = np.array([[True, True, False], [True, False, True]])
     choices = simple(odd, odd, available=available)
-    assert multiple_choice_knapsack(choices, Limits(2.0)).options.tolist() == [1, 2]
+    assert multiple_choice_knapsack(choices, ChoiceLimits(2.0)).options.tolist() == [1, 2]
 
 
 def test_limits_and_options_must_make_sense() -> None:
     with pytest.raises(BudgetError, match="memory is NaN"):
-        Limits(memory=math.nan)
+        ChoiceLimits(memory=math.nan)
     choices = simple(table([0, 1]), table([0, 1]))
     with pytest.raises(BudgetError, match="options has shape"):
         choices.totals([0, 1])

@@ -32,7 +32,7 @@ from fl_elastic.testing.policies import check_plan_is_reproducible_from_seed
 NAMES = [
     "bias", "bsr", "e_vit", "elastic", "full", "gradient_filter", "head", "joint", "last_k", "neq", "random",
     "scotti", "slice_out", "slice_out_fit", "sparse_update", "tinytrain", "tinytrain_in",
-    "tinytrain_learned", "velocity",
+    "velocity",
 ]  # fmt: skip
 profiles = st.builds(
     made_up_profile, st.integers(1, 14), branched=st.booleans(), seed=st.integers(0, 10**6)

@@ -26,7 +26,7 @@ from fl_elastic.planning import PlanRequest
 from fl_elastic.planning.policy import POLICIES
 from fl_elastic.profiling import CostProfile, profile_model
 from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.in_flight import in_flight
+from fl_elastic.profiling.kept_tensors import in_flight
 from fl_elastic.profiling.memory import mask_bytes, step_memory
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.training.apply_plan import plan_applied

@@ -19,7 +19,7 @@ from fl_elastic.readout.best_places import Sample, choose_places
 from fl_elastic.readout.place import Place
 from fl_elastic.readout.places_wire import PlacesReply, decode_places, encode_places
 from fl_elastic.update import Manifest
-from fl_elastic.update.frame import Kind, unpack
+from fl_elastic.update.frame import MessageKind, unpack
 
 MODEL = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
 MANIFEST = Manifest.of(MODEL)
@@ -132,7 +132,7 @@ def test_the_reply_of_another_model_is_refused() -> None:
 
 
 def with_header(**fields: Any) -> bytes:
-    return rebuilt(sent(), kind=Kind.PLACES, **fields)
+    return rebuilt(sent(), kind=MessageKind.PLACES, **fields)
 
 
 HUGE = 10**400
@@ -193,12 +193,12 @@ def test_a_header_that_makes_no_sense_is_refused(name: str) -> None:
 def with_numbers(change: Callable[..., None], *, classes: bool = True) -> bytes:
     """The reply with changed means and scales, constants, targets, and standardised rows."""
     packed = sent(classes=classes)
-    payload = unpack(packed, MANIFEST, Kind.PLACES)[2]
+    payload = unpack(packed, MANIFEST, MessageKind.PLACES)[2]
     exact = np.frombuffer(bytes(payload[: 4 * (42 + 23 * 4)]), "<f4").copy()
     small = np.frombuffer(bytes(payload[4 * (42 + 23 * 4) :]), "<f2").copy()
     change(exact[:42], exact[42:65], exact[65:].reshape(23, 3), small)
     numbers = exact.tobytes() + small.tobytes()
-    return rebuilt(packed, kind=Kind.PLACES, payload=lambda old: numbers)
+    return rebuilt(packed, kind=MessageKind.PLACES, payload=lambda old: numbers)
 
 
 def longer(part: int) -> Callable[..., None]:
@@ -240,7 +240,7 @@ def test_targets_that_are_numbers_are_free() -> None:
 )
 def test_whatever_is_changed_is_an_error_of_this_library_or_nothing(times: int) -> None:
     packed = sent()
-    fields = unpack(packed, MANIFEST, Kind.PLACES)[1]
+    fields = unpack(packed, MANIFEST, MessageKind.PLACES)[1]
     tracemalloc.start()
     try:
         for seed in range(400 * times):
@@ -253,7 +253,7 @@ def test_whatever_is_changed_is_an_error_of_this_library_or_nothing(times: int) 
             def payload(old: bytes, rng: random.Random = rng) -> bytes:
                 return mutated_bytes(old, rng) if rng.random() < 0.3 else old
 
-            changed = rebuilt(packed, kind=Kind.PLACES, text=text, payload=payload)
+            changed = rebuilt(packed, kind=MessageKind.PLACES, text=text, payload=payload)
             try:
                 # What is taken can be ranked, or the choice says why not.
                 choose_places(decode_places(changed, MANIFEST).sample, most_features=100)

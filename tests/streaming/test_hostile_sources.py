@@ -22,10 +22,10 @@ from toy_streams import blobs, closed, learner_in
 
 from fl_elastic.errors import StreamDataError, StreamError
 from fl_elastic.streaming import StreamLearner
-from fl_elastic.streaming.sources import LONGEST_LINE, Reading, SourcePosition, open_source
+from fl_elastic.streaming.sources import LONGEST_LINE, SourcePosition, SourceReading, open_source
 
 
-def numbers(readings: Iterator[Reading], count: int) -> list[float]:
+def numbers(readings: Iterator[SourceReading], count: int) -> list[float]:
     """The first number of each of the next rows; silence is passed over, but not for ever."""
     found: list[float] = []
     for reading in islice(readings, count + 50):
@@ -36,7 +36,7 @@ def numbers(readings: Iterator[Reading], count: int) -> list[float]:
     return found
 
 
-def until_silence(readings: Iterator[Reading]) -> list[float]:
+def until_silence(readings: Iterator[SourceReading]) -> list[float]:
     found = []
     for reading in readings:
         if reading.is_silence:
@@ -224,7 +224,7 @@ def mutated(data: bytes, draw: random.Random) -> bytes:
     return bytes(found)
 
 
-def handled(learner: StreamLearner, reading: Reading) -> dict[str, Any]:
+def handled(learner: StreamLearner, reading: SourceReading) -> dict[str, Any]:
     """What the command does with a reading."""
     if reading.sample_id is not None:
         seen = learner.label(reading.sample_id, reading.y)
@@ -409,7 +409,7 @@ def test_that_senders_use_numbers_of_their_own_is_known_after_a_restart(tmp_path
     with socket.create_server(("127.0.0.1", 0)) as free:
         spec = f"socket:127.0.0.1:{free.getsockname()[1]}"
 
-    def heard(line: bytes) -> Reading:
+    def heard(line: bytes) -> SourceReading:
         readings = open_source(spec, after=learner.positions.get(spec))
         next(readings)
         with socket.create_connection(("127.0.0.1", int(spec.rpartition(":")[2]))) as sender:

@@ -18,7 +18,7 @@ from toy_streams import blobs, closed, learner_in
 from fl_elastic.errors import RegistryError, StreamDataError, StreamError
 from fl_elastic.streaming import csv_source
 from fl_elastic.streaming.intake import checked_label
-from fl_elastic.streaming.sources import SOURCES, Reading, open_source
+from fl_elastic.streaming.sources import SOURCES, SourceReading, open_source
 
 
 def test_kinds_of_sources(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def port() -> int:
     return free_port()
 
 
-def served(readings: Iterator[Reading], learner: Any, stop: threading.Event) -> None:
+def served(readings: Iterator[SourceReading], learner: Any, stop: threading.Event) -> None:
     """Answer readings as the command does."""
     for reading in readings:
         if stop.is_set():

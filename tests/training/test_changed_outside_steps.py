@@ -26,7 +26,7 @@ from fl_elastic.errors import ElasticError, ModelError, TrainingError
 from fl_elastic.profiling import profile_model
 from fl_elastic.testing.probes import Snapshot
 from fl_elastic.training import ForwardOptions, apply_plan, changed, evaluate, plan_for
-from fl_elastic.training.apply_plan import StillThroughSteps
+from fl_elastic.training.apply_plan import FrozenGuard
 from fl_elastic.update import Manifest
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -88,9 +88,9 @@ def test_a_base_that_its_owner_has_frozen_is_not_copied_for_any_optimiser() -> N
     for parameters in (model[2:].parameters(), model.parameters()):
         optimizer = OPTIMIZERS["zealous"](parameters)
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        still = StillThroughSteps(model, plan, optimizer).still
+        still = FrozenGuard(model, plan, optimizer).still
         assert {id(each) for each in still} == known - {id(each) for each in model[4].parameters()}
-    assert not StillThroughSteps(model, plan, sgd(model.parameters())).still
+    assert not FrozenGuard(model, plan, sgd(model.parameters())).still
 
 
 def test_an_optimiser_that_only_says_in_its_step_that_it_needs_a_closure_is_refused() -> None:

@@ -12,16 +12,15 @@ from small_models import loss_fn, sgd
 from torch import nn
 
 from fl_elastic import Budget, ElasticTrainer
-from fl_elastic.profiling import code_bytes
-from fl_elastic.profiling.code_bytes import CODE_BYTES, KERNEL_BYTES
+from fl_elastic.profiling import memory
 from fl_elastic.profiling.estimate import estimate_profile
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import CODE_BYTES, KERNEL_BYTES, mask_bytes
 from fl_elastic.training import Timing, TrainerOptions
 
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(code_bytes, "_has_trained", False)
+    monkeypatch.setattr(memory, "_has_trained", False)
     yield
 
 

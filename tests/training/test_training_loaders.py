@@ -292,3 +292,26 @@ def test_of_a_pass_that_is_cut_short_as_large_a_share_counts() -> None:
     passes = Epochs(DataLoader(data, batch_size=8), 1, "cpu")
     passes.first(3)
     assert (passes.first_pass, passes.examples(LoaderSize(8, 64))) == (12, 32)
+
+
+class Once:
+    """Gives its batches to the first reader alone, without saying how many."""
+
+    def __init__(self) -> None:
+        self.left = [(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(3)]
+
+    def __iter__(self) -> Iterator[Any]:
+        left, self.left = self.left, []
+        return iter(left)
+
+
+def test_a_loader_that_is_empty_when_it_is_counted_is_refused() -> None:
+    model = nn.Linear(3, 2)
+    trainer = ElasticTrainer(
+        model,
+        nn.functional.cross_entropy,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        budget=Budget(deadline=1.0),
+    )
+    with pytest.raises(TrainingError, match="no batch when it was read again"):
+        trainer.fit(Once())

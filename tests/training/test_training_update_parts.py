@@ -18,7 +18,7 @@ from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.planning import Needs, Plan, PlanRequest, Policy
 from fl_elastic.planning.importance import ChannelScore, Probe
 from fl_elastic.planning.importance.channels import ChannelScores
-from fl_elastic.planning.importance.taps import scored_layers
+from fl_elastic.planning.importance.taps import Layer, scored_layers
 from fl_elastic.training import ElasticTrainer
 from fl_elastic.update import Manifest, decode, encode, weights_of
 from fl_elastic.update.checks import check_update
@@ -62,9 +62,14 @@ class ByChance(ChannelScore):
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
         draw = probe.generator.random
         return {
-            layer.group.name: ChannelScores(draw(layer.in_channels), draw(layer.out_channels))
+            layer.group.name: ChannelScores(draw(_inputs(layer)), draw(len(layer.module.weight)))
             for layer in scored_layers(probe.model, probe.groups, graph)
         }
+
+
+def _inputs(layer: Layer) -> int:
+    module = layer.module
+    return module.in_channels if isinstance(module, nn.Conv2d) else module.in_features
 
 
 def fitted(

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from fl_elastic.errors import UpdateError
 from fl_elastic.testing import codec_checks
 from fl_elastic.update import CODECS, Codec, Manifest, PartialUpdate, decode, encode
+from fl_elastic.update.codecs.base import Fp16, Fp32
 from fl_elastic.update.codecs.bf16 import Bf16
 from fl_elastic.update.codecs.int8 import Int8
-from fl_elastic.update.codecs.raw import Fp16, Fp32
 from fl_elastic.update.codecs.topk import TopK
 from fl_elastic.update.manifest import Role
 

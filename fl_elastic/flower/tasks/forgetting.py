@@ -29,7 +29,7 @@ class SumSquaredGradients(RoundTask):
     def answer(self, work: ClientRound) -> Answer:
         """Return both sums, packed."""
         from fl_elastic.methods.dampening.forget import squares_with
-        from fl_elastic.update.squared_gradients import encode_squares
+        from fl_elastic.update.dampening import encode_squares
 
         data, examples = work.data, work.data.examples()
         seconds = work.budget.deadline or math.inf

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -210,6 +211,28 @@ def read_answers(
             continue
         holds(node, reply.have)
         yield node, reply, found
+
+
+def of_most(
+    found: Sequence[_Decoded],
+    kind: Callable[[_Decoded], Hashable],
+    left_out: Callable[[_Decoded], object],
+) -> list[_Decoded]:
+    """Return the answers of the kind that most clients sent; ``left_out`` is called with each of the others.
+
+    >>> of_most(["sums of a", "sums of b", "sums of a"], lambda each: each[-1], print)
+    sums of b
+    ['sums of a', 'sums of a']
+    """
+    counts = Counter(map(kind, found))
+    most = max(counts, key=counts.__getitem__, default=None)
+    kept = []
+    for each in found:
+        if kind(each) == most:
+            kept.append(each)
+        else:
+            left_out(each)
+    return kept
 
 
 def config_key(name: str) -> str:

@@ -19,11 +19,10 @@ from fl_elastic.groups.loss_settings import example_counter
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.sample_ids import sample_ids
 from fl_elastic.groups.untouched import same_start, untouched
-from fl_elastic.planning.importance.samples import checked_loss, micro_batches
+from fl_elastic.planning.importance.samples import checked_loss, single_examples
 from fl_elastic.profiling.profile import model_device
 from fl_elastic.training.loader import check_loader, within
-from fl_elastic.update.dampening import dampening
-from fl_elastic.update.squared_gradients import SquaredGradients
+from fl_elastic.update.dampening import SquaredGradients, dampening
 
 
 def squared_gradients(
@@ -80,7 +79,7 @@ def squared_gradients(
         for batch, counting, _ in within(counter.over(loader), seconds):
             if not counting:
                 continue
-            for part, count in micro_batches(model, [to_device(batch, device)], 1):
+            for part, count in single_examples(model, [to_device(batch, device)]):
                 if not counter.counting(part, count):
                     continue
                 if count > 1:

@@ -129,7 +129,7 @@ def filtered_input_gradient(
     patch : int
         Side r of a patch.
     """
-    on_grid = grid_input_gradient(sums, weight, geometry, size, patch)
+    on_grid = _gradient_of_cells(sums, weight, geometry, size, patch)
     if not geometry.skips_pixels:
         return CellGrid.of(geometry, size, patch).fill(on_grid)
     outputs = geometry.output_size(size)
@@ -140,7 +140,7 @@ def filtered_input_gradient(
     return whole
 
 
-def grid_input_gradient(
+def _gradient_of_cells(
     sums: Tensor, weight: Tensor, geometry: ConvGeometry, size: Pair, patch: int
 ) -> Tensor:
     """Return the value of the filtered input gradient in each cell, ``[N, Ci, rows, columns]``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,6 @@ class FilteredOperation(ModeOperation):
         side = mode.patch * stride
         patches = math.ceil(given[2] / side) * math.ceil(given[3] / side)
         return float(given[0] * given[1] * patches)
-
-    def joined(self, module: nn.Module, modes: Mapping[nn.Module, Mode]) -> LeanForward | None:
-        """Return a forward function of a Sequential that runs its filtered convolutions as chains, or None.
-
-        See `joined_forward`.
-        """
-        from fl_elastic.methods.gradient_filter.joined import joined_forward
-
-        return joined_forward(module, modes)
 
 
 def filtered_conv2d(

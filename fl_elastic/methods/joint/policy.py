@@ -13,15 +13,16 @@ from fl_elastic.groups import Mode
 from fl_elastic.groups.graph import Block
 from fl_elastic.planning.elastic import ElasticPolicy, costlier_steps
 from fl_elastic.planning.group_options import GroupOptions, group_options
-from fl_elastic.planning.multiple_choice.choices import Limits
+from fl_elastic.planning.multiple_choice.choices import ChoiceLimits
 from fl_elastic.planning.multiple_choice.knapsack import multiple_choice_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
 from fl_elastic.planning.recompute import candidate_blocks
 from fl_elastic.planning.request import PlanRequest
 from fl_elastic.profiling.memory import inference_bytes, recompute_seconds, step_memory
-from fl_elastic.profiling.modes import STANDARD_MODES
 
+STANDARD_MODES = tuple(Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8"))
+"""Modes beside frozen and full."""
 _RECOSTINGS = 3
 _TOLERANCE = 0.01
 
@@ -108,7 +109,9 @@ def _solutions(
     # The solver adds up what a step never holds at the same time, and ignores the memory of inference.
     memory_spend = room + inference_bytes(profile)
     for _ in range(_RECOSTINGS):
-        selection = multiple_choice_knapsack(options.choices, Limits(spend, memory_spend, uplink))
+        selection = multiple_choice_knapsack(
+            options.choices, ChoiceLimits(spend, memory_spend, uplink)
+        )
         modes = tuple(options.modes_of(selection.options))
         used = tuple(block for block in blocks if _is_used(request, modes, block))
         again = sum(recompute_seconds(profile, block) for block in used)

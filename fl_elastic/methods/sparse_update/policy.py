@@ -25,7 +25,7 @@ from fl_elastic.planning.channel_modes import (
 )
 from fl_elastic.planning.group_options import group_options
 from fl_elastic.planning.importance.fidelity import Fidelity
-from fl_elastic.planning.multiple_choice.choices import Limits
+from fl_elastic.planning.multiple_choice.choices import ChoiceLimits
 from fl_elastic.planning.multiple_choice.knapsack import multiple_choice_knapsack
 from fl_elastic.planning.plan import Plan
 from fl_elastic.planning.policy import POLICIES, Needs, Policy
@@ -148,7 +148,7 @@ def _transferred(request: PlanRequest) -> Iterator[list[Mode]]:
     budget = request.budget
     spend = request.allowed_step_seconds - profile.forward_seconds[0] - profile.fixed_seconds
     for share in _BUDGET_SHARES:
-        limits = Limits(
+        limits = ChoiceLimits(
             spend * share,
             np.inf if budget.memory is None else budget.memory * share,
             np.inf if budget.uplink is None else budget.uplink * share,

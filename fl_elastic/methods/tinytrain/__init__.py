@@ -3,5 +3,4 @@
 policies = {
     "tinytrain": "policy",
     "tinytrain_in": "policy",
-    "tinytrain_learned": "policy",
 }

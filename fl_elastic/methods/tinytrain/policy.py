@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -126,14 +125,6 @@ class TinyTrainInputPolicy(TinyTrainPolicy):
     name = "tinytrain_in"
     axis = "in"
     needs = Needs("fisher", tuple(Mode.channels(ratio, "in") for ratio in RATIOS[1:]), "fisher")
-
-
-@POLICIES.register("tinytrain_learned")
-class TinyTrainLearnedPolicy(TinyTrainPolicy):
-    """TinyTrain-style, with Fisher potentials predicted from one forward pass by a pretrained network."""
-
-    needs = replace(TinyTrainPolicy.needs, importance="learned", channel_score="learned")
-    name = "tinytrain_learned"
 
 
 def _by_worth(request: PlanRequest, candidates: list[int]) -> list[int]:

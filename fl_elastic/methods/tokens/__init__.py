@@ -1,3 +1,3 @@
 """Dropping tokens of a transformer in training steps: BSR (2024) and Tri-Level E-ViT (Kong et al., AAAI 2023)."""
 
-policies = {"bsr": "bsr", "e_vit": "e_vit"}
+policies = {"bsr": "policy", "e_vit": "policy"}

@@ -1,13 +1,15 @@
-"""Base of the policies that drop tokens of a transformer, and the check whether a model allows it."""
+"""The policies that drop tokens of a transformer, and the check whether a model allows it."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ from fl_elastic.methods.tokens.dropping import dropping, handing_on
 from fl_elastic.methods.tokens.kept import KeptTokens
 from fl_elastic.planning.importance.base import Probe
 from fl_elastic.planning.plan import Plan
-from fl_elastic.planning.policy import Policy
+from fl_elastic.planning.policy import POLICIES, Policy
 from fl_elastic.planning.request import PlanRequest, PolicyMemory
 from fl_elastic.profiling import CostProfile
 from fl_elastic.registry import first_line
@@ -187,3 +189,113 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     # Low-precision numbers are rounded in each layer.
     tolerance = max(_TOLERANCE, 4 * torch.finfo(one.dtype).eps)
     return bool((one - other).abs().max() <= tolerance * one.abs().max().clamp(min=1e-6))
+
+
+@POLICIES.register("bsr")
+class BsrPolicy(TokenPolicy):
+    """Train the head and as many of the last blocks as fit, on the tokens that a frozen block attends to.
+
+    In the style of BSR (2024), of which only the abstract was read: blocks of a pretrained vision transformer are
+    frozen, and tokens are dropped by the attention of a frozen block. Here this is the last frozen block, and its
+    class token's attention averaged over heads. Frozen parts run as inference, so an example keeps the same tokens
+    in every epoch, and kept features are those of these tokens only.
+
+    Parameters
+    ----------
+    keep : float
+        Share of the tokens, without the class token, that are kept, rounded up.
+    fraction : float
+        Largest share of the blocks that is trained, rounded up; at least one block stays frozen.
+
+    Raises
+    ------
+    PlanError
+        If a share is invalid.
+    """
+
+    needs_coverage = False
+    needs_eval_prefix = True
+    basis = "last blocks, kept tokens"
+    name: ClassVar[str] = "bsr"
+
+    def __init__(self, keep: float = 0.5, fraction: float = 0.5) -> None:
+        KeptTokens((("", keep),))
+        if not 0 < fraction <= 1:
+            raise PlanError(f"fraction {fraction} of the blocks must be above 0 and at most 1")
+        self.keep, self.fraction = keep, fraction
+
+    def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
+        """Return the last frozen block if as many blocks as possible are trained."""
+        return blocks[len(blocks) - self._most(len(blocks)) - 1]
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan with the most blocks that fit, or the head alone; raise BudgetError if nothing fits."""
+        blocks = token_blocks(request.profile.graph)
+        for count in range(self._most(len(blocks)), 0, -1):
+            block, lowest = blocks[len(blocks) - count - 1 :][:2]
+            if block.groups_above == lowest.groups_above:
+                # That block may not be trained, as below the fleet's cut: a later block is the last frozen one.
+                continue
+            kept = KeptTokens(((block.module, self.keep),), classes_of(request, self.name))
+            fewer = request.with_transform(kept)
+            mask = np.arange(len(request.profile)) < block.groups_above
+            if fewer.fits(mask):
+                return with_tokens(fewer.plan_of_mask(self.name, mask), request, kept)
+        return request.plan_of_mask(self.name, request.head_mask())
+
+    def _most(self, blocks: int) -> int:
+        return max(0, min(math.ceil(self.fraction * blocks), blocks - 1))
+
+
+@POLICIES.register("e_vit")
+class EVitPolicy(TokenPolicy):
+    """Train every group, and drop tokens behind a quarter, a half and three quarters of the blocks.
+
+    After Tri-Level E-ViT (Kong et al., AAAI 2023): of the remaining tokens, those are kept that the class token
+    attends to most, averaged over heads. Tokens are dropped behind a block, not before its perceptron. Of the other
+    two levels, that of examples is left to the sampler, and masks on attention are left out because they cost time.
+    The published share falls from epoch to epoch; here it is constant. A time budget is met with fewer steps.
+
+    Parameters
+    ----------
+    keep : float
+        Share of the remaining patches that is kept at each of the three places, rounded up.
+
+    Raises
+    ------
+    PlanError
+        If the share is invalid.
+    """
+
+    needs_coverage = False
+    reduces_uplink = False
+    basis = "kept tokens"
+    name: ClassVar[str] = "e_vit"
+
+    def __init__(self, keep: float = 0.9) -> None:
+        KeptTokens((("", keep),))
+        self.keep = keep
+
+    def first_drop(self, blocks: Sequence[TokenBlock]) -> TokenBlock:
+        """Return the block behind the first quarter of the blocks."""
+        return _places(blocks)[0]
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return the plan that trains everything on the kept tokens."""
+        blocks = token_blocks(request.profile.graph)
+        everything = np.ones(len(request.profile), dtype=bool)
+        if len(blocks) < 2 or self.keep == 1:
+            return request.plan_of_mask(self.name, everything)
+        places = _places(blocks)
+        drops = tuple((block.module, self.keep) for block in places)
+        kept = KeptTokens(drops, classes_of(request, self.name))
+        fewer = request.with_transform(kept)
+        return with_tokens(fewer.plan_of_mask(self.name, everything), request, kept)
+
+
+def _places(blocks: Sequence[TokenBlock]) -> list[TokenBlock]:
+    """Return the blocks behind which tokens are dropped: of twelve the fourth, the seventh and the tenth."""
+    depth = len(blocks)
+    return [
+        blocks[place] for place in sorted({depth // 4, depth // 2, depth * 3 // 4} - {depth - 1})
+    ]

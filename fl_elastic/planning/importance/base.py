@@ -75,12 +75,11 @@ class Importance(ABC):
 _OWN = {
     "elastic": "elastic",
     "elastic_same_batch": "elastic",
-    "fisher": "fisher",
+    "fisher": "channel_scores",
 }
 
 IMPORTANCES: Factories[Importance] = Factories(
     "importance",
     modules={name: f"fl_elastic.planning.importance.{module}" for name, module in _OWN.items()},
-    listed_as="importances",
 )
 """Registry of importance scores by name."""

@@ -1,4 +1,4 @@
-"""Channel scores: Fisher potential and weight norm."""
+"""Fisher potential of channels and of whole layers, and the norm of channels' weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from fl_elastic.errors import TrainingError
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import BackwardGraph
-from fl_elastic.planning.importance.base import Probe
+from fl_elastic.groups.trace import trace_step
+from fl_elastic.planning.importance.base import IMPORTANCES, Importance, Probe, Scores
 from fl_elastic.planning.importance.channels import CHANNEL_SCORES, ChannelScore, ChannelScores
-from fl_elastic.planning.importance.samples import checked_loss, micro_batches, norms_at_rest
+from fl_elastic.planning.importance.samples import checked_loss, norms_at_rest, single_examples
 from fl_elastic.planning.importance.taps import Key, Layer, Taps, scored_layers
 
 
@@ -40,7 +41,7 @@ class FisherChannels(ChannelScore):
         outputs: dict[str, Tensor] = {}
         examples = 0
         with norms_at_rest(probe.model, probe.groups, probe.loss_fn):
-            for batch, count in micro_batches(probe.model, probe.batches, 1):
+            for batch, count in single_examples(probe.model, probe.batches):
                 taps = Taps()
                 with taps.listening(probe.model, layers):
                     loss, _ = loss_from_inputs(probe.model, probe.loss_fn, batch)
@@ -94,6 +95,35 @@ def _per_example(value: Tensor, gradient: Tensor, layer: Layer, count: int) -> T
 
 def _potential(squares: Tensor | None, examples: int) -> NDArray[np.float64] | None:
     return None if squares is None else _finite(squares / (2 * examples))
+
+
+@IMPORTANCES.register("fisher")
+class FisherImportance(Importance):
+    r"""Fisher potential of a layer, :math:`P_i = \sum_o \Delta_o` over its output channels (TinyTrain, ICML 2024).
+
+    Only two-dimensional convolutions and linear layers have a potential, because TinyTrain trains nothing else. All
+    other groups, including norms and single biases, get 0.
+    """
+
+    batches_needed = 1
+    by_example = True
+
+    def score(self, probe: Probe) -> Scores:
+        """Return the potential of each group, shape (N,); raise TrainingError if it is not finite."""
+        found = FisherChannels().once(probe, _graph_of_one_example(probe))
+        return np.array(
+            [_total(found[g.name].outputs) if g.name in found else 0.0 for g in probe.groups]
+        )
+
+
+def _graph_of_one_example(probe: Probe) -> BackwardGraph:
+    with norms_at_rest(probe.model, probe.groups, probe.loss_fn):
+        batch, _ = next(single_examples(probe.model, probe.batches))
+        return trace_step(probe.model, probe.loss_fn, batch).graph
+
+
+def _total(outputs: Scores | None) -> float:
+    return 0.0 if outputs is None else float(outputs.sum())
 
 
 @CHANNEL_SCORES.register("l2")

@@ -74,7 +74,6 @@ def _equal(one: object, other: object) -> bool:
 CHANNEL_SCORES: Factories[ChannelScore] = Factories(
     "channel score",
     modules=dict.fromkeys(("fisher", "l2"), "fl_elastic.planning.importance.channel_scores"),
-    listed_as="channel_scores",
 )
 """Registry of channel scores by name."""
 

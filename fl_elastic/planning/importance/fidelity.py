@@ -17,7 +17,7 @@ from fl_elastic.groups.forward import compute_loss
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import untouched
 from fl_elastic.ops.lean_forward import lean_forward
-from fl_elastic.profiling.modes import convolution_module
+from fl_elastic.ops.lean_kind import convolution_module
 
 Visit: TypeAlias = Callable[[int, nn.Module, Tensor, Tensor], None]
 

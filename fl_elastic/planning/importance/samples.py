@@ -1,4 +1,4 @@
-"""Pass a probe's batches through the model in small parts, or one example at a time."""
+"""Pass a probe's batches through the model one example at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def norms_at_rest(
 ) -> Iterator[None]:
     """Let BatchNorm use its running statistics inside the block, and leave model and loss unchanged by it.
 
-    Only then does an example's gradient depend on no other example, and a sum over micro-batches is exact; a frozen
+    Only then does an example's gradient depend on no other example, and a sum over examples is exact; a frozen
     BatchNorm trains in the same way. Inside, the parameters of ``groups`` require a gradient.
     """
     with untouched(model, loss_fn):
@@ -36,10 +36,8 @@ def norms_at_rest(
         yield
 
 
-def micro_batches(
-    model: nn.Module, batches: Sequence[Batch], size: int
-) -> Iterator[tuple[Batch, int]]:
-    """Yield parts of at most ``size`` examples of the batches, each with its number of examples.
+def single_examples(model: nn.Module, batches: Sequence[Batch]) -> Iterator[tuple[Batch, int]]:
+    """Yield each example of the batches as a batch, with the number of examples in it.
 
     A batch is passed whole if its tensors differ in their number of examples or are sparse, or if the model has a
     BatchNorm without running statistics.
@@ -47,10 +45,8 @@ def micro_batches(
     Raises
     ------
     TrainingError
-        If ``size`` is less than 1, or a batch is no pair or has no examples.
+        If a batch is no pair or has no examples.
     """
-    if size < 1:
-        raise TrainingError(f"micro-batches of {size} examples are impossible: take at least 1")
     joint = any(isinstance(m, BatchNorm) and m.running_mean is None for m in model.modules())
     for batch in batches:
         lengths = _lengths(batch)
@@ -58,9 +54,10 @@ def micro_batches(
             raise TrainingError("a probe batch holds no example: give batches of at least one")
         whole = joint or len(lengths) > 1 or _holds_sparse(batch)
         count = max(lengths)
-        for start in range(0, count, count if whole else size):
-            stop = count if whole else min(start + size, count)
-            yield (batch if whole else _part(batch, start, stop)), stop - start
+        if whole:
+            yield batch, count
+        else:
+            yield from ((_example(batch, place), 1) for place in range(count))
 
 
 def checked_loss(loss: Tensor) -> Tensor:
@@ -87,9 +84,9 @@ def _holds_sparse(batch: Batch) -> bool:
     return any(isinstance(each, Tensor) and is_sparse(each) for _, each in entries(list(batch)))
 
 
-def _part(batch: Batch, start: int, stop: int) -> Batch:
+def _example(batch: Batch, place: int) -> Batch:
     inputs, targets = as_pair(batch)
     return (
-        map_tensors(lambda tensor: tensor[start:stop], inputs),
-        map_tensors(lambda tensor: tensor[start:stop], targets),
+        map_tensors(lambda tensor: tensor[place : place + 1], inputs),
+        map_tensors(lambda tensor: tensor[place : place + 1], targets),
     )

@@ -49,17 +49,6 @@ class Layer:
     outputs: tuple[tuple[str, int], ...]
 
     @property
-    def in_channels(self) -> int:
-        """Input channels or features."""
-        own = self.module
-        return own.in_features if isinstance(own, nn.Linear) else own.in_channels
-
-    @property
-    def out_channels(self) -> int:
-        """Output channels or features."""
-        return int(self.module.weight.shape[0])
-
-    @property
     def channel_dimension(self) -> int:
         """Dimension of the channels in the layer's activations, counted from the last."""
         return -1 if isinstance(self.module, nn.Linear) else -3

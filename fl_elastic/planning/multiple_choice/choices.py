@@ -41,7 +41,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChoiceLimits:
     """Upper limits on a selection's seconds, memory bytes and uplink bytes.
 
     Raises

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_elastic.errors import BudgetError
-from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits, Totals
+from fl_elastic.planning.multiple_choice.choices import COSTS, ChoiceLimits, Choices, Totals
 from fl_elastic.planning.multiple_choice.problem import (
     Problem,
     best_prices,
@@ -63,7 +63,7 @@ class MultipleChoiceSelection:
     bound: float
 
 
-def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoiceSelection:
+def multiple_choice_knapsack(choices: Choices, limits: ChoiceLimits) -> MultipleChoiceSelection:
     """Return the options of largest total value within all limits.
 
     With one limit the answer is exact up to 16 groups, as long as few states are undominated. Beyond that the
@@ -73,7 +73,7 @@ def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoice
     ----------
     choices : Choices
         N groups in backward order with K options each.
-    limits : Limits
+    limits : ChoiceLimits
         In the units of the costs; infinite for no limit.
 
     Raises
@@ -86,7 +86,7 @@ def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoice
     >>> value = np.array([[0.0, 3.0, 2.0], [0.0, 5.0, 4.0]])
     >>> size = np.array([[0.0, 4.0, 1.0], [0.0, 4.0, 2.0]])
     >>> choices = Choices(value, size, size, size, value > 0, np.zeros(2), np.zeros(2))
-    >>> multiple_choice_knapsack(choices, Limits(seconds=9.0, uplink=5.0)).options.tolist()
+    >>> multiple_choice_knapsack(choices, ChoiceLimits(seconds=9.0, uplink=5.0)).options.tolist()
     [2, 1]
     """
     if not len(choices.value):
@@ -98,7 +98,7 @@ def multiple_choice_knapsack(choices: Choices, limits: Limits) -> MultipleChoice
     return MultipleChoiceSelection(options, choices.totals(options), bound)
 
 
-def _feasible(choices: Choices, limits: Limits) -> _Ints:
+def _feasible(choices: Choices, limits: ChoiceLimits) -> _Ints:
     """Return options within the limits, found by minimising one cost within the other limits.
 
     Raises
@@ -115,7 +115,7 @@ def _feasible(choices: Choices, limits: Limits) -> _Ints:
 
     short = []
     for name in bounded:
-        alone = _solved(choices, Limits(), least=name)[0]
+        alone = _solved(choices, ChoiceLimits(), least=name)[0]
         if alone is None:
             raise BudgetError(
                 f"forced groups {list(choices.forced)} have no available option of finite cost; "
@@ -144,7 +144,7 @@ class _Best:
     """The best selection so far within the limits: of largest value, or of least cost if ``least`` names one."""
 
     choices: Choices
-    limits: Limits
+    limits: ChoiceLimits
     least: str | None = None
     options: _Ints | None = None
     value: float = -np.inf
@@ -164,7 +164,7 @@ class _Best:
 
 
 def _solved(
-    choices: Choices, limits: Limits, known: _Ints | None = None, *, least: str | None = None
+    choices: Choices, limits: ChoiceLimits, known: _Ints | None = None, *, least: str | None = None
 ) -> tuple[_Ints | None, float]:
     """Return the best options, or those with the least of one cost, and the bound; try ``known`` ones first."""
     best, problem = _Best(choices, limits, least), problem_of(choices, limits, least=least)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_elastic.planning.multiple_choice.choices import COSTS, Choices, Limits
+from fl_elastic.planning.multiple_choice.choices import COSTS, ChoiceLimits, Choices
 
 # A limit far below the largest cost is not a usable unit.
 _LEAST_UNIT = 1e-9
@@ -70,7 +70,7 @@ def _above(of_groups: _Floats) -> _Floats:
     return np.concatenate([np.zeros_like(of_groups[:1]), np.cumsum(of_groups, axis=0)[:-1]])
 
 
-def problem_of(choices: Choices, limits: Limits, *, least: str | None = None) -> Problem:
+def problem_of(choices: Choices, limits: ChoiceLimits, *, least: str | None = None) -> Problem:
     """Return the tables of a choice.
 
     Parameters

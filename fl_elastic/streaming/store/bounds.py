@@ -24,7 +24,7 @@ _PAGES_ONCE = 12
 _ROW_HEADER = 96
 
 
-class Rows(NamedTuple):
+class RowsToWrite(NamedTuple):
     """Number of rows to write, and the bytes of the largest one."""
 
     many: int
@@ -57,7 +57,7 @@ class StoreBounds:
         per_row = _PAGES_BESIDE_ROW + self._pages_of_row(row_bytes)
         return max((self._frames // 2 - _PAGES_ONCE) // per_row, 1)
 
-    def log_of(self, rows: Rows) -> int:
+    def log_of(self, rows: RowsToWrite) -> int:
         """Return the most bytes that a transaction with these rows adds to the log."""
         pages = _PAGES_ONCE + rows.many * (_PAGES_BESIDE_ROW + self._pages_of_row(rows.size))
         return pages * (self.page + _FRAME_HEADER)

@@ -19,7 +19,7 @@ from fl_elastic.streaming.intake import (
     checked_sample,
     kept_label,
 )
-from fl_elastic.streaming.store.bounds import Rows
+from fl_elastic.streaming.store.bounds import RowsToWrite
 from fl_elastic.streaming.store.encoding import Encoding
 from fl_elastic.streaming.store.sqlite import Database, Facts, note, texts_of
 
@@ -149,13 +149,13 @@ class Writer:
             form = self.form()
             size = form.row_bytes if form else 0
             most = self.database.bounds.rows_per_transaction(size)
-            count = self.database.write(some_deleted, "a deletion", Rows(most, size)) or 0
+            count = self.database.write(some_deleted, "a deletion", RowsToWrite(most, size)) or 0
             gone += count
             # A process that is killed here may have deleted only a part of them.
             if count < most:
                 return gone
 
-    def _together(self, changes: Sequence[Change]) -> Rows:
+    def _together(self, changes: Sequence[Change]) -> RowsToWrite:
         """Return how many of the changes go into one transaction."""
         form, size = self.form(), 0
         for many, change in enumerate(changes):
@@ -163,9 +163,9 @@ class Writer:
             # The first sample is written alone, since it determines the form of all others.
             most = self.database.bounds.rows_per_transaction(larger) if form else 1
             if many >= most:
-                return Rows(many, size)
+                return RowsToWrite(many, size)
             size = larger
-        return Rows(len(changes), size)
+        return RowsToWrite(len(changes), size)
 
     def _bytes(self, change: Change, form: Encoding | None) -> int:
         """Return the most bytes that a change writes; 0 if it will be refused, or is larger than the log allows."""
@@ -183,7 +183,11 @@ class Writer:
         return size if size <= self.database.bounds.largest_row else 0
 
     def _write(
-        self, changes: Sequence[Change], rows: Rows, version: str, noted: Mapping[str, object]
+        self,
+        changes: Sequence[Change],
+        rows: RowsToWrite,
+        version: str,
+        noted: Mapping[str, object],
     ) -> list[int | None]:
         def written() -> tuple[list[int | None], Counter[str]]:
             transaction = _Transaction(self, version)

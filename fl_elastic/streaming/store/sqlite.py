@@ -15,7 +15,12 @@ from typing import Any, TypeVar
 from fl_elastic.errors import StoreError
 from fl_elastic.state.files import private_file
 from fl_elastic.streaming.quarantine import quarantine
-from fl_elastic.streaming.store.bounds import LEAST_CAPACITY, Rows, StoreBounds, page_size_for
+from fl_elastic.streaming.store.bounds import (
+    LEAST_CAPACITY,
+    RowsToWrite,
+    StoreBounds,
+    page_size_for,
+)
 from fl_elastic.streaming.store.encoding import Encoding
 
 _LOG = logging.getLogger("fl_elastic")
@@ -123,7 +128,7 @@ class Database:
         """Return the facts that the file holds now; another process may have added samples."""
         return self.look(lambda: Facts.of(texts_of(self.connection)))
 
-    def write(self, action: Callable[[], _Found], what: str, rows: Rows) -> _Found | None:
+    def write(self, action: Callable[[], _Found], what: str, rows: RowsToWrite) -> _Found | None:
         """Run an action as an exclusive transaction that writes at most these rows; return its result.
 
         The log is emptied first if it might outgrow its bound. If the disk does not take the transaction, that is

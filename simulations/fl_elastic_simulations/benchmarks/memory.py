@@ -20,13 +20,12 @@ from fl_elastic.groups import Batch, Mode
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.losses import classification_loss
 from fl_elastic.methods.joint.policy import JointPolicy
-from fl_elastic.named_models import resolve_model
+from fl_elastic.named_models import model_builder
 from fl_elastic.planning import Plan, Policy
 from fl_elastic.planning.plain import FullPolicy
 from fl_elastic.planning.recompute import Recomputation, least_memory
 from fl_elastic.profiling import CostProfile, profile_model
-from fl_elastic.profiling.code_bytes import CODE_BYTES
-from fl_elastic.profiling.memory import step_memory
+from fl_elastic.profiling.memory import CODE_BYTES, step_memory
 from fl_elastic.training import SelectionState, Timing, TrainerOptions
 from fl_elastic.training.apply_plan import plan_applied
 from fl_elastic.training.planner import Planner
@@ -135,7 +134,7 @@ def subject_of(name: str, model: nn.Module, batches: list[Batch]) -> Subject:
 def _subject(name: str) -> Subject:
     """Return a torchvision model with random weights on random images."""
     torch.manual_seed(0)
-    model = resolve_model(name, _CLASSES).train()
+    model = model_builder(name, _CLASSES)().train()
     batches = [
         (torch.randn(_BATCH, 3, _PIXELS, _PIXELS), torch.randint(0, _CLASSES, (_BATCH,)))
         for _ in range(2)
@@ -210,7 +209,7 @@ def peak_of_steps(name: str, shape: tuple[int, ...], plan: Plan) -> int:
     memory of loaded code does not count.
     """
     torch.set_num_threads(1)
-    model = resolve_model(name, _CLASSES).train()
+    model = model_builder(name, _CLASSES)().train()
     _steps(model, plan, _batch((2, *shape[1:])), 1)
     batch = _batch(shape)
     model.zero_grad(set_to_none=True)

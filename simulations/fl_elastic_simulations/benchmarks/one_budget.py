@@ -21,10 +21,10 @@ from fl_elastic.optimizers import OptimizerFn
 from fl_elastic.planning import POLICIES, Plan, PlanRequest, Policy
 from fl_elastic.profiling import CostProfile, load_profile, profile_model, save_profile
 from fl_elastic.profiling.clock import clock_for
-from fl_elastic.profiling.modes import with_modes
 from fl_elastic.training import ElasticTrainer, ForwardOptions, TrainerOptions
 from fl_elastic.training.fine_tune import fine_tune
 from fl_elastic.training.read_out import read_out
+from fl_elastic_simulations.engine.mode_costs import with_modes
 from fl_elastic_simulations.peers.random_parts import random_blocks
 
 SPEEDUP = 2.0
@@ -103,7 +103,6 @@ METHODS: dict[str, Method] = {
     "joint": Method("joint"),
     "gradient_filter": Method("gradient_filter"),
     "tinytrain": Method("tinytrain"),
-    "tinytrain_learned": Method("tinytrain_learned"),
     "sparse_update": Method("sparse_update"),
     "neq": Method("neq", each_pass=True),
     "velocity": Method("velocity", each_pass=True),

@@ -19,7 +19,7 @@ from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import encode_head_sums
 from fl_elastic.groups import Batch
 from fl_elastic.losses import classification_loss
-from fl_elastic.named_models import build_model, resolve_model
+from fl_elastic.named_models import build_model, model_builder
 from fl_elastic.readout.place import INPUT, MOST_FEATURES
 from fl_elastic.readout.readout_module import Readout
 from fl_elastic.training import evaluate
@@ -284,7 +284,7 @@ def read_cell(
 def _model(task: ReadTask, data: Dataset, seed: int, root: str) -> nn.Module:
     if not task.pretrained:
         return build_model(task.model, data.input_shape, data.classes, seed).eval()
-    model = resolve_model(task.model, data.classes)
+    model = model_builder(task.model, data.classes)()
     load_pretrained(model, Path(root) / _WEIGHTS)
     return model.eval()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import channels_last
-from fl_elastic.named_models import resolve_model
+from fl_elastic.named_models import model_builder
 from fl_elastic_simulations.models.pretrained import load_pretrained
 
 _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
@@ -20,7 +20,7 @@ _WEIGHTS = "weights/mobilenet_v2_imagenet_onnx7_backbone.npz"
 
 def pretrained_mobilenet(root: str | Path, classes: int) -> nn.Module:
     """Return MobileNetV2 with a new head and the ImageNet weights in the data folder."""
-    model = resolve_model("mobilenet_v2", classes)
+    model = model_builder("mobilenet_v2", classes)()
     load_pretrained(model, Path(root) / _WEIGHTS)
     return model
 

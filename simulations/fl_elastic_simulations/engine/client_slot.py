@@ -14,8 +14,7 @@ from fl_elastic.errors import ScenarioError, TrainingError
 from fl_elastic.losses import classification_loss
 from fl_elastic.planning import POLICIES
 from fl_elastic.profiling import CostProfile
-from fl_elastic.profiling.code_bytes import CODE_BYTES
-from fl_elastic.profiling.memory import mask_bytes
+from fl_elastic.profiling.memory import CODE_BYTES, mask_bytes
 from fl_elastic.training import ForwardOptions, Timing, TrainablePart, TrainerOptions
 from fl_elastic.update import CODECS
 from fl_elastic_simulations.data.batches import Batches

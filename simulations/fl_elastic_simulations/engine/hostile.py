@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fl_elastic.flower.records import read_train_reply, train_reply
 from fl_elastic.update import Manifest, PartialUpdate, decode
-from fl_elastic.update.frame import Kind, unpack
+from fl_elastic.update.frame import MessageKind, unpack
 
 Attack: TypeAlias = Callable[[PartialUpdate, Manifest], bytes]
 """Turns an honest update into the bytes that are sent instead."""
@@ -64,5 +64,5 @@ def hostile(
 
 def _examples(packed: bytes, manifest: Manifest) -> int:
     """Return the number of examples that a packed update claims; its reply must claim the same."""
-    _, header, _ = unpack(packed, manifest, Kind.UPDATE)
+    _, header, _ = unpack(packed, manifest, MessageKind.UPDATE)
     return int(header["num_examples"])

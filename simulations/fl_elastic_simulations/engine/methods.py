@@ -8,10 +8,9 @@ from typing import Any
 
 from fl_elastic.aggregation import RULES, SERVER_OPTIMIZERS, MergeOptions, ModelAverage
 from fl_elastic.errors import RegistryError, ScenarioError, SettingError
-from fl_elastic.flower.deadline import Deadline
 from fl_elastic.flower.downlink import check_downlink_codec
 from fl_elastic.flower.round import RoundRecord
-from fl_elastic.flower.round_config import RoundConfig
+from fl_elastic.flower.round_config import Deadline, RoundConfig
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.planning import POLICIES
 from fl_elastic.planning.importance import IMPORTANCES

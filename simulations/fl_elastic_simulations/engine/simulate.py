@@ -15,11 +15,12 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fl_elastic.errors import ScenarioError
-from fl_elastic.flower.incremental_grid import IncrementalGrid, Interrupted, stopped_by_interrupt
+from fl_elastic.flower.incremental_grid import IncrementalGrid, Interrupted
 from fl_elastic.groups import TensorGroup
 from fl_elastic.state.files import write_atomically
 from fl_elastic_simulations.engine.client import simulated_client_app
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid, client_processes
+from fl_elastic_simulations.engine.interrupts import stopped_by_interrupt
 from fl_elastic_simulations.engine.methods import check_methods
 from fl_elastic_simulations.engine.progress import Progress
 from fl_elastic_simulations.engine.run_result import RunResult

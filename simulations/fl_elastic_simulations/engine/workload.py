@@ -245,7 +245,7 @@ def measure_profile(
     """
     # Imported here: a node of a real fleet, which has costs of its own, does not need it.
     from fl_elastic.profiling import profile_model
-    from fl_elastic.profiling.modes import with_modes
+    from fl_elastic_simulations.engine.mode_costs import with_modes
 
     batch = first_batch(scenario, data_root)
     model = (scenario_model(scenario, data_root, seed=0) if model is None else model).train()

@@ -14,8 +14,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_elastic.flower.incremental_grid import Interrupted, stopped_by_interrupt
+from fl_elastic.flower.incremental_grid import Interrupted
 from fl_elastic_simulations.engine.in_process_grid import InProcessGrid
+from fl_elastic_simulations.engine.interrupts import stopped_by_interrupt
 from fl_elastic_simulations.engine.simulate import ReportingGrid
 from fl_elastic_simulations.unequal import measuring_mod
 

@@ -1,4 +1,4 @@
-"""Costs of groups in other modes than full, measured layer by layer."""
+"""Costs of groups in other modes than full, measured layer by layer, for devices whose time is simulated."""
 
 from __future__ import annotations
 
@@ -11,34 +11,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_elastic.groups import Mode
-from fl_elastic.groups.graph import BackwardGraph, GroupKind
+from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.untouched import preserved_rng
-from fl_elastic.ops.lean_forward import lean_forward, owns_weights
+from fl_elastic.ops.lean_forward import lean_forward
+from fl_elastic.ops.lean_kind import convolution_module
 from fl_elastic.profiling.clock import Clock
 from fl_elastic.profiling.profile import CostProfile, ModeCosts
 
-STANDARD_MODES = tuple(Mode.parse(text) for text in ("bias", "in/2", "in/4", "in/8"))
 _REPEATS = 6
-
-
-def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn.Conv2d | None:
-    """Return the convolution that owns a group; None for another operation, or a layer used twice."""
-    owners = graph.group_nodes()[group]
-    if graph.groups[group].kind is not GroupKind.CONV or len(owners) != 1:
-        return None
-    name = graph.nodes[owners[0]].module
-    module = model.get_submodule(name) if name else None
-    whole = {f"{name}.{p}" for p, _ in module.named_parameters()} if module is not None else set()
-    if isinstance(module, nn.Conv2d) and owns_weights(module):
-        return module if whole == set(graph.groups[group].parameters) else None
-    return None
 
 
 def measure_modes(
     profile: CostProfile,
     model: nn.Module,
     timer: Clock,
-    modes: Sequence[Mode] = STANDARD_MODES,
+    modes: Sequence[Mode],
 ) -> CostProfile:
     """Return the profile with the measured costs of ``modes`` for every two-dimensional convolution.
 
