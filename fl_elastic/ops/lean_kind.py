@@ -13,7 +13,6 @@ from torch import nn
 from fl_elastic.groups.graph import BackwardGraph, GroupKind
 from fl_elastic.groups.mode import Mode
 from fl_elastic.groups.torch_private import BatchNorm, own_parameters
-from fl_elastic.ops.lean_forward import owns_weights
 
 _PRODUCTS = ("Addmm", "Mm", "Linear", "Mul")
 
@@ -91,6 +90,8 @@ def lean_kinds(graph: BackwardGraph, model: nn.Module) -> NDArray[np.float64]:
 
 def convolution_module(graph: BackwardGraph, model: nn.Module, group: int) -> nn.Conv2d | None:
     """Return the convolution that owns a group; None for another operation, or a layer used twice."""
+    from fl_elastic.ops.lean_forward import owns_weights
+
     owners = graph.group_nodes()[group]
     if graph.groups[group].kind is not GroupKind.CONV or len(owners) != 1:
         return None
