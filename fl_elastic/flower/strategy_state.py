@@ -130,7 +130,8 @@ def _attributes(
             # A strategy that says what it keeps has its inner strategy in a public attribute.
             if not _is_one(value, around) and (keeps is None or not name.startswith("_")):
                 yield from _attributes(value, f"{where}.", around)
-        elif keeps is None or name in keeps:
+        # What such a strategy keeps are objects with a state; it may also have none, as for the server's optimiser.
+        elif keeps is None or (name in keeps and isinstance(value, Remembering)):
             yield where, value
 
 

@@ -185,6 +185,20 @@ def test_a_server_optimiser_goes_on_with_its_moments_of_every_tensor(
     assert_identical(resumed.arrays, trained(strategy(), 4).arrays)
 
 
+def test_a_server_optimiser_that_a_preset_has_taken_away_is_no_state(tmp_path: Path) -> None:
+    """The preset chooses it before it has seen the model."""
+
+    def strategy() -> Checkpointed:
+        inner = PartialUpdates(quiet(), server_optimizer=SERVER_OPTIMIZERS.make("adam"))
+        kept = Checkpointed(inner, tmp_path)
+        inner.server_optimizer = None
+        return kept
+
+    trained(strategy(), 1)
+    resumed = trained(strategy(), 3)
+    assert_identical(resumed.arrays, trained(PartialUpdates(quiet()), 3).arrays)
+
+
 def test_state_of_tensors_without_dimensions_is_kept_too(tmp_path: Path) -> None:
     """Flower's FedAdam holds bare numbers for them."""
 
