@@ -24,6 +24,10 @@ from fl_elastic.readout.places_wire import PlacesReply, decode_places
 from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
+LARGEST_BELIEVED = 100.0
+"""Factor of the median client's mean squares above which a client's numbers are not used."""
+# Number of clients from which on it is known what is usual; and the largest weight of an example in usual ones.
+_FEWEST, _LARGER = 3, 3.0
 _MOST_ASKED = 16
 _SHOWN = 8
 
@@ -219,13 +223,6 @@ def _agrees(
             )
             return False
     return bool(reply.sample.rows)
-
-
-LARGEST_BELIEVED = 100.0
-"""Factor of the median client's mean squares above which a client's numbers are not used."""
-
-# Number of clients from which on it is known what is usual; and the largest weight of an example in usual ones.
-_FEWEST, _LARGER = 3, 3.0
 
 
 def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:

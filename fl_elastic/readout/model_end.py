@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.groups.forward import call_model, scores_of
+from fl_elastic.groups.torch_private import version_of
 
 # With the axis of the classes.
 _LINKS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
@@ -53,25 +54,28 @@ class ModelEnd:
     def of(cls, model: nn.Module, inputs: object) -> ModelEnd:
         """Return the end of a model, found by passes over a few inputs in its present mode."""
         layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-        seen: list[tuple[str, Tensor]] = []
+        seen: list[tuple[str, Tensor, int | None]] = []
         with torch.no_grad():
-            with _outputs_of(layers, lambda name, out: seen.append((name, out))):
+            with _outputs_of(layers, lambda name, out: seen.append((name, out, version_of(out)))):
                 scores = scores_of(call_model(model, inputs))
             if scores is None:
                 return cls(None)
             shape = tuple(scores.shape)
-            names = [name for name, out in seen if out is scores]
+            # Who changes the output in place returns the same tensor with other numbers.
+            names = [n for n, out, version in seen if out is scores and version_of(out) == version]
             if names:
                 return cls(shape, names[-1])
-            name, out = seen[-1] if seen else ("", scores)
+            name, out, _ = seen[-1] if seen else ("", scores, None)
             if not name or out.ndim != 2:
                 return cls(shape)
             # Other numbers in its place show what becomes of them.
             instead = torch.linspace(-2.0, 3.0, out.numel()).to(out).reshape(out.shape)
+            version = version_of(instead)
             with _outputs_of({name: layers[name]}, lambda _, __: instead):
                 made = scores_of(call_model(model, inputs))
         squeezed = out.shape[1] == 1 and shape == (len(out),)
-        link = None if made is None else link_of(made, instead)
+        kept = made is not None and version_of(instead) == version
+        link = link_of(made, instead) if made is not None and kept else None
         if link is None or not (squeezed or shape == tuple(out.shape)):
             return cls(shape)
         return cls(shape, name, link, squeezed)

@@ -47,6 +47,8 @@ def end_of(outputs: int, end: Callable[[Tensor], Tensor]) -> tuple[str, str, boo
         (2, lambda out: out.half().float().softmax(1).half(), ("last", "softmax", False)),
         # None of these is a linear layer with such a function.
         (2, torch.relu, ("", "", False)),
+        (2, lambda out: out.relu_(), ("", "", False)),
+        (1, lambda out: out.mul_(2.0).squeeze(1), ("", "", False)),
         (2, lambda out: out.clone(), ("", "", False)),
         (2, lambda out: out / 2, ("", "", False)),
         (2, lambda out: out.softmax(0), ("", "", False)),
