@@ -1,4 +1,4 @@
-"""Export of a trained model to formats that other programs read: safetensors, and ONNX with its extra."""
+"""Export of a trained model to formats that other programs read: safetensors, and, with an extra, ONNX."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def _onnx(model: nn.Module, example: torch.Tensor) -> bytes:
         # The exporter has an error class per stage, most of them private.
         raise ModelError(f"this model cannot be exported to ONNX: {error}") from error
     if program is None:
-        raise ModelError("this model cannot be exported to ONNX: the exporter gave nothing")
+        raise ModelError("this model cannot be exported to ONNX: the exporter returned nothing")
     return bytes(program.model_proto.SerializeToString())

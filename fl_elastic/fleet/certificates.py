@@ -73,7 +73,7 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
     else:
         key = new_key()
         write_file(folder.ca_key, key_to_pem(key), PRIVATE_FILE)
-        yield Change("created", folder.ca_key, "keep it safe: who has it can pose as the server")
+        yield Change("created", folder.ca_key, "keep it safe: whoever has it can pose as the server")
     if folder.ca.is_file():
         _check_pair(folder, key)
         yield Change("kept", folder.ca)
@@ -151,7 +151,7 @@ def _certificate(
     if not folder.ca_key.is_file():
         raise FleetError(
             f"the server needs a new certificate and {folder.ca_key} is not here; "
-            "bring the authority's key back for the moment"
+            "put the authority's key back for this command"
         )
     signer = key_from_pem(read_bytes(folder.ca_key), str(folder.ca_key))
     authority = _parsed(folder, authority_certificate(folder))

@@ -103,7 +103,7 @@ class AuxiliaryRounds:
         config, zero = self._fleet.config, record.server_round == 0
         task = SolveHead(
             record.deadline, cut=self._fleet.cut.group,
-            # Not in later rounds: there the model that is asked about does not have its version number yet.
+            # Not after later rounds: the model that clients are then asked about has no version number yet.
             keep=config.sends_changes and zero,
             clip=None if config.sums_privacy is None else config.sums_privacy.clip,
             noise=None if config.sums_privacy is None else config.sums_privacy.noise,
@@ -133,8 +133,8 @@ class AuxiliaryRounds:
             if record.stepped_back:
                 self._fleet.slow_down()
                 _LOG.warning(
-                    "%s. The model of then is put back, and clients' optimisers take %.3g of their learning rate "
-                    "from here on", record.stepped_back, self._fleet.rate,
+                    "%s. The model of the last solve is put back, and from here on clients' optimisers use %.3g "
+                    "of their learning rate", record.stepped_back, self._fleet.rate,
                 )  # fmt: skip
         self._close(record, packer)
         return weights
@@ -170,7 +170,7 @@ class AuxiliaryRounds:
         new head is free of them.
 
         Solving takes no longer than the round's deadline: a client that cannot pass over all of its data in that
-        time sends sums over a part.
+        time sends sums over a part of it.
         """
         config, number = self._fleet.config, ended.server_round
         # A client that could not train, perhaps for lack of memory, can still pass over its data, and nobody else
@@ -182,7 +182,7 @@ class AuxiliaryRounds:
         if not due or not nodes:
             return None
         record = RoundRecord(number, deadline=ended.deadline, trains=False)
-        # A grid that does not record times: a pass for sums is not a round of training.
+        # On a grid that records no times, because a pass for sums says nothing about the time of a training round.
         grid = collecting(packer.grid)
         solved = self.solve(packer.blank(sorted(nodes)), grid, record, timeout, forgets=forgets)
         if forgets and not record.accepted:
@@ -203,8 +203,8 @@ class AuxiliaryRounds:
 
         All clients that answered are asked for squared gradients, because what matters to the examples of one
         client may matter to all. A client that cannot pass over all of its data within the round's deadline sends
-        sums over a part. Then the clients are asked for their loss under the dampened model, which is kept only if
-        most losses are not far larger.
+        sums over a part of it. Then the clients are asked for their loss under the dampened model, which is kept
+        only if most losses are not far larger.
 
         Parameters
         ----------
@@ -265,7 +265,7 @@ class AuxiliaryRounds:
 
         def failed(node: int, reason: str) -> None:
             # A client whose loss is not finite reports an error, so an error counts as an infinite loss.
-            record.leave_out(node, reason, "loss of what has forgotten")
+            record.leave_out(node, reason, "loss of the model that has forgotten")
             after[node] = math.inf
 
         for node, _, loss in read_answers(replies, lambda reply: reply.metrics.get(LOSS), failed):

@@ -263,7 +263,7 @@ def log_record(record: RoundRecord, rule: str) -> None:
     if record.stayed:
         some = " ".join(", ".join(list(record.stayed)[:3]).split())
         _LOG.warning(
-            "round %s: %s tensors stay, as too few clients trained them for rule %r: %s",
+            "round %s: %s tensors stay as they are: too few clients trained them for rule %r: %s",
             number, len(record.stayed), rule, some,
         )  # fmt: skip
     if record.shortened:
@@ -275,8 +275,8 @@ def log_record(record: RoundRecord, rule: str) -> None:
         )
     if record.stepped_back:
         _LOG.warning(
-            "round %s: %s: the model before the last round is put back, and steps are no longer than the clients' "
-            "from here on",
+            "round %s: %s: the model before the last round is put back, and from here on the server's steps are at "
+            "most as long as the clients'",
             number, record.stepped_back,
         )  # fmt: skip
 

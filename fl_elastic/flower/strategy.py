@@ -82,7 +82,7 @@ _QUARTER = Deadline(quantile=0.25)
 class PartialUpdates(Strategy):
     """Lets clients send only what they trained, under an unchanged strategy of Flower.
 
-    Sends the model as one packed buffer, checks and merges packed partial updates as they arrive, and passes the
+    It sends the model as one packed buffer, checks and merges packed partial updates as they arrive, and passes the
     inner strategy what it expects. FedAvg, FedAvgM, FedAdam and other linear strategies get the merged model as one
     reply with the summed weight, which for them is equivalent. A differential-privacy wrapper gets one complete
     reply per client, with the global value for every tensor that the client did not train. An invalid reply is
@@ -142,8 +142,8 @@ class PartialUpdates(Strategy):
         {"average", "downlink", "fleet", "guard", "server_optimizer", "sizes", "solved"}
     )
     """Attributes whose state belongs in a checkpoint."""
-    not_inside = "another PartialUpdates: give it the strategy inside of that one"
-    """Error message: no other PartialUpdates is put around this one."""
+    not_inside = "another PartialUpdates: give it the strategy inside that one"
+    """Error message: this object cannot be put inside another PartialUpdates."""
 
     def __init__(
         self,
@@ -229,10 +229,10 @@ class PartialUpdates(Strategy):
         Each tensor is merged over the clients that trained it, the server takes longer steps while rounds agree,
         and the mean of its last models is tested and returned. Late updates are merged with less weight.
 
-        A pretrained model instead gets a head in closed form, which reads at the place with the least error by the
-        fleet's sums and is solved for again after every fifth round; the model may then end there
-        (`fl_elastic.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the
-        features there, and only what lies above travels.
+        A pretrained model instead gets a head in closed form, which reads at the place where it has the least error
+        on the fleet's examples, and is solved for again after every fifth round; the model may then end there
+        (`fl_elastic.readout.Readout`). It also gets a moving cut: nobody trains below it, clients keep the features
+        there, and only what lies above travels.
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class PartialUpdates(Strategy):
             The arrays that `start` will be given; their norms show whether the model is pretrained.
         pretrained : bool, optional
             Whether the model has learned features from other data already, and ends in a linear layer. By default
-            ``initial_arrays`` decide; without these it is decided when `start` is given them.
+            ``initial_arrays`` decide; if they are not given here, those passed to `start` do.
         on_round : callable, optional
             Called with the `RoundRecord` after each round's training.
 
@@ -266,7 +266,7 @@ class PartialUpdates(Strategy):
         return strategy
 
     def begin_with(self, arrays: ArrayRecord) -> None:
-        """Choose the settings by the model, if a preset leaves that open; forget an earlier run."""
+        """Choose the settings by the model if the preset left that open, and drop what an earlier run left."""
         limit = self._preset if self._preset and trained_before(arrays) else None
         if limit is not None or self._last_round:
             self._as_given()
@@ -325,7 +325,7 @@ class PartialUpdates(Strategy):
         self._check_statistics(manifest)
         messages = [*self._chosen(self.inner.configure_train, 0, config, grid).values()]
         self.fleet.serve(manifest)
-        # A deadline derived from training times does not apply to a pass; complete sums are exact.
+        # Only a fixed deadline applies: one derived from training times says nothing about a pass for sums.
         record.deadline = None if self.config.deadline is None else self.config.deadline.seconds
         whole = self.downlink.weights
         if self.config.reads_inside and not self.fleet.read:
@@ -340,7 +340,7 @@ class PartialUpdates(Strategy):
         return as_record({**solved, **self._base})
 
     def keep_before(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go back to this model, and to the present state of server optimiser and average, if losses jump."""
+        """Keep this model, and the present state of server optimiser and average, to restore if losses jump."""
         weights = {name: array for name, array in arrays.items() if name != FROZEN_BASE}
         self.guard.keep(weights, self._undo())
 
@@ -458,7 +458,7 @@ class PartialUpdates(Strategy):
         self.fleet.closed(len(this.packer.sent_bytes), len(this.usable))
 
     def _merge(self, this: Round) -> tuple[bool, MetricRecord | None]:
-        """Go on from what the inner strategy makes of the updates; return whether it made anything, and metrics."""
+        """Continue with the inner strategy's model of the updates; return whether it gave one, and its metrics."""
         # Under differential privacy the inner strategy merges the clipped replies itself.
         merged = this.weights if self._each_seen else this.merged()
         stepped = None if merged is None else this.stepped(merged, self.server_optimizer)
@@ -510,7 +510,7 @@ class PartialUpdates(Strategy):
 
     @property
     def _of_its_start(self) -> list[str]:
-        """Settings that only `start`, and not the methods that a wrapper would call, carries out."""
+        """Settings that take effect in `start` alone, not in the methods that a wrapper would call."""
         given = {
             "config.read": self.config.solves_head,
             "average": self.average is not None,

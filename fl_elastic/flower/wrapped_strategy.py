@@ -117,7 +117,7 @@ def check_strategy(inner: object) -> None:
 def chain(inner: Strategy) -> list[Strategy]:
     """Return the strategy and those it wraps, outermost first; a wrapper may hold several."""
     chain = [inner]
-    # Under whatever name a wrapper of a user keeps them; a strategy may also know the one around it.
+    # A user's wrapper may keep them under any name; a strategy may also know the one around it.
     for strategy in chain:
         chain += [each for each in _held_by(strategy) if not any(each is one for one in chain)]
     return chain
@@ -174,7 +174,7 @@ def say_what_it_sees(inner: Strategy) -> None:
     for strategy in chain(inner):
         if not _is_flowers(strategy.start):
             _LOG.warning(
-                "start of %s is never called: the rounds are run by that of the outermost strategy",
+                "%s.start is never called: the start of the outermost strategy runs the rounds",
                 type(strategy).__name__,
             )
     if sees_each_client(inner):
@@ -276,7 +276,7 @@ def _refuse_other_contents(
 
 
 def _say_what_is_not_sent(messages: Iterable[Message]) -> None:
-    """Log settings that are lists, which only Flower's own clients of the Message API are sent, and near misses."""
+    """Log settings that are lists, which only Flower's own ClientApps are sent, and names close to known ones."""
     records = [each for message in messages for each in message.content.config_records.values()]
     lists = dict.fromkeys(
         name for record in records for name, value in record.items() if isinstance(value, list)

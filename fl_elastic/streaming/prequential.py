@@ -142,7 +142,7 @@ class Prequential:
             for row in some:
                 self._rule.learn(row)
             self.unsaved |= self.update() is not None
-        # Also without such samples: a head in closed form may be known from sums of before the stream.
+        # Even without such samples: a head in closed form may be known from sums over data from before the stream.
         self.update()
 
     def saved(self) -> None:
@@ -239,7 +239,7 @@ class Prequential:
             if not self._told:
                 self._told = True
                 _LOG.warning(
-                    "a label came for sample %s, whose prediction is not known any more, since too many samples "
+                    "a label came for sample %s, whose prediction is no longer known, since too many samples "
                     "without a label have come since: it is learned, and counts in no accuracy", number,
                 )  # fmt: skip
         elif row is not None and row.y != label:

@@ -308,7 +308,7 @@ class ElasticForward:
         self._store = None
 
     def _features(self, split: SplitModel, inputs: Any) -> Tensor:
-        # It was proved for one layout only which tensors have a row per example.
+        # Which tensors have a row per example was checked for one layout of the inputs only.
         if self._store is None or layout_of(inputs) != self._layout:
             self._computed += (batch_shape((inputs, None)) or (1,))[0]
             return split.features(inputs)
@@ -331,7 +331,7 @@ class ElasticForward:
             self._store.store(ids, features)
             if self._store.unfit and not len(self._store):
                 self._give_up(
-                    f"features of up to {float(features.abs().max()):.3g} do not stay what they are as "
+                    f"features of up to {float(features.abs().max()):.3g} change if stored as "
                     f"{self.options.precision}: keep them as fp32, or scale the inputs"
                 )
             return features
@@ -374,7 +374,7 @@ class _Proof:
     rows: int | None
 
     def holds_for(self, inputs: Any) -> bool:
-        """Return whether these inputs are such ones."""
+        """Return whether these inputs are of this kind."""
         return sizes_of(inputs) == self.sizes and self.rows in (None, count_rows(inputs))
 
 

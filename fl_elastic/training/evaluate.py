@@ -210,7 +210,7 @@ def _numbers(found: Any) -> dict[str, float]:
     """Return metrics as plain numbers."""
     if not isinstance(found, Mapping):
         raise TrainingError(
-            f"metrics_fn returned a {type(found).__name__}: return a dict of a number per name"
+            f"metrics_fn returned a {type(found).__name__}: return a dict with one number per name"
         )
     metrics: dict[str, float] = {}
     for name, value in found.items():

@@ -209,8 +209,8 @@ def eager(model: nn.Module) -> nn.Module:
     original = uncompiled(model)
     if original is not model:
         _LOG.warning(
-            "the model is compiled, and its steps run without the compiler: each new plan would be compiled anew. "
-            "A loop of one's own under apply_plan runs the compiled model"
+            "the model is compiled, but its steps run uncompiled, since each new plan would be compiled again. "
+            "A training loop of your own under apply_plan runs the compiled model"
         )
     return original
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("fl_elastic")
 _MOST_OF_TIME, _HALF = 0.15, 0.5
-# Share of the time since the last probe: earlier scores and the steps' own importance suffice until then.
+# A later probe may take this share of the time of all steps since the last one. Until it may, earlier scores and
+# the importance read from steps suffice.
 _MOST_FOR_LATER_PROBES = 0.01
 _STEPS_THAT_TELL = 2
 _MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
@@ -163,7 +164,7 @@ class Planner:
         if memory is not None and memory < code_to_load() == self._code_bytes == CODE_BYTES:
             _LOG.warning(
                 "a memory budget of %.3g MB is less than the %.0f MB of code that a process loads for its first "
-                "steps: this fit may exceed the budget by them, later fits of this process do not load them again",
+                "steps: this fit may exceed the budget by that much; later fits of this process do not",
                 memory / 1e6, CODE_BYTES / 1e6,
             )  # fmt: skip
         self.go_on(costs, None)
@@ -193,7 +194,7 @@ class Planner:
         self._fits_at_pace = self._last_probe = None
 
     def probe_due(self, correction: float, left_seconds: float = np.inf) -> bool:
-        """Return whether importance must be measured now; never while everything fits, at the measured pace.
+        """Return whether importance must be measured now: never while everything fits at the measured pace.
 
         A policy that is defined by its own importance measures it even then, and however much its probes cost over
         many fits. Except for the first, no probe may take more than a fixed share of the time left.

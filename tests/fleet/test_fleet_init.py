@@ -165,7 +165,7 @@ def test_the_authoritys_key_may_be_kept_elsewhere(tmp_path: Path) -> None:
     folder.ca_key.rename(tmp_path / "safe.key")
     provision(folder, Wanted(nodes=("pi1",)))
     assert not folder.ca_key.exists()
-    with pytest.raises(FleetError, match="bring the authority's key back"):
+    with pytest.raises(FleetError, match="put the authority's key back"):
         provision(folder, Wanted(addresses=("server.lan",)))
     (tmp_path / "safe.key").rename(folder.ca_key)
     provision(folder, Wanted(addresses=("server.lan",)))

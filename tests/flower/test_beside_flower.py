@@ -443,7 +443,7 @@ def test_a_start_that_is_not_called_is_named(caplog: pytest.LogCaptureFixture) -
     PartialUpdates(strategy_of())
     assert "never called" not in caplog.text
     PartialUpdates(strategy_of(Starts))
-    assert "start of Starts is never called" in caplog.text
+    assert "Starts.start is never called" in caplog.text
 
 
 class OtherModel(FedAvg):

@@ -161,7 +161,7 @@ def test_features_with_a_large_common_part_are_computed_again_and_not_rounded() 
 
     done = fine_tune(model, loss_fn, still, data, cut="1", epochs=1, read="last")
     assert done.report is not None and done.report.forward is not None
-    assert "do not stay what they are as fp16" in done.report.forward.refused
+    assert "change if stored as fp16" in done.report.forward.refused
     assert done.final_error == pytest.approx(done.head_error, rel=1e-3) and done.kept
 
 
