@@ -35,7 +35,7 @@ _EARLY = ".early."
 
 @dataclass(frozen=True)
 class UsualSizes:
-    """State of a `ChangeClipper`: by tensor, sizes of the last rounds, and sizes too few to be usual."""
+    """State of a `ChangeClipper`: by tensor, sizes of the last rounds, and those from too few clients."""
 
     usual: dict[str, tuple[float, ...]]
     early: dict[str, tuple[float, ...]]

@@ -36,7 +36,7 @@ class MergeOptions:
         client has sent none in that round.
     staleness_power : float
         A delta that is s rounds late is weighted by (1 + s) to the power of minus this (FedAsync, Xie et al. 2019);
-        0 gives it full weight.
+        0 gives it full weight, and 1 gives half the weight to a delta that is one round late.
     bad_share : float
         Share of a round's clients, at least one client, that robust rules assume to be bad; below one half. A
         tensor changes only if more good clients than possibly bad ones trained it: with two of ten bad, five
@@ -48,7 +48,7 @@ class MergeOptions:
     Raises
     ------
     SettingError
-        If the weighting is unknown or the power is negative.
+        If a name is unknown or a number is out of range.
     """
 
     weighting: Literal["examples", "uniform"] = "examples"

@@ -1,4 +1,4 @@
-"""Rules that a minority of bad updates cannot sway."""
+"""Rules that a minority of bad updates cannot sway; `MergeOptions.bad_share` says how large a minority."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrimmedMean(RobustRule):
     Attributes
     ----------
     share : float
-        Least share left out at either end, rounded down.
+        Least share left out at either end, rounded down, even if ``MergeOptions.bad_share`` is smaller.
     """
 
     share: ClassVar[float] = 0.2
@@ -90,7 +90,7 @@ class Krum(RobustRule):
     Attributes
     ----------
     share : float
-        Least share of clients that are assumed to be bad.
+        Least share of clients that are assumed to be bad, even if ``MergeOptions.bad_share`` is smaller.
     """
 
     share: ClassVar[float] = 0.2

@@ -1,6 +1,7 @@
 """Sums over folds of a client's examples: left out of the total, they measure a head on held-out examples.
 
-A fold contains no example: its rows are a factor of the sums, such as any examples with the same sums would give.
+A fold contains no example: its rows are a factor of the sums, which any other examples with the same sums would
+give as well.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def best_ridge(system: RidgeSystem) -> tuple[Ridge, float]:
     known, variance = np.atleast_1d(examples) > 0, system.variance
     if not known.any() or variance <= 0:
         return Ridge(system, float(PENALTIES[-1])), 1.0 if variance > 0 else 0.0
-    # The best head for those who hold one class is one that knows no other: the others say which penalty.
+    # The best head for a client that holds one class is one that knows no other: the other clients decide on the
+    # penalty.
     classes = np.array([np.count_nonzero(each.squares) for each in system.sums])
     tell = known & (classes > 1)
     if system.total.classes and tell.any() and (tell != known).any():

@@ -16,7 +16,7 @@ from fl_elastic.errors import UpdateError
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
-# Below this weight no example is left, and the sums hold rounding errors only.
+# Below this weight no example is left, and the sums hold only rounding errors.
 _NOBODY = 1e-9
 # A mean is rounding error if it is a smaller share than this of the numbers whose difference it is.
 _ROUNDED = 1e-12
@@ -109,7 +109,7 @@ class RunningSums:
     def spread(self) -> _Floats:
         """Variance of each feature, shape (D,); a constant feature gets the largest variance instead.
 
-        Shares of these, as a penalty, treat all features as if they were standardised.
+        A penalty proportional to these treats all features as if they were standardised.
         """
         spread = self._variance
         most = float(spread.max(initial=0.0)) or 1.0

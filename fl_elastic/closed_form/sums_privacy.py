@@ -26,7 +26,7 @@ from fl_elastic.update.manifest import Manifest
 # best from 2 to 4.
 _TARGETS = 2.0
 _LENGTH = sqrt(4.0 + 2.0 * _TARGETS**2)
-# Penalty as a share of the largest eigenvalue of the noise alone; no eigenvalue of the examples is lost.
+# Penalty as a share of the largest eigenvalue of the noise alone; unlike a cut-off it drops nothing.
 _RIDGE = 0.5
 _MOST_EPSILON = 100.0
 # Noise beyond this many standard deviations does not occur by chance.
@@ -75,7 +75,7 @@ class SumsPrivacy:
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise on products of features, which are divided by the clip."""
+        """Standard deviation of the noise on products of features, in units of the squared clip."""
         low, high = 1e-4, 1e6
         while high > low * (1 + 1e-12):
             middle = sqrt(low * high)

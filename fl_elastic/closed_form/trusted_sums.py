@@ -21,7 +21,7 @@ _OUTER = 5
 # Cap on the factor by which one judge can say that an error has grown.
 _MOST = 2.0
 # A client is harmful if it makes others' errors grow by more than the first number over the number of clients, and
-# by more than the second number times the usual deviation. One of 1,980 honest clients did.
+# by more than the second number times the usual deviation. Of 1,980 honest clients one was found harmful.
 _HARM, _USUAL = 0.6, 4.0
 # Errors far below this share of the squared targets count as equal: doubling them does no harm.
 _SMALL = 0.02

@@ -69,8 +69,8 @@ class Checkpoint:
     def tested(self) -> dict[str, NDArray[Any]]:
         """The model that the run tested after the round and would hand out.
 
-        It is not ``arrays``, from which rounds go on, if the strategy averages models, or has trained under a head
-        since it was solved for.
+        It differs from ``arrays``, with which training continues, if the strategy averages models, or if clients
+        have trained since the head was last solved for.
         """
         return averaged_in(self.state, self.arrays)
 

@@ -121,7 +121,7 @@ class ElasticClient(NumPyClient):
     feature_bytes : int
         Most bytes of features at the fleet's cut that are kept in ``state_dir``, in fp16; features of the test data
         may take as many again. 0 keeps none. Features reveal as much as the data: they stay on the device, and are
-        wiped when a pass over all data does not meet their example.
+        wiped once a pass over all data no longer finds their example.
     metrics_fn : callable, optional
         ``metrics_fn(outputs, targets)`` returns a dict of numbers for a test batch; their means over the examples
         are sent to the server. A collection of torchmetrics computes them for all examples together. Accuracy is
@@ -376,7 +376,7 @@ class ClientModel:
         return cls(model, model, places, Manifest.of(model).with_base(model), flags_of(model))
 
     def up_to_date(self) -> ClientModel:
-        """Return the model with a manifest by the present flags; itself if these have not changed."""
+        """Return a copy with the manifest for the present flags; this object if they have not changed."""
         flags = flags_of(self.module)
         if flags == self.flags:
             return self

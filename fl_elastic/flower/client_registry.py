@@ -128,7 +128,8 @@ class ClientRegistry:
         config : ConfigRecord
             Config of the training messages; sent along with the question.
         chosen : dict of int to Message
-            The round's messages by node; their nodes are sent the config of theirs in place of ``config``.
+            The round's messages by node; these nodes are sent the config of their own message in place of
+            ``config``.
         """
         if not self.config.needs_capabilities:
             return

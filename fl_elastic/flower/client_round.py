@@ -101,7 +101,7 @@ class RoundData:
         return compute(squared_outputs)
 
     def finish(self, task: RoundTask, report: FitReport | None) -> dict[str, Any]:
-        """Do what the data need after a successful task, here nothing; return further metrics for the server."""
+        """Finish a successful task, for which these data need nothing; return further metrics for the server."""
         return {}
 
 
@@ -150,7 +150,7 @@ class ClientRound:
 
     @property
     def budget_left(self) -> Budget:
-        """The rest of the budget, whose deadline began when the message arrived, if time is measured.
+        """What is left of the budget; if time is measured, its deadline began when the message arrived.
 
         Raises
         ------
@@ -313,7 +313,7 @@ def round_options(options: TrainerOptions, task: RoundTask) -> TrainerOptions:
 def _usual_rate(optimizer: torch.optim.Optimizer) -> float:
     """Return the learning rate that all groups of an optimiser have by default, else the first group's, else 0."""
     rates: list[Any] = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    # If every group names its own rate, the class's default is nobody's.
+    # If every group has a rate of its own, the class's default applies to none.
     common: Any = getattr(optimizer, "defaults", {}).get("lr")
     return float(common if common in rates else next(iter(rates), 0.0))
 

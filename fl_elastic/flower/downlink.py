@@ -280,7 +280,7 @@ class MessagePacker:
     ) -> list[Message]:
         """Replace the content of each message; nodes with the same task share one content.
 
-        Flower's own clients are only asked to train.
+        Messages to Flower's own clients are dropped unless the task is one that these clients know.
         """
         stock = self._downlink.stock
         messages = [

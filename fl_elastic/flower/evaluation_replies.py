@@ -18,7 +18,7 @@ from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
 
 _LOG = logging.getLogger("fl_elastic")
 _ACCURACY = "accuracy"
-# Number of clients from which on it is known what is usual.
+# With fewer clients nobody knows what is usual.
 _FEWEST = 3
 # A client's examples count for at most this multiple of the largest number, without the top fifth of the clients.
 _EXAMPLES = 2.0
@@ -51,7 +51,8 @@ def asked_again(
             kept.append(message)
     for answer in packer.whole_again(failed):
         node = answer.metadata.src_node_id
-        # A node that fails again is left with its first error; only its first second answer counts.
+        # A node that fails again is left with its first error; of its answers to the plain one, only the first
+        # counts.
         first = failed.pop(node, None)
         if first is None:
             continue

@@ -48,7 +48,7 @@ class TriedRequests:
     failures : dict of str to int
         By digest, how often a client did not send what its request needs.
     waits : dict of int to (int, int)
-        By node, its requests that were taken up, and the rounds until its next one may be.
+        By node, how many of its requests were taken up, and in how many rounds its next one may be.
     """
 
     rounds: dict[str, int]

@@ -212,7 +212,7 @@ class IncrementalGrid(GridWrapper):
         return found or set(waiting)
 
     def _hear(self, message: Message, sent: _Sent) -> None:
-        """Tell the listener who answered; an error that the SuperLink reports for a node is no answer of it."""
+        """Tell the listener who answered; an error that the SuperLink reports is not an answer of the node."""
         if message.has_error() and message.metadata.src_node_id == _SUPERLINK:
             message.metadata.__dict__["_src_node_id"] = sent.node
         elif self._listener is not None:

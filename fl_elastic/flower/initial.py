@@ -1,4 +1,4 @@
-"""What a server begins with: arrays, and the settings for unequal devices that suit them."""
+"""What a server begins with: arrays, whether these are pretrained, and settings for unequal devices."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from fl_elastic.update.checks import Limits, check_variances
 _LOG = logging.getLogger("fl_elastic")
 # One of this many clients may deviate from the others.
 _PARTS = 5
-# Flower's code for a message that a mod does not take.
+# Flower's error code for a message that a mod refused.
 _BY_MOD = 6
 # Wording of the errors by which clients report a loss that is not finite.
 _NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
@@ -70,7 +70,7 @@ class ReplyMerger:
     doubted: list[tuple[float, int, Message]] = field(default_factory=list)
 
     def take_all(self, replies: Iterable[Message]) -> None:
-        """Merge replies as they come, those that come together in a fixed order; repeat requests that failed."""
+        """Merge replies as they arrive, in a fixed order if they arrive together; repeat requests that failed."""
         together = self.whole or isinstance(replies, Sequence)
         for message in in_fixed_order(replies) if together else replies:
             self.take(message)
@@ -104,7 +104,7 @@ class ReplyMerger:
             self.take(message)
         stale |= refused
         for node, reason in {**stale, **self.round.stale}.items():
-            # A node that is taken for one of Flower's own clients and did not answer again is still taken for one.
+            # The assumption that a node runs one of Flower's own clients stays if the node did not answer again.
             self.reject(node, reason)
 
     def take(self, message: Message) -> None:
@@ -203,7 +203,7 @@ class ReplyMerger:
             self.reject(node, str(error))
             return True
         self._accept(node, update, staleness, reply)
-        # A function of the user's reads the number of examples, whatever the strategy weights by.
+        # The user's aggregation function may read the number of examples, whatever the strategy weights by.
         own = {} if node in self.downlink.stock else {EXAMPLES: reply.num_examples}
         metrics = MetricRecord({**own, **reply.metrics, self.weight_key: update.num_examples})
         self.round.metrics.append(RecordDict({"metrics": metrics}))

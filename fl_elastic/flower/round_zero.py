@@ -29,10 +29,11 @@ _LOG = logging.getLogger("fl_elastic")
 # with features far from the others' gets less weight, so that it counts as at most the second number of usual
 # examples.
 _UNUSUAL, _LARGER = 10.0, 3.0
-# Number of clients from which on it is known what is usual; at most one in this many is left out because its sums
-# make the others' heads worse.
+# With fewer clients than the first number nobody knows what is usual. At most one client in the second number is
+# left out because its sums make the head worse for the others.
 _FEWEST, _LEFT_OUT = 3, 5
-# Other clients' examples may be a little harder: tolerated factor, and tolerated share of the mean's error.
+# Other clients' examples may be a little harder, so an error may grow by this factor, and by this share of the
+# mean's error.
 _SPOILED, _NOTHING = 1.25, 0.02
 # No tensor's name begins with a dot.
 _ERROR, _NODES = ".error", ".nodes"

@@ -26,7 +26,8 @@ from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDi
 _LOG = logging.getLogger("fl_elastic")
 LARGEST_BELIEVED = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""
-# Number of clients from which on it is known what is usual; and the largest weight of an example in usual ones.
+# With fewer clients than the first number nobody knows what is usual. An example weighs at most as much as the
+# second number of usual ones.
 _FEWEST, _LARGER = 3, 3.0
 _MOST_ASKED = 16
 _SHOWN = 8

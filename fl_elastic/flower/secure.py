@@ -62,8 +62,9 @@ class SecurePartialUpdates(LegacyStrategy):
         Samples clients and takes the mean, as a legacy strategy does; it sees whole models.
     config : RoundConfig, optional
         Deadline and head; the plan is always the server's. With ``read="last"`` the first successful round is for
-        sums: the head is solved for from the total of all clients' sums, and from that of a fifth of their
-        examples. With ``sums_privacy`` the server adds noise to the total.
+        sums: the head is solved for from two totals over all clients: of the sums over all examples, and of those
+        over a fifth of them, which is held out to choose the penalty. With ``sums_privacy`` the server adds noise
+        to the total.
     workflow : SecAggPlusWorkflow
         The workflow that runs the strategy: its settings say which sums it can take, and how those of round zero
         are written.
@@ -290,7 +291,7 @@ class SecurePartialUpdates(LegacyStrategy):
             raise UpdateError(f"clients name {len(indices)} tensors and sent {len(arrays)}")
         known = self._arrays
         for index, array in zip(indices, arrays, strict=True):
-            # A number without dimensions travels as an array of one.
+            # A zero-dimensional array travels as an array of one number.
             if not 0 <= index < len(known) or array.shape != np.atleast_1d(known[index]).shape:
                 raise UpdateError(f"tensor {index} does not fit the model")
             if not np.isfinite(array).all():

@@ -1,8 +1,9 @@
-"""Flower's own clients, which know nothing of packed models, in a fleet that uses them: they exchange whole models.
+"""Flower's own clients in a fleet of elastic clients: they know nothing of packing and exchange whole models.
 
-Such a client is recognised by its answers. One that cannot read the packed model is sent the plain one in the same
-round, in the records of both kinds of client, and from then on in those of its own kind. One that fails on both is
-sent those of a ClientApp alone, because mods such as ``LocalDpMod`` take one record of arrays.
+Such a client is recognised by its answers. If it cannot read the packed model, it is sent the plain one in the same
+round, in the records of a NumPyClient and of a ClientApp together, and from then on in those of its own kind alone.
+If it fails on both records together, it is sent those of a ClientApp alone, because mods such as ``LocalDpMod``
+take a single record of arrays.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ def evaluation_of(content: RecordDict, max_examples: int, weight_key: str) -> Ev
 
 
 def _short_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return loss and accuracy, each if a single metric is called so in its last word.
+    """Return loss and accuracy, each if exactly one metric's name ends in that word.
 
     >>> _short_names({"eval_loss": 0.5, "eval_acc": 0.75, "top5-accuracy": 1.0})
     {'loss': 0.5}

@@ -32,7 +32,7 @@ from fl_elastic.update.manifest import FROZEN_BASE, WeightDict
 
 _LOG = logging.getLogger("fl_elastic")
 _OBJECT, _VALUE = "!object!", "!value!"
-# Besides, lists may hold themselves, and Python writes no number of thousands of digits.
+# A list may contain itself, and Python refuses to write a number of thousands of digits.
 _NOT_KEPT = (NotKeptError, RecursionError, ValueError)
 EvaluateFn: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -54,7 +54,7 @@ def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def own_settings(config: ConfigRecord | None) -> ConfigRecord:
-    """Return a copy of the settings of a run, into which strategies write while those of the caller stay."""
+    """Return a copy of a run's settings, which strategies may change without changing the caller's."""
     return ConfigRecord(dict(config or {}))
 
 

@@ -157,7 +157,7 @@ class StreamData(RoundData):
         candidates = [Shares(share, fixed) for share in (settings.shares if trains else (1.0,))]
         for label in settings.classes:
             seen.classifier.learn(label)
-        # Learning a class may replace the head module; the joining sets the rows of new labels.
+        # Learning a class may replace the head module; joining the models sets the rows of new labels.
         own = replace(LabelledWeights.of(seen.classifier), labels=_known(seen))
         manifest = Manifest.of(seen.classifier.model, whole=True)
 

@@ -1,4 +1,4 @@
-"""What a client asks a server to forget, until the server confirms that it has, and its data without that."""
+"""A client's request to have examples forgotten, its training data without them, and the server's confirmation."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Attributes:
                 put_content_back(value, copied)
 
     def changed(self) -> list[str]:
-        """Return the sorted names of attributes that are another object or have other content now."""
+        """Return the sorted names of attributes that now hold another object, or an object with other content."""
         found: set[str] = set()
         for module, before in self.held:
             now = dict(_own(module))

@@ -98,8 +98,8 @@ def estimate_profile(
     clock : {"auto", "wall", "cpu"}
         See `fl_elastic.profiling.clock.clock_for`.
     memory : float, optional
-        Bytes that a step may keep. With this limit only a sixteenth of the batch, at least two examples, and then
-        twice as many are used, and the costs of the batch concluded from both.
+        Bytes that a step may keep. With this limit the steps use only a sixteenth of the batch (at least two
+        examples), and then twice as many; the costs of the whole batch are extrapolated from both.
     prefix : bool
         Whether the passes up to the cuts are timed too, for an elastic forward pass.
     deadline : float, optional

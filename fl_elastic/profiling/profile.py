@@ -119,7 +119,7 @@ class SavedTensors:
     channels_last : array of int, shape (M,)
         1 if a node keeps a map or weight stored channels last, else 0; zeros by default.
     beside : array, shape (2, M)
-        Bytes that each node took for a moment beyond what shapes tell, forward and backward, see
+        Temporary bytes of each node beyond what shapes tell, in the forward and the backward pass, see
         `with_bytes_beside`; empty if no step was recorded.
     """
 
@@ -176,7 +176,7 @@ class CostProfile:
     optimizer_bytes_per_weight : float
         Optimiser state per trained scalar weight.
     optimizer_moment_per_weight : float
-        Bytes that the optimiser takes for a moment per scalar weight of the tensor that it steps.
+        Temporary bytes of the optimiser, per scalar weight of the tensor that it is stepping.
     cut_plain_seconds, cut_inference_seconds : array, shape (C,)
         Time of the forward pass up to each of the graph's cuts: frozen but otherwise unchanged, and as inference
         with BatchNorm folded; empty if not measured.
@@ -457,7 +457,7 @@ def profile_key(
 
 
 def _optimizer_case(model: nn.Module, optimizer_fn: OptimizerFn) -> str:
-    """Return the optimiser's class and the settings that are on, on which its time and its state depend."""
+    """Return the optimiser's class and the enabled settings that decide its time and its state."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return ""
     made = made_by(optimizer_fn, model)

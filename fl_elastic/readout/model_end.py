@@ -61,14 +61,14 @@ class ModelEnd:
             if scores is None:
                 return cls(None)
             shape = tuple(scores.shape)
-            # Who changes the output in place returns the same tensor with other numbers.
+            # A model that changes the output in place returns the same tensor with other numbers.
             names = [n for n, out, version in seen if out is scores and version_of(out) == version]
             if names:
                 return cls(shape, names[-1])
             name, out, _ = seen[-1] if seen else ("", scores, None)
             if not name or out.ndim != 2:
                 return cls(shape)
-            # Other numbers in its place show what becomes of them.
+            # Run again with known numbers in place of the output, to see what the model makes of them.
             instead = torch.linspace(-2.0, 3.0, out.numel()).to(out).reshape(out.shape)
             version = version_of(instead)
             with _outputs_of({name: layers[name]}, lambda _, __: instead):

@@ -110,7 +110,7 @@ class TokenPooling(nn.Module):
             return mean_over_grid(given.movedim(-1, 1), self._size)
         side = _side(given.shape[1])
         if side is None:
-            # As many cells, one after the other.
+            # As many cells as a square grid has, one after the other.
             return mean_over_grid(given.movedim(-1, 1), self._size**2)
         given = given[:, side[1] :]
         if self._size > 1:

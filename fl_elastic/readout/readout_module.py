@@ -52,7 +52,8 @@ class Readout(nn.Module):
     head : nn.Linear
         The layer, with zero weights until it is solved for or trained.
     end : ModelEnd
-        What the model does with the output of its own last layer, such as ``log_softmax``, and this one as well.
+        What the model does with the output of its own last layer, such as ``log_softmax``; the readout does the
+        same.
     reading : Reading
         Places and number of directions.
     projection : Projection or None

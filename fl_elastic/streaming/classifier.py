@@ -218,7 +218,7 @@ class Classifier:
                 )
 
     def _loss_refuses(self, outputs: int) -> str:
-        """Return why the loss cannot take so many scores, as one with a weight for each class; empty if it can."""
+        """Return why the loss cannot take so many scores, such as too few class weights; empty if it can."""
         device = model_device(self.model)
         scores, targets = torch.zeros(1, outputs), torch.full((1,), outputs - 1)
         try:

@@ -230,7 +230,7 @@ def _sample(fields: Sequence[tuple[str, str]]) -> NDArray[np.float32] | Unreadab
 def _number(text: str) -> float | str:
     """Return text as a number; unchanged if it is not one, so that the refusal can quote it."""
     try:
-        # An underscore may stand between digits in Python alone.
+        # Only Python accepts an underscore between digits.
         return float(text) if "_" not in text else text
     except ValueError:
         return text

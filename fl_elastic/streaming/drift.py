@@ -44,7 +44,7 @@ class DriftMemory:
 
     Its saved state is the list of errors that it was given, so that no object of a library has to be stored; after
     a restart they are given again. To bound that list, the detector is now and then made again from the newest
-    errors. After that it detects changes worse that take longer than these errors.
+    errors. Changes slower than these errors are then harder to detect.
 
     Parameters
     ----------

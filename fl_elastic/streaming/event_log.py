@@ -46,7 +46,7 @@ class EventLog:
     path : Path
         The file; it and its folder are made for the first event.
     most : int
-        Most bytes of the file; beyond, no event is added.
+        Largest size of the file; an event that would exceed it is not added.
 
     Attributes
     ----------

@@ -275,7 +275,7 @@ class StreamLearner:
         return seen
 
     def label(self, sample_id: int | str, y: int) -> Observation:
-        """Give an observed sample its label later than the sample; it counts in the prequential accuracy now.
+        """Give an observed sample its label, which may come late; its prediction now counts in the accuracy.
 
         If the store no longer holds the sample, its prediction counts all the same, but nothing is learned from it:
         ``sample_id`` is None, and ``progress.unlearned`` counts it.
@@ -454,7 +454,7 @@ class StreamLearner:
         found = self.label(late.number, late.label)
         if found.correct is not None:
             return replace(found, again=True)
-        # It had a label, which this one corrects, or it is here no more.
+        # It already had a label, which this one corrects, or it is no longer here.
         gone = found.refused == NO_SUCH_SAMPLE
         return replace(
             late.seen, sample_id=late.number if gone else found.sample_id,

@@ -71,7 +71,7 @@ class Progress:
             self.since_drift = 0
 
     def unscored(self) -> None:
-        """Count a learned sample whose label came so late that the prediction for it is not known any more."""
+        """Count a learned sample whose label came so late that the prediction for it is no longer known."""
         self.since += 1
         if self.since_drift is not None:
             self.since_drift += 1

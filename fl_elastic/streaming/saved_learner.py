@@ -239,7 +239,7 @@ def open_store(path: Path) -> SampleStore:
         policy, encoding, seed = (kept[key] for key in ("policy", "encoding_name", "seed"))
     except (sqlite3.Error, KeyError) as error:
         raise StoreError(f"cannot read the sample store {path}: {error}") from None
-    # Nothing is added here: any capacity does that is not below the store's size, which may still grow.
+    # Nothing is added here, so any capacity will do that the store, which may still grow, does not exceed.
     capacity = 2 * path.stat().st_size + _ROOM
     return SampleStore(path, capacity, policy=policy, encoding=encoding, seed=int(seed))
 

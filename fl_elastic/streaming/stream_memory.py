@@ -238,12 +238,12 @@ class StreamMemory:
             self.recent.forget_samples()
 
     def next_number(self) -> int:
-        """Return the number of a new sample, which is the newest from now on."""
+        """Assign and return the number of a new sample, which from now on is the newest."""
         self.number += 1
         return self.number
 
     def go_to(self, number: int) -> None:
-        """Count on from a sample that was numbered before a restart."""
+        """Continue numbering after a sample that was numbered before a restart."""
         self.number = number
 
     def reached(self, position: SourcePosition) -> None:

@@ -24,7 +24,7 @@ _SPEEDUPS = (1.0, 1.3, 2.0, 4.0, 50.0)
 
 
 def policy_checks() -> list[Check]:
-    """Return the checks of a policy; each takes the class or an instance and raises AssertionError.
+    """Return the checks of a policy; each takes its class or an instance, and raises AssertionError if it fails.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""One fit: choose, train until a full step or a new choice is due, and hold the budget meanwhile."""
+"""One fit: choose, train until a full step or a new choice is due, and keep to the budget throughout."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Fit:
     batch : batch, optional
         The next batch; None at the end of the data, or of the time for steps.
     loading, prefetched_seconds : float
-        Seconds that reading the next step's batch took, if they count, and the usual time if it was read before.
+        Seconds that reading the next step's batch took, if they count; and the usual time for this, if the batch
+        had been read before the first step.
     stayed_here : set of str
         Parameters that the forward pass has changed and that do not travel.
     """
@@ -118,7 +119,7 @@ class Fit:
     def charge_start(
         self, estimating_seconds: float, copied: float, closing_seconds: float | None
     ) -> None:
-        """Charge the time before the first step, and reserve that after the last one.
+        """Charge the time before the first step, and reserve the time after the last one.
 
         Parameters
         ----------
@@ -429,7 +430,7 @@ class Fit:
         return {name: (each.detach().clone(), writes_to(each)) for name, each in movable}
 
     def _movable(self, trained: Container[str] = ()) -> Iterable[tuple[str, Tensor]]:
-        """Return what training may change without a gradient: buffers that travel, and followers."""
+        """Return what training may change without a gradient: buffers that travel, and `FitStart.followers`."""
         buffers = [
             (name, each)
             for name, each in self.step.model.named_buffers()
@@ -441,7 +442,8 @@ class Fit:
     def _moved(self, before: Mapping[str, tuple[Tensor, int]]) -> list[str]:
         """Return the names of the tensors that were changed since ``before`` and can travel.
 
-        A buffer that was written and happens to be what it was, such as a running maximum, counts in the mean.
+        A buffer that was written but kept its value, as a running maximum may, is included: it counts in the
+        server's mean.
         """
         now, known = dict(self._movable()), self.start.followers
         changed = [

@@ -30,7 +30,7 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 class GatheredSums:
     """Adds up the examples that are not held out, many at a time.
 
-    With only a few, writing the D x D sums would take longer than the products.
+    If only a few were added at a time, writing the D x D sums would take longer than the products.
     """
 
     def __init__(self) -> None:

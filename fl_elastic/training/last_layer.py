@@ -179,7 +179,7 @@ class LayerRows:
 
     @property
     def may_be_shares(self) -> bool:
-        """Whether all wanted outputs lie from 0 to 1."""
+        """Whether all wanted outputs lie between 0 and 1, as shares do."""
         return bool(((self.wanted >= 0) & (self.wanted <= 1)).all())
 
     @property
@@ -336,7 +336,7 @@ def as_numbers(
             rows = targets if linear else targets.movedim(1, -1)
             return rows.cpu().reshape(-1, outputs).double(), False
         if outputs == 1 and targets.shape == places:
-            # Of one output, as of a yes or no, targets often lack its axis.
+            # For a single output, as for yes or no, targets often lack the axis of outputs.
             return targets.cpu().reshape(-1, 1).double(), False
         if not targets.is_floating_point() and targets.shape == places:
             flat = targets.cpu().reshape(-1).long()

@@ -91,7 +91,7 @@ def refuse_other_scores(loss: LossOfScores, wanted: Tensor, classes: bool) -> No
         raise TrainingError(
             f"the loss of negative scores is not finite, as it takes outputs for probabilities: {_INSTEAD}"
         )
-    # A loss of scores has a least value, or rises again.
+    # A loss of scores is bounded below, or rises again.
     if 0 < none - some < 2 * (none - many) / _FAR:
         raise TrainingError(
             "the loss falls without end as scores grow, as it takes outputs for logarithms of probabilities: "
@@ -213,7 +213,8 @@ def takes_log_odds(
     before = loss(wanted)
     if found.may_be_shares:
         odds = log_odds(wanted)
-        # Both ends: a loss of log rates is smaller too if zeros become negative, as most counts are zeros.
+        # Log-odds must do no harm on either half of the targets alone: a loss of log rates also falls where zeros
+        # become negative, and most counts are zeros.
         ends = [end for end in (wanted < 0.5, wanted >= 0.5) if bool(end.any())]
         if loss(odds) < before and all(loss(odds.where(end, wanted)) <= before for end in ends):
             return True

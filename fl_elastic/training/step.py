@@ -236,7 +236,7 @@ class ProximalPull:
 
     @classmethod
     def towards_present(cls, model: nn.Module, weight: float) -> ProximalPull:
-        """Return the pull towards the model's present weights; nothing is copied at weight 0."""
+        """Return the pull towards the model's present weights; a pull of ``weight`` 0 copies nothing."""
         if weight == 0:
             return cls()
         parameters = [p for p in model.parameters() if p.requires_grad]

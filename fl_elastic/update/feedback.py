@@ -153,7 +153,7 @@ class ErrorFeedback:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], manifest: Manifest) -> ErrorFeedback:
-        """Read the file of `save`; a missing or damaged one, or one of another model, gives no residuals."""
+        """Read the file that `save` wrote; none are restored if it is missing, damaged or of another model."""
         try:
             residuals, version, forgot = _read(path, manifest)
             return cls(residuals, manifest, version, forgot)
