@@ -73,7 +73,9 @@ def ensure_authority(folder: FleetFolder, now: datetime) -> Iterator[Change]:
     else:
         key = new_key()
         write_file(folder.ca_key, key_to_pem(key), PRIVATE_FILE)
-        yield Change("created", folder.ca_key, "keep it safe: whoever has it can pose as the server")
+        yield Change(
+            "created", folder.ca_key, "keep it safe: whoever has it can pose as the server"
+        )
     if folder.ca.is_file():
         _check_pair(folder, key)
         yield Change("kept", folder.ca)
