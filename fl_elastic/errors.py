@@ -62,6 +62,10 @@ class UpdateError(ElasticError, ValueError):
     """An update, model, or other message does not fit the model, or its bytes are damaged."""
 
 
+class DivergedError(TrainingError, UpdateError):
+    """A loss or a trained tensor is no longer finite, here or, on a server, on a client that reports it."""
+
+
 class StaleModelError(UpdateError):
     """Changed tensors arrived that do not fit the model held here; the full model is needed."""
 

@@ -21,7 +21,7 @@ ROOT = Path(fl_elastic.__file__).parent
 LABORATORY = Path(fl_elastic_simulations.__file__).parent
 # Data flows from the first to the last; what shares a line may not import each other.
 FLOW = [
-    ["errors", "lazy_names", "given"],
+    ["errors", "lazy_names", "given", "claims"],
     ["state"],
     ["registry", "budget", "losses", "environment", "laboratory"],
     ["settings"],

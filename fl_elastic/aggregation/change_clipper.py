@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST, may_lie
 from fl_elastic.update import Manifest, PartialUpdate
 from fl_elastic.update.manifest import Role, Weights
 from fl_elastic.update.partial import PackedDeltas
 
 _ROUNDS = 5
 # With fewer contributors a single one could shift what is usual; the usual size may then only double per round.
-_FEW, _GROWTH = 3, 2.0
-# One in this many clients may lie.
-_PARTS = 5
+_GROWTH = 2.0
 # In a round, small parameters of an untrained model change by several times their size, on fast devices by many
 # times. Above the first bound a change is compared with the round's other changes; no honest change exceeds the
 # second.
@@ -156,11 +155,11 @@ class ChangeClipper:
             before = self._usual.get(name, [])
             if not before:
                 sizes = self._early[name] = [*self._early.get(name, []), *sizes]
-                if len(sizes) < _FEW:
+                if len(sizes) < FEWEST:
                     continue
                 del self._early[name]
             now = _usual_of(sizes)
-            if before and len(sizes) < _FEW:
+            if before and len(sizes) < FEWEST:
                 now = min(now, _GROWTH * max(before))
             # A tensor that nobody changes in this round may change again later.
             if now > 0:
@@ -177,13 +176,13 @@ class ChangeClipper:
         if known:
             return self.most * max(known)
         sizes = [*self._early.get(name, []), *self._seen.get(name, [])]
-        if heard and len(sizes) >= _FEW:
+        if heard and len(sizes) >= FEWEST:
             return max(
                 min(self.most, _NEW) * _usual_of(sizes),
                 _DOUBTED * self._size_of(name, manifest, base),
             )
         times = _FIRST
-        if heard and len(self._times) >= _FEW:
+        if heard and len(self._times) >= FEWEST:
             times = min(max(min(self.most, _NEW) * _usual_of(self._times), _DOUBTED), _FIRST)
         return times * self._size_of(name, manifest, base)
 
@@ -211,7 +210,7 @@ class ChangeClipper:
     def restore(self, state: UsualSizes) -> None:
         """Restore what `to_state` returned."""
         self._usual = {name: [*sizes][-_ROUNDS:] for name, sizes in state.usual.items()}
-        self._early = {name: [*sizes][1 - _FEW :] for name, sizes in state.early.items()}
+        self._early = {name: [*sizes][1 - FEWEST :] for name, sizes in state.early.items()}
 
 
 def _usual_of(sizes: Sequence[float]) -> float:
@@ -222,9 +221,9 @@ def _usual_of(sizes: Sequence[float]) -> float:
     >>> _usual_of([0.1, 0.1, 0.1, 0.1, 2.0, 2.0, 9e29]), _usual_of([0.1, 0.3])
     (2.0, 0.2)
     """
-    if len(sizes) < _FEW:
+    if len(sizes) < FEWEST:
         return fmean(sizes)
-    return sorted(sizes)[-1 - -(-len(sizes) // _PARTS)]
+    return sorted(sizes)[-1 - may_lie(len(sizes))]
 
 
 def _size(numbers: NDArray[Any]) -> float:

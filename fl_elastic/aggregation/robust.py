@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,26 +30,17 @@ class Median(RobustRule):
 
 @RULES.register("trimmed_mean")
 class TrimmedMean(RobustRule):
-    """Mean of each element without the largest and smallest fifth, all clients with equal weight.
+    """Mean of each element without as many of the largest and of the smallest as may be bad.
 
-    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). At either end at least as many are left out as
-    may be bad, even for a tensor that few clients trained.
-
-    Attributes
-    ----------
-    share : float
-        Least share left out at either end, rounded down, even if ``MergeOptions.bad_share`` is smaller.
+    Yin et al., "Byzantine-Robust Distributed Learning" (ICML 2018). All clients have equal weight.
     """
-
-    share: ClassVar[float] = 0.2
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the mean of the middle of each column."""
         # NaN marks an element that the client did not train, and sorts to the end.
         ordered = np.sort(deltas, axis=0)
         trained = np.count_nonzero(~np.isnan(deltas), axis=0)
-        cut = np.maximum(np.floor(self.share * trained + 1e-9).astype(int), bad)
-        cut = np.minimum(cut, (trained - 1) // 2)
+        cut = np.minimum(bad, (trained - 1) // 2)
         place = np.arange(len(deltas))[:, None]
         inside = (place >= cut) & (place < trained - cut)
         kept = np.where(inside, ordered, 0.0).sum(axis=0)
@@ -86,14 +76,7 @@ class Krum(RobustRule):
     have a quorum, two updates over the tensors that both hold, by their mean squared difference; two that share
     less than half of the numbers get the largest distance. Tensors that the chosen update does not hold are
     unchanged.
-
-    Attributes
-    ----------
-    share : float
-        Least share of clients that are assumed to be bad, even if ``MergeOptions.bad_share`` is smaller.
     """
-
-    share: ClassVar[float] = 0.2
 
     def combine(self, deltas: _Array, weights: _Array, bad: int = 0) -> _Array:
         """Return the single delta."""
@@ -115,7 +98,7 @@ class Krum(RobustRule):
         ]
         distances = np.array([[_distance(a, b) for b in flat] for a in flat])
         np.fill_diagonal(distances, -1.0)
-        nearest = max(len(updates) - max(int(self.share * len(updates)), bad) - 2, 1)
+        nearest = max(len(updates) - bad - 2, 1)
         scores = np.sort(distances, axis=1)[:, 1 : nearest + 1].sum(axis=1)
         return [int(scores.argmin())]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.claims import outer
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.ridge import PENALTIES, Ridge, RidgeSystem, least_from, nearest_penalty
 from fl_elastic.errors import UpdateError
@@ -26,7 +27,6 @@ _NO_MARGIN = 1e-6
 # Index of the penalty at which the search begins.
 _START = nearest_penalty(0.1)
 # One in this many clients, at either end of the errors, is left out when the penalty is chosen.
-_OUTER = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +159,14 @@ def as_scores(
 
 
 def inner_mean(values: _Floats, weights: _Floats) -> float:
-    """Return the weighted mean without the largest and the smallest fifth, at least one of three or more.
+    """Return the weighted mean without the largest and the smallest fifth (`fl_elastic.claims.outer`).
 
     >>> inner_mean(np.array([0.3, 9.0, 0.1, 0.5]), np.ones(4))
     0.4
     """
     order = values.argsort()
-    outer = min(-(-len(order) // _OUTER), (len(order) - 1) // 2)
-    inner = order[outer : len(order) - outer]
+    left_out = outer(len(order))
+    inner = order[left_out : len(order) - left_out]
     return float(np.average(values[inner], weights=weights[inner]))
 
 

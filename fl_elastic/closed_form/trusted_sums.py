@@ -12,12 +12,12 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST, may_lie
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.ridge import Ridge, RidgeWithout, varies
 
 _Floats = NDArray[np.float64]
 # One in this many judges, those with the most favourable verdicts, do not count: they may collude with the client.
-_OUTER = 5
 # Cap on the factor by which one judge can say that an error has grown.
 _MOST = 2.0
 # A client is harmful if it makes others' errors grow by more than the first number over the number of clients, and
@@ -79,7 +79,7 @@ def harmful(ridge: Ridge) -> list[int]:
     """
     grown = _growth_of_errors(ridge)
     known = ~np.isnan(grown)
-    if known.sum() < 3:
+    if known.sum() < FEWEST:
         return []
     usual = float(np.median(grown[known]))
     spread = float(np.median(np.abs(grown[known] - usual)))
@@ -133,5 +133,5 @@ def _mean_growth(before: _Floats, after: _Floats, client: int) -> float:
     if not judges.any():
         return float("nan")
     grown = np.sort(np.minimum(np.log(before[judges] / after[judges]), log(_MOST)))
-    inner = min(-(-len(grown) // _OUTER), len(grown) - 1)
+    inner = min(may_lie(len(grown)), len(grown) - 1)
     return float(grown[inner:].mean())

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fl_elastic.claims import outer
+
 _REMEMBERED = 5
 _FLEETS, _OWN = 10.0, 3.0
 _UNAWAITED = 2
@@ -163,14 +165,13 @@ class ClientAvailability:
 def inner_times(times: Iterable[float]) -> list[float]:
     """Return the times in order, with the lowest and highest fifth replaced by the next inner value.
 
-    At least one value at either end is replaced, so that a few liars determine neither the least nor the largest.
-    One or two values are all left as they are.
+    A few liars then determine neither the least nor the largest; see `fl_elastic.claims.outer`.
 
     >>> inner_times([10.0, 1e-9, 30.0, 20.0, 1e15])
     [10.0, 10.0, 20.0, 30.0, 30.0]
     """
     ordered = sorted(times)
-    cut = min(-(-len(ordered) // 5), (len(ordered) - 1) // 2) if ordered else 0
+    cut = outer(len(ordered))
     if cut:
         ordered = [ordered[cut]] * cut + ordered[cut:-cut] + [ordered[-cut - 1]] * cut
     return ordered

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flwr.app import Message, MetricRecord, RecordDict
 
+from fl_elastic.claims import FEWEST
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import inner_times
 from fl_elastic.flower.downlink import Downlink, MessagePacker
@@ -18,8 +19,6 @@ from fl_elastic.flower.stock_clients import RAISED, StockClients, evaluation_of
 
 _LOG = logging.getLogger("fl_elastic")
 _ACCURACY = "accuracy"
-# With fewer clients nobody knows what is usual.
-_FEWEST = 3
 # A client's examples count for at most this multiple of the largest number, without the top fifth of the clients.
 _EXAMPLES = 2.0
 # No number may lie further from the others' than this multiple of their size or range.
@@ -144,7 +143,7 @@ def believable(
     >>> believable({**honest, 7: EvaluateReply(0.7, 100, {"accuracy": -5.0})})[1]
     {7: 'accuracy is -5, no share of examples as those of the others'}
     """
-    if len(replies) < _FEWEST:
+    if len(replies) < FEWEST:
         return dict(replies), {}
     left: dict[int, str] = {}
     numbers = {node: {**reply.metrics, "loss": reply.loss} for node, reply in replies.items()}
@@ -157,7 +156,7 @@ def believable(
             )
     for name in sorted({name for said in numbers.values() for name in said} - {EXAMPLES}):
         of = {node: float(said[name]) for node, said in numbers.items() if name in said}
-        if len(of) < _FEWEST:
+        if len(of) < FEWEST:
             continue
         inner = inner_times(of.values())
         room = _BEYOND * max(inner[-1] - inner[0], abs(inner[0]), abs(inner[-1]), 1.0)

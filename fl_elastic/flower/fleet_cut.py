@@ -12,13 +12,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST, may_lie
 from fl_elastic.flower.round_config import RoundConfig
 from fl_elastic.update import Manifest
 
 _LOG = logging.getLogger("fl_elastic")
 _EVERY = 5
 # Share and least number of the fastest clients that are asked; of all clients one in this many may lie.
-_ASKED_SHARE, _FEWEST, _LIARS = 1 / 3, 3, 5
+_ASKED_SHARE = 1 / 3
 # Digits and separator of an index in a client's statement, at most.
 _LONGEST_INDEX = 8
 
@@ -90,7 +91,7 @@ def voters(nodes: int) -> int:
     >>> [voters(nodes) for nodes in (1, 4, 5, 10, 30)]
     [3, 3, 3, 5, 13]
     """
-    return max(_FEWEST, int(_ASKED_SHARE * nodes), 2 * -(-nodes // _LIARS) + 1)
+    return max(FEWEST, int(_ASKED_SHARE * nodes), 2 * may_lie(nodes) + 1)
 
 
 def _depth(name: str, shares: Sequence[Mapping[str, float]]) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.client_availability import Backoff
 from fl_elastic.flower.round import AcceptedReply, RoundRecord, one_line
@@ -28,7 +29,6 @@ _REQUEST = re.compile(r"[0-9a-f]{16,64}")
 _MOST_REMEMBERED = 10_000
 # Squares, and numbers of examples, larger than this multiple of the usual are cut down to it.
 _UNUSUAL = 10.0
-_FEWEST = 3
 # Attempts per request: for each attempt all clients pass over all of their examples.
 _ATTEMPTS = 3
 _LONGEST_WAIT = 64
@@ -273,7 +273,7 @@ def _read(
 
 def _usual(found: list[_Sent]) -> list[_Sent]:
     """Return the replies, bounded so that none counts for many times more than the others."""
-    if len(found) < _FEWEST:
+    if len(found) < FEWEST:
         return found
     size = _UNUSUAL * median(sent.everything.mean for sent in found)
     examples = _UNUSUAL * median(sent.everything.examples for sent in found)

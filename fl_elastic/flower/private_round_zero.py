@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST
 from fl_elastic.closed_form.head import ClosedFormHead, closed_form_head
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import layer_shape
@@ -41,7 +42,7 @@ SUMS_OF = "fl_elastic.sums-of"
 """Metric key under which a client names layer and kind of target of its sums, and nothing of its data."""
 
 # A client that claims more than this multiple of the usual number of examples is left out.
-_UNUSUAL, _FEWEST = 10.0, 3
+_UNUSUAL = 10.0
 
 
 def noisy_answer(work: ClientRound, task: SolveHead) -> Answer:
@@ -167,7 +168,7 @@ def with_private_head(
         ),
     ):
         count = float(sums.products[-1, -1])
-        if len(found) >= _FEWEST and count > _UNUSUAL * max(usual, noise):
+        if len(found) >= FEWEST and count > _UNUSUAL * max(usual, noise):
             left_out(accepted.node_id, f"it claims {count:.0f} examples, usual are {usual:.0f}")
         else:
             kept.append((accepted, sums))

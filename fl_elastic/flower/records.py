@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from numpy.lib.format import read_array_header_1_0, read_magic
 from numpy.typing import NDArray
 
-from fl_elastic.errors import ElasticError, StaleModelError, UpdateError
+from fl_elastic.errors import DivergedError, ElasticError, StaleModelError, UpdateError
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
 from fl_elastic.flower.metrics import believed_metrics, left_out_of, warn_of_left_out
 from fl_elastic.given import whole
@@ -44,6 +44,9 @@ HAVE = "fl_elastic.have"
 
 STALE = "fl_elastic.stale"
 """Metric key by which a client says that it needs the whole model."""
+
+DIVERGED = "fl_elastic.diverged"
+"""Metric key by which a client says that a loss or a trained tensor was no longer finite."""
 
 MAY_TRAIN = "fl_elastic.may-train"
 """Metric key under which a client says which tensors its fit could choose among: indices, as JSON."""
@@ -212,6 +215,8 @@ def read_train_reply(content: RecordDict) -> TrainReply:
     ------
     StaleModelError
         If the client needs the whole model.
+    DivergedError
+        If its loss, or a tensor that it trained, is not finite.
     UpdateError
         If it is no reply, or reports another failure.
     """
@@ -305,9 +310,10 @@ def failure(error: Exception) -> dict[str, Any]:
     >>> failure(KeyError("speed"))[ERROR]
     "KeyError: 'speed'"
     """
-    stale = {STALE: True} if isinstance(error, StaleModelError) else {}
+    kinds = {STALE: StaleModelError, DIVERGED: DivergedError}
+    marks = {key: True for key, kind in kinds.items() if isinstance(error, kind)}
     said = str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
-    return {ERROR: said, **stale}
+    return {ERROR: said, **marks}
 
 
 def _all_metrics(content: RecordDict, own: Mapping[str, Any]) -> dict[str, Any]:
@@ -325,7 +331,8 @@ def _check_errors(metrics: Mapping[str, Any], what: str) -> None:
     if STALE in metrics:
         raise StaleModelError(f"client needs the whole model: {str(metrics.get(ERROR))[:500]}")
     if ERROR in metrics:
-        raise UpdateError(f"client could not {what}: {str(metrics[ERROR])[:500]}")
+        kind = DivergedError if DIVERGED in metrics else UpdateError
+        raise kind(f"client could not {what}: {str(metrics[ERROR])[:500]}")
 
 
 def _version(metrics: Mapping[str, Any]) -> int | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fl_elastic.aggregation.change_clipper import ChangeClipper
-from fl_elastic.errors import StaleModelError, UpdateError
+from fl_elastic.claims import may_lie
+from fl_elastic.errors import DivergedError, StaleModelError, UpdateError
 from fl_elastic.flower.capabilities import read_importance
 from fl_elastic.flower.client_registry import ClientRegistry
 from fl_elastic.flower.downlink import Downlink
@@ -23,12 +23,8 @@ from fl_elastic.update import PartialUpdate, decode
 from fl_elastic.update.checks import Limits, check_variances
 
 _LOG = logging.getLogger("fl_elastic")
-# One of this many clients may deviate from the others.
-_PARTS = 5
 # Flower's error code for a message that a mod refused.
 _BY_MOD = 6
-# Wording of the errors by which clients report a loss that is not finite.
-_NOT_FINITE = re.compile(r"client could not train: .*(loss is|no longer finite)")
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class ReplyMerger:
     def _hold(self, times: float, node: int, message: Message, update: PartialUpdate) -> None:
         self.sizes.hear(update, self.round.mean.manifest)
         self.doubted.append((times, node, message))
-        if len(self.doubted) > max(-(-len(self.round.packer.sent_bytes) // _PARTS), 1):
+        if len(self.doubted) > max(may_lie(len(self.round.packer.sent_bytes)), 1):
             self._merge_doubted()
 
     def _merge_doubted(self) -> None:
@@ -199,7 +195,7 @@ class ReplyMerger:
             self.downlink.forget(node)
             return True
         except UpdateError as error:
-            self.round.diverged += _NOT_FINITE.search(str(error)) is not None
+            self.round.diverged += isinstance(error, DivergedError)
             self.reject(node, str(error))
             return True
         self._accept(node, update, staleness, reply)

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST, may_lie
 from fl_elastic.closed_form.head import ClosedFormHead, as_scores, best_ridge
 from fl_elastic.closed_form.head_sums import HeadSums
 from fl_elastic.closed_form.head_sums_wire import decode_head_sums
@@ -29,9 +30,6 @@ _LOG = logging.getLogger("fl_elastic")
 # with features far from the others' gets less weight, so that it counts as at most the second number of usual
 # examples.
 _UNUSUAL, _LARGER = 10.0, 3.0
-# With fewer clients than the first number nobody knows what is usual. At most one client in the second number is
-# left out because its sums make the head worse for the others.
-_FEWEST, _LEFT_OUT = 3, 5
 # Other clients' examples may be a little harder, so an error may grow by this factor, and by this share of the
 # mean's error.
 _SPOILED, _NOTHING = 1.25, 0.02
@@ -281,7 +279,7 @@ def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Se
     or larger features, than are usual. The weights add up to the number of examples that were summed.
     """
     kept, most = found, np.inf
-    if len(found) >= _FEWEST:
+    if len(found) >= FEWEST:
         power = median(sent.power for sent in found)
         most = median(sent.examples for sent in found)
         kept = []
@@ -293,7 +291,7 @@ def _usual(found: list[_Sent], left_out: Callable[[int, str], None]) -> list[_Se
                 left_out(sent.node, f"its features are {times:.3g} times as large as usual")
     sizes = (
         sizes_of_features([sent.sums for sent in kept])
-        if len(kept) >= _FEWEST
+        if len(kept) >= FEWEST
         else np.ones(len(kept))
     )
     usual = _LARGER * float(np.median(sizes)) if kept else 1.0
@@ -312,8 +310,8 @@ def _solved(
     kept: list[_Sent], has_bias: bool, left_out: Callable[[int, str], None]
 ) -> tuple[list[_Sent], ClosedFormHead]:
     """Return the head and the clients it is from, without those whose sums make it worse for the others."""
-    at_once = -(-len(kept) // (2 * _LEFT_OUT))
-    may_go = -(-len(kept) // _LEFT_OUT) if len(kept) >= _FEWEST else 0
+    at_once = -(-may_lie(len(kept)) // 2)
+    may_go = may_lie(len(kept)) if len(kept) >= FEWEST else 0
     while True:
         system = RidgeSystem.of([sent.sums for sent in kept], has_bias)
         ridge, error = best_ridge(system)

@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
+from fl_elastic.claims import FEWEST
 from fl_elastic.closed_form.trusted_sums import sizes_about_the_middle
 from fl_elastic.errors import UpdateError
 from fl_elastic.flower.records import TrainReply
@@ -26,9 +27,8 @@ from fl_elastic.update.manifest import PROJECTION, READ_FROM, Manifest, WeightDi
 _LOG = logging.getLogger("fl_elastic")
 LARGEST_BELIEVED = 100.0
 """Factor of the median client's mean squares above which a client's numbers are not used."""
-# With fewer clients than the first number nobody knows what is usual. An example weighs at most as much as the
-# second number of usual ones.
-_FEWEST, _LARGER = 3, 3.0
+# An example weighs at most as much as this number of usual ones.
+_LARGER = 3.0
 _MOST_ASKED = 16
 _SHOWN = 8
 
@@ -240,7 +240,7 @@ def sizes_of_samples(samples: Sequence[Sample]) -> NDArray[np.float64]:
     >>> np.round(sizes_of_samples(found)).tolist()
     [1.0, 1.0, 465.0]
     """
-    if len(samples) < _FEWEST:
+    if len(samples) < FEWEST:
         return np.ones(len(samples))
     common = [place for place in samples[0].rows if all(place in each.rows for each in samples)]
     found = [_sizes(samples, [each.rows[place] for each in samples]) for place in common]

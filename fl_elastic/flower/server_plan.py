@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_elastic.claims import outer
 from fl_elastic.flower.capabilities import Capabilities, GroupCosts
 from fl_elastic.planning.knapsack import prefix_knapsack
 from fl_elastic.training import SelectionState, TrainerOptions
@@ -89,7 +90,7 @@ def _slow(
     names = min(counted, key=lambda each: (-counted[each], each))
     alike = [pair for pair in known if pair[1].names == names]
     alike.sort(key=lambda pair: _share(pair[0], deadline))
-    return alike[min(-(-len(alike) // 5), (len(alike) - 1) // 2)]
+    return alike[outer(len(alike))]
 
 
 def _allowed(client: Capabilities, deadline: float | None) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError, TrainingError
 from fl_elastic.groups import Batch, LossFn, Mode, TensorGroup
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.graph import BackwardGraph, BackwardNode
@@ -108,7 +108,7 @@ def estimate_profile(
 
     Raises
     ------
-    TrainingError
+    DivergedError
         If the loss on the batch is not finite.
     """
     batch = to_device(batch, model_device(model))
@@ -157,7 +157,7 @@ def _estimated(
         saved = saved_by_step(run, model, loss_fn, part)
         trace = traced.pop()
         if not torch.isfinite(trace.loss):
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss on the profiling batch is {trace.loss.item()}: check its inputs and targets"
             )
         # Torch's graph is freed before the timed step builds another one.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import compute_loss, to_device
 from fl_elastic.groups.from_inputs import loss_from_inputs
@@ -68,7 +68,7 @@ def profile_model(
 
     Raises
     ------
-    TrainingError
+    DivergedError
         If the loss on the batch is not finite.
     """
     model = uncompiled(model)
@@ -107,7 +107,7 @@ def _warm_up(model: nn.Module, loss_fn: LossFn, batch: Batch) -> None:
     """Take one step, so that the first use of each kernel is not timed; raise if the loss is not finite."""
     loss = compute_loss(model, loss_fn, batch)
     if not torch.isfinite(loss):
-        raise TrainingError(
+        raise DivergedError(
             f"the loss on the profiling batch is {loss.item()}: check its inputs and targets"
         )
     if loss.requires_grad:

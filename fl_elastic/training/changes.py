@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError, TrainingError
 from fl_elastic.groups import Mode, TensorGroup
 from fl_elastic.groups.model_state import ModelState
 from fl_elastic.groups.torch_private import NormWithStatistics, own_buffers
@@ -58,7 +58,9 @@ class Trained:
         Raises
         ------
         TrainingError
-            If a weight is no longer finite, or the forward pass has changed a tensor that does not travel.
+            If the forward pass has changed a tensor that does not travel.
+        DivergedError
+            If a weight is no longer finite.
         """
         if self.stayed_here:
             raise TrainingError(
@@ -108,7 +110,7 @@ def changes(
 
     Raises
     ------
-    TrainingError
+    DivergedError
         If a trained tensor is no longer finite.
     """
     deltas, state = {}, ModelState.of(model).tensors
@@ -117,7 +119,7 @@ def changes(
             value = array_of(state[name])
             deltas[name] = np.asarray(np.subtract(value, before[name], out=value))
             if not np.isfinite(deltas[name]).all():
-                raise TrainingError(
+                raise DivergedError(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate"
                 )
     return deltas

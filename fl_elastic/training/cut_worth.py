@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.errors import BudgetError, DivergedError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import same_start, untouched
@@ -74,7 +74,7 @@ def cut_worth(
     ------
     BudgetError
         If a step that trains everything needs more memory.
-    TrainingError
+    DivergedError
         If a loss or a gradient is not finite.
     """
     taken = replace(profile, code_bytes=code_to_load())
@@ -115,13 +115,13 @@ def cut_worth(
 def _gradients(
     model: nn.Module, loss_fn: LossFn, batch: Batch, weights: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    """Return the gradient of the loss on a batch; raise TrainingError if it is not finite."""
+    """Return the gradient of the loss on a batch; raise DivergedError if it is not finite."""
     for weight in weights.values():
         weight.requires_grad_(True)
     loss = compute_loss(model, loss_fn, batch)
     found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
     if not all_finite(loss) or not all(all_finite(each) for each in found):
-        raise TrainingError(
+        raise DivergedError(
             f"the loss on a batch is {loss.item()} or its gradient is not finite: check the batch for NaN"
         )
     return dict(zip(weights, found, strict=True))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_elastic.budget import Budget
-from fl_elastic.errors import BudgetError, TrainingError
+from fl_elastic.errors import BudgetError, DivergedError, TrainingError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import all_finite
 from fl_elastic.groups.loss_settings import weight_in_mean
@@ -150,7 +150,9 @@ class Fit:
         BudgetError
             If the budget does not pay for one step.
         TrainingError
-            If the stream is empty, or a loss is not finite.
+            If the stream is empty.
+        DivergedError
+            If a loss or a trained tensor is not finite.
         """
         self._stream = stream
         for phase in self._phases():
@@ -460,7 +462,7 @@ class Fit:
         return [name for name in changed if name not in self.stayed_here]
 
     def _refuse_overflow(self) -> None:
-        """Raise TrainingError if a tensor that was trained is no longer finite."""
+        """Raise DivergedError if a tensor that was trained is no longer finite."""
         model = self.step.model
         state: dict[str, Tensor] = {
             **dict(model.named_parameters(remove_duplicate=False)),
@@ -468,7 +470,7 @@ class Fit:
         }
         for name in self.log.tensor_steps:
             if not all_finite(state[name]):
-                raise TrainingError(
+                raise DivergedError(
                     f"tensor {name!r} is no longer finite after training: lower the learning rate; "
                     "the model was put back to where the fit started"
                 )

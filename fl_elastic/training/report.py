@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError
 from fl_elastic.groups import Batch
 from fl_elastic.groups.forward import batch_shape
 from fl_elastic.planning import Plan
@@ -226,11 +226,11 @@ class FitReport:
 
         Raises
         ------
-        TrainingError
+        DivergedError
             If the mean loss is not finite.
         """
         if not math.isfinite(self.loss):
-            raise TrainingError(f"the mean loss is {self.loss}")
+            raise DivergedError(f"the mean loss is {self.loss}")
         return {
             "train-loss": float(self.loss),
             "steps": int(self.steps),

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.errors import MissedCut, PlanError, TrainingError
+from fl_elastic.errors import DivergedError, MissedCut, PlanError
 from fl_elastic.groups import Batch, LossFn, TensorGroup
 from fl_elastic.groups.forward import compute_loss
 from fl_elastic.optimizers import KeptOptimizer, moves_by_gradient, refusing_closures
@@ -141,7 +141,7 @@ class TrainingStep:
 
         Raises
         ------
-        TrainingError
+        DivergedError
             If the loss is not finite.
         """
         optimizer = self.optimizing()
@@ -165,7 +165,7 @@ class TrainingStep:
         loss = self._loss(batch)
         value = loss.item()
         if not np.isfinite(value):
-            raise TrainingError(
+            raise DivergedError(
                 f"the loss is {value}: check the batch for NaN and the learning rate, and whether the loss ignores "
                 "all of its targets; "
                 "the model was put back to where the fit started"

@@ -63,6 +63,17 @@ def test_the_trimmed_mean_leaves_out_a_fifth_at_each_end() -> None:
     assert merge("trimmed_mean", updates[:4], bad_share=0.0)["a"].tolist() == [26.5] * 4
 
 
+def test_fewer_bad_clients_may_be_assumed() -> None:
+    values = [100.0, -50.0, 9.0, *[1.0] * 7]
+    updates = [PartialUpdate({"a": np.full(4, v)}, {"a": 1}, 1) for v in values]
+    assert merge("trimmed_mean", updates)["a"].tolist() == [1.0] * 4
+    assert merge("trimmed_mean", updates, bad_share=0.1)["a"].tolist() == [2.0] * 4
+    values = [3.0, 2.5, 2.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.5, 3.0]
+    updates = [PartialUpdate({"a": np.full(4, v)}, {"a": 1}, 1) for v in values]
+    assert merge("krum", updates, bad_share=0.1)["a"].tolist() == [1.0] * 4
+    assert merge("krum", updates)["a"].tolist() == [0.5] * 4
+
+
 def test_norm_clipping_shortens_to_the_median_norm() -> None:
     values = [1.0, 3.0, 1000.0]
     updates = [PartialUpdate({"a": np.full(4, v)}, {"a": 1}, 1) for v in values]

@@ -24,9 +24,12 @@ from small_federation import (
     scripted_app,
 )
 from small_models import conv_net
+from torch import nn
 
-from fl_elastic.flower import PartialUpdates, RoundRecord, elastic_client_app
+from fl_elastic import Budget
+from fl_elastic.flower import ElasticClient, PartialUpdates, RoundRecord, elastic_client_app
 from fl_elastic.flower._compat import bytes_to_ndarray, ndarray_to_bytes
+from fl_elastic.flower.divergence_rollback import DivergenceRollback
 from fl_elastic.flower.records import ERROR
 
 BAD = 3
@@ -285,3 +288,22 @@ def test_a_client_that_cannot_train_says_why(
     assert rejected.node_id == 3
     assert rejected.reason.startswith("client could not train")
     assert reason in rejected.reason
+
+
+@pytest.mark.parametrize("policy", ["full", "elastic", "tinytrain"])
+def test_a_loss_that_is_not_finite_counts_as_divergence_wherever_it_is_seen(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflows(module: nn.Module) -> ElasticClient:
+        client = elastic_client(module, 1, policy, budget=Budget(speedup=2.0))
+        for inputs, _ in client.train_loader:
+            inputs *= 1e38
+        return client
+
+    counts: list[int] = []
+    monkeypatch.setattr(
+        DivergenceRollback, "jumped", lambda _, losses, diverged: counts.append(diverged) or ""
+    )
+    nodes = {node: legacy_app(lambda: overflows(conv_net("none"))) for node in (1, 2)}
+    run(PartialUpdates(quiet(nodes=2)), nodes, arrays_of(conv_net("none")))
+    assert counts[0] == 2

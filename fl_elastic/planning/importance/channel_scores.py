@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError, TrainingError
 from fl_elastic.groups.from_inputs import loss_from_inputs
 from fl_elastic.groups.graph import BackwardGraph
 from fl_elastic.groups.trace import trace_step
@@ -35,7 +35,7 @@ class FisherChannels(ChannelScore):
     by_example = True
 
     def score(self, probe: Probe, graph: BackwardGraph) -> dict[str, ChannelScores]:
-        """Return the potentials by group name; raise TrainingError if they are not finite."""
+        """Return the potentials by group name; raise DivergedError if they are not finite."""
         layers = scored_layers(probe.model, probe.groups, graph)
         inputs: dict[str, Tensor] = {}
         outputs: dict[str, Tensor] = {}
@@ -109,7 +109,7 @@ class FisherImportance(Importance):
     by_example = True
 
     def score(self, probe: Probe) -> Scores:
-        """Return the potential of each group, shape (N,); raise TrainingError if it is not finite."""
+        """Return the potential of each group, shape (N,); raise DivergedError if it is not finite."""
         found = FisherChannels().once(probe, _graph_of_one_example(probe))
         return np.array(
             [_total(found[g.name].outputs) if g.name in found else 0.0 for g in probe.groups]
@@ -151,7 +151,7 @@ def _norms(module: nn.Conv2d | nn.Linear, weight: Tensor) -> ChannelScores:
 
 def _finite(values: Tensor) -> NDArray[np.float64]:
     if not torch.isfinite(values).all():
-        raise TrainingError(
+        raise DivergedError(
             "channel scores are not finite: check the probe batch for NaN and the learning rate"
         )
     found: NDArray[np.float64] = values.cpu().numpy()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_elastic.errors import TrainingError
+from fl_elastic.errors import DivergedError
 from fl_elastic.groups import Batch, LossFn
 from fl_elastic.groups.forward import all_finite, compute_loss
 from fl_elastic.groups.untouched import preserved_rng, untouched
@@ -30,7 +30,7 @@ class ElasticImportance(Importance):
     read_from_steps = True
 
     def score(self, probe: Probe) -> Scores:
-        """Return the score of each group, shape (N,); raise TrainingError if the loss is not finite."""
+        """Return the score of each group, shape (N,); raise DivergedError if the loss is not finite."""
         names = [name for group in probe.groups for name in group.parameters]
         before = {name: probe.model.get_parameter(name).detach() for name in names}
         after = {name: nn.Parameter(value.clone()) for name, value in before.items()}
@@ -72,7 +72,7 @@ def probe_gradients(
 
     Raises
     ------
-    TrainingError
+    DivergedError
         If the loss or a gradient is not finite.
     """
     new: dict[int, Tensor] = {
@@ -91,7 +91,7 @@ def probe_gradients(
         for (name, weight), gradient in zip(weights.items(), found, strict=True)
     }
     if not all_finite(loss) or not all(all_finite(each) for each in gradients.values()):
-        raise TrainingError(
+        raise DivergedError(
             f"the loss on a probe batch is {loss.item()} or its gradient is not finite: "
             "check the batch for NaN and the learning rate"
         )
