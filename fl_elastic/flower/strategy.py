@@ -28,13 +28,8 @@ from fl_elastic.flower.downlink import Downlink, MessagePacker
 from fl_elastic.flower.evaluation_replies import asked_again, believed
 from fl_elastic.flower.fleet_cut import FrozenConsensus
 from fl_elastic.flower.incremental_grid import incremental, warned_of_a_wrapper
-from fl_elastic.flower.initial import (
-    Settings,
-    for_pretrained,
-    for_untrained,
-    fresh_statistics,
-    trained_before,
-)
+from fl_elastic.flower.preset import Settings, for_pretrained, for_untrained
+from fl_elastic.flower.pretrained import fresh_statistics, trained_before
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,

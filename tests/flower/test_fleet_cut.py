@@ -24,7 +24,7 @@ from fl_elastic.flower import (
     elastic_client_app,
 )
 from fl_elastic.flower.fleet_cut import FrozenConsensus
-from fl_elastic.flower.initial import fresh_statistics
+from fl_elastic.flower.pretrained import fresh_statistics
 from fl_elastic.flower.records import MAY_TRAIN, PACKED, train_reply
 from fl_elastic.flower.tasks.train import Train
 from fl_elastic.training import FitReport

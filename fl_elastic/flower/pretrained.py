@@ -1,0 +1,47 @@
+"""Whether a model was trained before: what its norms say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from fl_elastic.update import Manifest
+
+
+def trained_before(arrays: ArrayRecord) -> bool:
+    """Return whether a model's norms have been trained: their statistics have seen data, or their scales differ.
+
+    A model without norms counts as untrained.
+
+    Examples
+    --------
+    >>> from fl_elastic.flower.strategy_state import as_record
+    >>> trained_before(as_record({"norm.weight": np.ones(3), "norm.bias": np.zeros(3)}))
+    False
+    >>> trained_before(as_record({"norm.weight": np.array([1.1, 0.9, 1.0])}))
+    True
+    """
+    weights = {name: array.numpy() for name, array in arrays.items()}
+    means = [each for name, each in weights.items() if name.endswith("running_mean")]
+    if means:
+        return any(np.any(each) for each in means)
+    scales = [each for name, each in weights.items() if name.endswith("weight") and each.ndim == 1]
+    return any(len(each) > 0 and np.any(each != each[0]) for each in scales)
+
+
+def fresh_statistics(weights: Mapping[str, NDArray[Any]], manifest: Manifest) -> list[str]:
+    """Return the running statistics that have never seen data: a mean of zeros beside a variance of ones.
+
+    A norm that keeps such statistics does not normalise at all.
+    """
+    fresh = []
+    for name in manifest.names:
+        mean, variance = weights[name], weights.get(name.replace("running_mean", "running_var"))
+        if name.endswith("running_mean") and variance is not None:
+            if not np.any(mean) and np.all(variance == 1):
+                fresh.append(name)
+    return fresh
