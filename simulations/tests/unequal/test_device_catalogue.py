@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fl_elastic.errors import ScenarioError
 from fl_elastic_simulations.unequal.devices import catalogue, device
@@ -45,17 +41,3 @@ def test_an_unknown_device_is_answered_with_the_nearest_and_all_known() -> None:
         device("pi_zero_2w")
     assert "did you mean 'pi_zero_2_w'?" in str(caught.value)
     assert all(name in str(caught.value) for name in NAMES)
-
-
-def test_an_unknown_figure_is_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"no figure 'slowdwn' \(did you mean 'slowdown'\?\)"):
-        device("pi_5", slowdwn=2.0)
-
-
-@given(
-    figure=st.sampled_from(["slowdown", "downlink_bytes_per_second", "uplink_bytes_per_second"]),
-    value=st.sampled_from([0, -1.0, math.inf, math.nan, True]),
-)
-def test_figures_must_be_positive_numbers(figure: str, value: float) -> None:
-    with pytest.raises(ScenarioError, match=f"{figure} .* is not a positive number"):
-        device("pi_5", **{figure: value})
