@@ -1,10 +1,10 @@
-"""The devices of which a simulated fleet consists, and the sources of their figures."""
+"""The devices of which a simulated fleet consists."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
@@ -20,7 +20,7 @@ OVERRIDABLE = (
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device: its speed, memory and bandwidth.
+    """One kind of device: its speed and bandwidth.
 
     Parameters
     ----------
@@ -31,48 +31,37 @@ class Device:
     slowdown : float
         Training step time relative to the host that measured (1.0); bigger is slower. The
         catalogue's reference is one core of a modern x86 server: a rough, relative figure.
-    memory_bytes : int
-        Memory of the whole device; training gets what the system leaves over.
     uplink_bytes_per_second, downlink_bytes_per_second : float
         Bandwidth of the device's own link, to and from the server.
-    source : str
-        Source of each figure; estimates are marked as such.
 
     Examples
     --------
-    >>> Device("board", "A board", 2.0, 2**30, 1e6, 1e6, "made up").slowdown
+    >>> Device("board", "A board", 2.0, 1e6, 1e6).slowdown
     2.0
     """
 
     name: str
     label: str
     slowdown: float
-    memory_bytes: int
     uplink_bytes_per_second: float
     downlink_bytes_per_second: float
-    source: str
 
 
 @cache
-def _shipped() -> tuple[Device, ...]:
-    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    known = {field.name for field in fields(Device)}
-    entries = tomllib.loads(text)
-    return tuple(
-        Device(name=name, **{key: value for key, value in entry.items() if key in known})
-        for name, entry in entries.items()
-    )
-
-
-def catalogue() -> dict[str, Device]:
-    """Return the known devices by name, in the order of the catalogue.
+def catalogue() -> Mapping[str, Device]:
+    """Return the known devices by name, in the order of the catalogue, which names the sources of figures.
 
     Examples
     --------
     >>> list(catalogue())
     ['pi_zero_2_w', 'pi_3b_plus', 'pi_4b', 'pi_5', 'jetson_nano', 'laptop']
     """
-    return {entry.name: entry for entry in _shipped()}
+    text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
+    figures = ("label", *OVERRIDABLE)
+    return {
+        name: Device(name, **{figure: entry[figure] for figure in figures})
+        for name, entry in tomllib.loads(text).items()
+    }
 
 
 def device(
@@ -89,7 +78,7 @@ def device(
     name : str
         A name of the catalogue.
     slowdown, uplink_bytes_per_second, downlink_bytes_per_second : float, optional
-        Figures that replace those of the catalogue; they are noted in ``source``.
+        Figures that replace those of the catalogue.
 
     Raises
     ------
@@ -115,10 +104,7 @@ pi_zero_2_w, pi_3b_plus, pi_4b, pi_5, jetson_nano, laptop
         OVERRIDABLE, (slowdown, uplink_bytes_per_second, downlink_bytes_per_second), strict=True
     )
     changed = {figure: value for figure, value in given if value is not None}
-    if not changed:
-        return known[name]
-    source = f"{known[name].source} Overridden: {', '.join(sorted(changed))}."
-    return replace(known[name], source=source, **changed)  # type: ignore[arg-type]
+    return replace(known[name], **changed)  # type: ignore[arg-type]
 
 
 def told_apart(
