@@ -23,7 +23,7 @@ class _Part(pydantic.BaseModel):
 
 
 class Point(_Part):
-    """The global model after one round of one seed; seconds, bytes and features are totals since the start.
+    """The global model after one round of one seed; seconds and bytes are totals since the start.
 
     If tests come at equal intervals of time, ``since`` is the second from which on the tested model was there.
     """
@@ -34,9 +34,6 @@ class Point(_Part):
     accuracy: float | None = None
     simulated_seconds: float | None = None
     uplink_bytes: float | None = None
-    downlink_bytes: float | None = None
-    features_found: int | None = None
-    features_computed: int | None = None
 
 
 class Cut(_Part):
