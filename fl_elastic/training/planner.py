@@ -32,13 +32,20 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("fl_elastic")
-_MOST_OF_TIME, _HALF = 0.15, 0.5
+# Largest share of a fit's time, or of the steps that a probe serves, that one probe may take.
+_PROBE_SHARE = 0.15
+# Under a speed-up, largest share of one fit's time; and under a deadline, largest share of it for all choosing.
+_FIT_SHARE, _CHOOSING_SHARE = 0.5, 0.5
 # A later probe may take this share of the time of all steps since the last one. Until it may, earlier scores and
 # the importance read from steps suffice.
-_MOST_FOR_LATER_PROBES = 0.01
-_STEPS_THAT_TELL = 2
-_MOST_FOR_A_PLAN, _FORGOTTEN = 0.05, 0.9
+_LATER_PROBE_SHARE = 0.01
+# Steps that read the importance of what they train: one moves the weights, the next one's gradients score the move.
+_STEPS_THAT_SCORE = 2
+# Largest share of a deadline that making a plan may take, and of its time what a fit without a plan remembers.
+_PLANNING_SHARE, _KEPT_PLANNING_TIME = 0.05, 0.9
+# Kinds of modes whose update holds the whole group, so that a later plan of the fit may train any part of it.
 _SEND_ALL = ("full", "filtered")
+# Distinguishes the generator of full updates from the policy's.
 _FULL_UPDATES = 0xDEE9
 CHANNEL_SCORE = "fisher"
 """Default score by which channels are chosen in a group that is trained by channels."""
@@ -201,7 +208,7 @@ class Planner:
         """
         if not (self.policy.needs.importance and self.state.probe_due()):
             return False
-        if self.probe_seconds > _MOST_OF_TIME * left_seconds:
+        if self.probe_seconds > _PROBE_SHARE * left_seconds:
             return False
         if self.policy.needs.own_importance is not None:
             return not self._choosing_takes_too_long
@@ -232,14 +239,14 @@ class Planner:
         costs = self._known_costs()
         examples = costs.key.rows
         passes = self.batches_needed + examples * any(takes_examples)
-        return passes * costs.full_step_seconds > _HALF * deadline
+        return passes * costs.full_step_seconds > _CHOOSING_SHARE * deadline
 
     def _another_probe_is_earned(self) -> bool:
         """Return whether one more probe costs little compared with all steps since the last one."""
         full = self._known_costs().full_step_seconds
         allowed = self.budget.allowed_step_seconds(full, self.requested_steps)
         since = self.state.steps_since_probe * min(allowed, full)
-        return self.probe_seconds <= _MOST_FOR_LATER_PROBES * since
+        return self.probe_seconds <= _LATER_PROBE_SHARE * since
 
     def _can_pay_for_probe(self) -> bool:
         """Return whether a probe fits the memory and leaves most of the time; otherwise known scores must do."""
@@ -251,10 +258,10 @@ class Planner:
             return True
         probe, steps = self.probe_seconds, self.requested_steps
         if self.budget.deadline is not None or not self.state.known:
-            return probe <= _MOST_OF_TIME * allowed * steps
+            return probe <= _PROBE_SHARE * allowed * steps
         # A speed-up holds over many fits, and a probe serves all steps until the next probe.
         served = max(steps, self.state.probe_every)
-        return probe <= min(_HALF * steps, _MOST_OF_TIME * served) * allowed
+        return probe <= min(_FIT_SHARE * steps, _PROBE_SHARE * served) * allowed
 
     def measure_importance(self, batches: Sequence[Batch]) -> bool:
         """Probe the importance of every group; return whether importance has drifted."""
@@ -385,11 +392,11 @@ class Planner:
             return 0, ""
         if self.learns_from_steps and not self.state.scores and not self._can_pay_for_probe():
             # No importance is known, and only full steps can measure it.
-            return _STEPS_THAT_TELL * self.options.accumulate, "everything, to learn its worth"
+            return _STEPS_THAT_SCORE * self.options.accumulate, "everything, to learn its worth"
         planning, deadline = self.state.planning_seconds, self.budget.deadline
-        if deadline and planning > _MOST_FOR_A_PLAN * deadline:
+        if deadline and planning > _PLANNING_SHARE * deadline:
             # Shrink the remembered time, so that planning is tried again some day.
-            self.state.planning_seconds = _FORGOTTEN * planning
+            self.state.planning_seconds = _KEPT_PLANNING_TIME * planning
             return 1, "everything, as choosing takes too long"
         return 0, ""
 
