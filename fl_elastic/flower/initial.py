@@ -20,7 +20,7 @@ from fl_elastic.aggregation import (
     ServerOptimizer,
 )
 from fl_elastic.flower.round_config import Deadline, RoundConfig
-from fl_elastic.flower.strategy_state import as_record
+from fl_elastic.flower.strategy_state import as_arrays, as_record
 from fl_elastic.update import Manifest, weights_of
 
 # Flower's own logger, which a server app shows.
@@ -75,7 +75,7 @@ def trained_before(arrays: ArrayRecord) -> bool:
     >>> trained_before(as_record({"norm.weight": np.array([1.1, 0.9, 1.0])}))
     True
     """
-    weights = {name: array.numpy() for name, array in arrays.items()}
+    weights = as_arrays(arrays)
     means = [each for name, each in weights.items() if name.endswith("running_mean")]
     if means:
         return any(np.any(each) for each in means)

@@ -46,6 +46,7 @@ from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
+    as_arrays,
     as_record,
     averaged,
     own_settings,
@@ -570,7 +571,7 @@ class PartialUpdates(Strategy):
         return found
 
     def _remember(self, arrays: ArrayRecord, version: int) -> Manifest:
-        weights = {name: array.numpy() for name, array in arrays.items()}
+        weights = as_arrays(arrays)
         self._base = {name: weights.pop(name) for name in (FROZEN_BASE,) if name in weights}
         return self._keep(weights, version)
 

@@ -53,6 +53,11 @@ def as_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
+def as_arrays(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+    """Return the arrays of one of Flower's records."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
 def own_settings(config: ConfigRecord | None) -> ConfigRecord:
     """Return a copy of a run's settings, which strategies may change without changing the caller's."""
     return ConfigRecord(dict(config or {}))
