@@ -165,8 +165,7 @@ class ElasticTrainer:
     @property
     def may_train(self) -> list[str]:
         """Names of the parameters that the last fit could choose among, without those kept from training."""
-        names = Counter(dict.fromkeys(self.planner.parameters, 1))
-        return [name for name, counts in under_every_name(self.model, names).items() if counts]
+        return list(under_every_name(self.model, Counter(self.planner.parameters)))
 
     def fit(self, loader: Iterable[Batch], epochs: int = 1) -> FitReport:
         """Train for ``epochs`` passes over ``loader``, or for as many steps as the budget pays for.

@@ -160,11 +160,11 @@ def squares_with(
     everything = seen.standing_for(max(examples, seen.examples))
     if forgotten is not None:
         everything = everything + forgotten
-        forgotten = under_every_name(model, forgotten)
-    return under_every_name(model, everything), forgotten
+        forgotten = split_over_names(model, forgotten)
+    return split_over_names(model, everything), forgotten
 
 
-def under_every_name(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
+def split_over_names(model: nn.Module, squares: SquaredGradients) -> SquaredGradients:
     """Return the squares of a tied parameter under each of its names: a server does not know that it is tied.
 
     Each name gets an equal share, so that an example's squares still add up to one.
