@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from fl_elastic.errors import ArchiveError, CheckpointError
 from fl_elastic.flower.incremental_grid import incremental
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy import PartialUpdates
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
-    as_arrays,
-    as_record,
     averaged,
     averaged_in,
     collect,

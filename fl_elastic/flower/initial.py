@@ -19,12 +19,13 @@ from fl_elastic.aggregation import (
     ModelAverage,
     ServerOptimizer,
 )
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.round_config import Deadline, RoundConfig
-from fl_elastic.flower.strategy_state import as_arrays, as_record
 from fl_elastic.update import Manifest, weights_of
 
 # Flower's own logger, which a server app shows.
 _LOG = logging.getLogger("flwr")
+# Learning rate of the server optimiser that the preset chooses.
 _RATE = 1.5
 
 

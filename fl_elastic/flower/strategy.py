@@ -35,6 +35,7 @@ from fl_elastic.flower.initial import (
     fresh_statistics,
     trained_before,
 )
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.reply_merger import ReplyMerger
 from fl_elastic.flower.round import (
     Round,
@@ -46,8 +47,6 @@ from fl_elastic.flower.round_zero import HeadCheckpoint
 from fl_elastic.flower.shown_log import show_log
 from fl_elastic.flower.strategy_state import (
     EvaluateFn,
-    as_arrays,
-    as_record,
     averaged,
     own_settings,
     tested,
@@ -76,7 +75,9 @@ from fl_elastic.update.checks import Limits
 from fl_elastic.update.manifest import FROZEN_BASE, Role, WeightDict, places_of
 
 _LOG = logging.getLogger("fl_elastic")
+# Seconds to wait for answers besides training if a round has no deadline.
 _PATIENCE_SECONDS = 3600.0
+# Deadline of the preset: the time in which a quarter of the devices can train everything.
 _QUARTER = Deadline(quantile=0.25)
 
 

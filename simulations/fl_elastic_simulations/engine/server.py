@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from fl_elastic.errors import ModelError, ScenarioError
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.strategy_state import as_arrays, as_record
 from fl_elastic.groups import TensorGroup
 from fl_elastic.losses import classification_loss
 from fl_elastic.profiling import CostProfile, load_profile, save_profile

@@ -19,8 +19,8 @@ from torch import nn
 from fl_elastic.aggregation.coverage import CoverageLedger
 from fl_elastic.errors import DatasetError, FleetError
 from fl_elastic.flower.checkpoint import Checkpointed
+from fl_elastic.flower.records import as_arrays, as_record
 from fl_elastic.flower.round import AcceptedReply, RoundRecord
-from fl_elastic.flower.strategy_state import as_arrays, as_record
 from fl_elastic.losses import classification_loss
 from fl_elastic.monitoring import Journal
 from fl_elastic.monitoring.journal import log_to_file
