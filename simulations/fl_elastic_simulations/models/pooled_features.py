@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fl_elastic.errors import ModelError
+from fl_elastic.training.evaluate import evaluating
 
 _RELUS = ("relu", "relu_", "relu6", "hardtanh", "hardtanh_")
 _POOLS = ("adaptive_avg_pool2d", "avg_pool2d", "mean")
@@ -136,18 +136,14 @@ def find_features(model: nn.Module, inputs: Tensor) -> FeaturePlace:
 
     Examples
     --------
+    >>> import torch
     >>> body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> find_features(nn.Sequential(body, nn.Linear(8, 2)), torch.zeros(1, 3, 8, 8))
     FeaturePlace(linear=0, relu=0, dropouts=(), head=('1.weight', '1.bias'), width=8)
     """
-    training = {module: module.training for module in model.modules()}
     recording = _Recording()
-    try:
-        with torch.no_grad(), recording:
-            output = model.eval()(inputs)
-    finally:
-        for module, flag in training.items():
-            module.training = flag
+    with evaluating(model), recording:
+        output = model(inputs)
     calls = recording.calls
     end = _last_giving(calls, len(calls), output)
     if end is None or calls[end].name != "linear":
